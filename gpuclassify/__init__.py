@@ -1,3 +1,66 @@
-"""Run text classifiers over Dask DataFrames of any size."""
+"""Run text classifiers over Dask DataFrames of any size, on GPUs or CPUs, in one line.
+
+>>> from gpuclassify import DomainClassifier
+>>> ddf = DomainClassifier()(ddf)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuclassify.classifiers import (
+        ContentTypeClassifier,
+        DistributedDataClassifier,
+        DomainClassifier,
+        FineWebEduClassifier,
+        FineWebMixtralEduClassifier,
+        FineWebNemotronEduClassifier,
+        MultilingualDomainClassifier,
+        QualityClassifier,
+    )
+    from gpuclassify.cluster import get_client
+    from gpuclassify.jobs.writers import to_parquet
 
 __version__ = "0.1.0"
+
+# Public names and where they live. They are imported on first use, so that importing the package
+# costs milliseconds and loads no framework.
+_HOMES = {
+    "ContentTypeClassifier": "gpuclassify.classifiers",
+    "DistributedDataClassifier": "gpuclassify.classifiers",
+    "DomainClassifier": "gpuclassify.classifiers",
+    "FineWebEduClassifier": "gpuclassify.classifiers",
+    "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
+    "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
+    "MultilingualDomainClassifier": "gpuclassify.classifiers",
+    "QualityClassifier": "gpuclassify.classifiers",
+    "get_client": "gpuclassify.cluster",
+    "to_parquet": "gpuclassify.jobs.writers",
+}
+
+__all__ = [
+    "ContentTypeClassifier",
+    "DistributedDataClassifier",
+    "DomainClassifier",
+    "FineWebEduClassifier",
+    "FineWebMixtralEduClassifier",
+    "FineWebNemotronEduClassifier",
+    "MultilingualDomainClassifier",
+    "QualityClassifier",
+    "get_client",
+    "to_parquet",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

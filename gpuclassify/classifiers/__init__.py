@@ -1,1 +1,40 @@
-"""classifiers."""
+"""The classifiers, and the names that the command line knows them by."""
+
+from __future__ import annotations
+
+from gpuclassify.classifiers.base import Classifier, DistributedDataClassifier
+from gpuclassify.classifiers.category import (
+    ContentTypeClassifier,
+    DomainClassifier,
+    MultilingualDomainClassifier,
+    QualityClassifier,
+)
+from gpuclassify.classifiers.education import (
+    FineWebEduClassifier,
+    FineWebMixtralEduClassifier,
+    FineWebNemotronEduClassifier,
+)
+
+FAMILIES: dict[str, type[Classifier]] = {
+    "domain": DomainClassifier,
+    "multilingual-domain": MultilingualDomainClassifier,
+    "quality": QualityClassifier,
+    "content-type": ContentTypeClassifier,
+    "fineweb-edu": FineWebEduClassifier,
+    "fineweb-mixtral-edu": FineWebMixtralEduClassifier,
+    "fineweb-nemotron-edu": FineWebNemotronEduClassifier,
+    "checkpoint": DistributedDataClassifier,
+}
+
+__all__ = [
+    "FAMILIES",
+    "Classifier",
+    "ContentTypeClassifier",
+    "DistributedDataClassifier",
+    "DomainClassifier",
+    "FineWebEduClassifier",
+    "FineWebMixtralEduClassifier",
+    "FineWebNemotronEduClassifier",
+    "MultilingualDomainClassifier",
+    "QualityClassifier",
+]

@@ -1,1 +1,44 @@
-"""frames."""
+"""The dataframe backends behind a few verbs.
+
+Each backend module has the same functions: `check_text_column`, `string_dtype`, `texts`,
+`with_columns` and `take_rows`. What mappers add travels between them as Arrow arrays, one a column;
+the Arrow field says the kind of column on every backend:
+
+====================  ==============================  ==============================
+Arrow field           pandas                          cudf
+====================  ==============================  ==============================
+string                the text column's string dtype  str
+float32               float32, null as NaN            float32 with a null mask
+list<float32>         ArrowDtype(list<float32>)       ListDtype(float32)
+int64                 Int64                           int64 with a null mask
+bool                  boolean                         bool with a null mask
+bool, not nullable    bool                            bool
+====================  ==============================  ==============================
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+BACKENDS = ("pandas", "cudf")
+
+
+def backend_of(frame: Any) -> ModuleType:
+    """The backend module for a plain pandas or cudf DataFrame, found without importing cudf.
+
+    Raises
+    ------
+    TypeError
+        `frame` is no DataFrame of a known backend.
+    """
+    for kind in type(frame).__mro__:
+        library = kind.__module__.partition(".")[0]
+        if kind.__name__ == "DataFrame" and library in BACKENDS:
+            return importlib.import_module(f"gpuclassify.frames.{library}")
+    raise TypeError(
+        f"got a {type(frame).__module__}.{type(frame).__qualname__}: pass a DataFrame of Dask "
+        "(on pandas or cudf), pandas or cudf"
+        + (". A column alone becomes one with .to_frame()" if hasattr(frame, "to_frame") else "")
+    )

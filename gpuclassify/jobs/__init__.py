@@ -1,1 +1,1 @@
-"""jobs."""
+"""Files in, files out."""

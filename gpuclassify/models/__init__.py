@@ -1,1 +1,1 @@
-"""models."""
+"""Checkpoints: what they declare, how their weights load, and the modules with their names."""

@@ -1,0 +1,109 @@
+"""The published category classifiers: DeBERTa backbones with one linear head."""
+
+from __future__ import annotations
+
+from gpuclassify.classifiers.base import Classifier
+
+
+class CategoryClassifier(Classifier):
+    """A classifier that gives every text one of a fixed set of labels."""
+
+    family = "category"
+
+
+class DomainClassifier(CategoryClassifier):
+    """Gives English text one of 26 subject domains, such as ``Finance`` or ``Sports``.
+
+    Parameters
+    ----------
+    model : str, default "nvidia/domain-classifier"
+        Hub name, or directory of a checkpoint in the same layout.
+    label_field : str, default "domain_pred"
+    max_chars : int, default 2000
+    max_seq_length : int, default 512
+    **options
+        See `gpuclassify.options.ClassifierOptions`.
+
+    Examples
+    --------
+    >>> classifier = DomainClassifier(filter_by=["Games", "Sports"])
+    >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
+    """
+
+    purpose = "subject domain of English text, 26 labels"
+    licence = "Apache-2.0"
+    defaults = {
+        "model": "nvidia/domain-classifier",
+        "label_field": "domain_pred",
+        "max_chars": 2000,
+        "max_seq_length": 512,
+    }
+
+
+class MultilingualDomainClassifier(CategoryClassifier):
+    """Gives text in 52 languages one of 26 subject domains.
+
+    Parameters
+    ----------
+    model : str, default "nvidia/multilingual-domain-classifier"
+    label_field : str, default "multilingual_domain_pred"
+    max_chars : int, default 2000
+    max_seq_length : int, default 512
+    **options
+        See `gpuclassify.options.ClassifierOptions`.
+    """
+
+    purpose = "subject domain of text in 52 languages, 26 labels"
+    licence = "NVIDIA Open Model License"
+    defaults = {
+        "model": "nvidia/multilingual-domain-classifier",
+        "label_field": "multilingual_domain_pred",
+        "max_chars": 2000,
+        "max_seq_length": 512,
+    }
+
+
+class QualityClassifier(CategoryClassifier):
+    """Judges the quality of English text: ``High``, ``Medium`` or ``Low``.
+
+    Parameters
+    ----------
+    model : str, default "nvidia/quality-classifier-deberta"
+    label_field : str, default "quality_pred"
+    max_chars : int, default 6000
+    max_seq_length : int, default 1024
+    **options
+        See `gpuclassify.options.ClassifierOptions`.
+    """
+
+    purpose = "quality of English text: High, Medium, Low"
+    licence = "Apache-2.0"
+    defaults = {
+        "model": "nvidia/quality-classifier-deberta",
+        "label_field": "quality_pred",
+        "max_chars": 6000,
+        "max_seq_length": 1024,
+    }
+
+
+class ContentTypeClassifier(CategoryClassifier):
+    """Gives English text one of 11 speech types, such as ``News`` or ``Blogs``.
+
+    Parameters
+    ----------
+    model : str, default "nvidia/content-type-classifier-deberta"
+    label_field : str, default "content_pred"
+    max_chars : int, default 6000
+    max_seq_length : int, default 1024
+    **options
+        See `gpuclassify.options.ClassifierOptions`.
+    """
+
+    purpose = "speech type of English text, 11 labels"
+    licence = "NVIDIA Open Model License"
+    defaults = {
+        "model": "nvidia/content-type-classifier-deberta",
+        "label_field": "content_pred",
+        "max_chars": 6000,
+        "max_seq_length": 1024,
+    }

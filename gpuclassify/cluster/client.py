@@ -1,0 +1,295 @@
+"""`get_client`: one call from a machine, an address or a scheduler file to a Dask client."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuclassify.cluster.cpu import cpu_cluster_options
+from gpuclassify.cluster.gpu import (
+    DEFAULT_MAXIMUM_POOL,
+    DEFAULT_POOL,
+    DEFAULT_TORCH,
+    Size,
+    choose_gpus,
+    gpu_cluster_options,
+    missing_for_gpu,
+)
+from gpuclassify.cluster.nvml import GpuSurvey, survey_gpus
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+CLUSTER_TYPES = ("auto", "gpu", "cpu")
+# Set by get_client itself, or without a meaning for a client that is not asynchronous.
+MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
+
+
+def get_client(
+    cluster_type: str = "auto",
+    *,
+    address: str | None = None,
+    scheduler_file: str | Path | None = None,
+    n_workers: int | None = None,
+    threads_per_worker: int = 1,
+    rmm_pool_size: Size | None = DEFAULT_POOL,
+    rmm_maximum_pool_size: Size | None = DEFAULT_MAXIMUM_POOL,
+    rmm_async: bool = False,
+    torch_memory_fraction: float | None = DEFAULT_TORCH,
+    enable_cudf_spill: bool = False,
+    **options: Any,
+) -> Client:
+    """Return a Dask client: of a new cluster on this machine, or of one that is running.
+
+    Nothing is printed; the dashboard is at ``client.dashboard_link``. A cluster that was started
+    here closes with the client; one that was only connected to stays, and nothing is changed on
+    its workers.
+
+    Parameters
+    ----------
+    cluster_type : {"auto", "gpu", "cpu"}
+        ``"gpu"`` starts one worker per visible GPU with dask-cuda. ``"cpu"`` starts few worker
+        processes with many torch threads each. ``"auto"`` takes ``"gpu"`` if a GPU is visible and
+        all it needs is installed. A GPU without that is logged as a warning, and one CPU worker
+        is started by default, on which torch may still use the first GPU.
+    address : str, optional
+        Address of a running scheduler, for example ``"tcp://10.0.0.1:8786"``.
+    scheduler_file : str or Path, optional
+        File that a running scheduler wrote; waited for as long as Dask waits for a connection.
+    n_workers : int, optional
+        Workers to start: one per GPU, or one for every 8 CPU cores.
+    threads_per_worker : int
+        Tasks that a worker runs at a time.
+    rmm_pool_size : int, float, str or None
+        GPU workers: where RMM's growing pool starts, in bytes, as text (``"8GB"``) or as a share
+        of the device. None leaves RMM without a pool.
+    rmm_maximum_pool_size : int, float, str or None
+        GPU workers: bound of that pool. Dask moves stored frames to the host at 0.8 of it.
+    rmm_async : bool
+        GPU workers: the driver's asynchronous allocator in place of the pool, bounded by
+        `rmm_maximum_pool_size`.
+    torch_memory_fraction : float or None
+        GPU workers: share of the device that torch's own allocator may take. None sets no bound.
+        With ``rmm_allocator_external_lib_list="torch"`` torch takes its memory from RMM instead.
+    enable_cudf_spill : bool
+        GPU workers: let cuDF move its own frames to the host.
+    **options
+        Passed to ``dask_cuda.LocalCUDACluster``, ``distributed.LocalCluster`` or, with an address
+        or a scheduler file, ``distributed.Client``, after a check of their names.
+
+    Returns
+    -------
+    distributed.Client
+        Also a context manager.
+
+    Raises
+    ------
+    TypeError
+        An option that does not exist; the error names the nearest one.
+    ValueError
+        Settings that exclude each other, or shares of a GPU that sum above 0.95.
+    RuntimeError
+        ``"gpu"`` on a machine that lacks something for it, or a cluster that does not start.
+    OSError
+        No scheduler answers, or the scheduler file does not appear.
+
+    Examples
+    --------
+    Workers are new processes that import the script, so that a script needs the guard:
+
+    >>> from gpuclassify.cluster import get_client
+    >>> if __name__ == "__main__":  # doctest: +SKIP
+    ...     with get_client() as client:
+    ...         print(client.dashboard_link)
+    """
+    _check_choice(cluster_type)
+    if address is not None or scheduler_file is not None:
+        if cluster_type != "auto" or n_workers is not None:
+            raise ValueError(
+                "address= and scheduler_file= connect to a cluster that is running; "
+                "cluster_type= and n_workers= start a new one. Give one or the other."
+            )
+        return _connect(address, scheduler_file, options)
+    _check_count("n_workers", n_workers)
+    _check_count("threads_per_worker", threads_per_worker)
+    workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
+    memory: dict[str, Any] = {
+        "rmm_pool_size": rmm_pool_size,
+        "rmm_maximum_pool_size": rmm_maximum_pool_size,
+        "rmm_async": rmm_async,
+        "torch_memory_fraction": torch_memory_fraction,
+        "enable_cudf_spill": enable_cudf_spill,
+    }
+    gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
+    if cluster_type == "cpu":
+        return _start_cpu(workers, options)
+    return _start_gpu_or_cpu(cluster_type, workers, memory, options)
+
+
+def check_options(options: Iterable[str], targets: Iterable[Any]) -> None:
+    """Refuse names that none of the targets' signatures has.
+
+    Parameters
+    ----------
+    options : iterable of str
+        Names as they were given.
+    targets : iterable of callable
+        Classes that share the arguments, outermost first.
+
+    Raises
+    ------
+    TypeError
+        With the nearest existing names.
+    """
+    targets = list(targets)
+    accepted = {
+        name
+        for target in targets
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    } - MANAGED_OPTIONS
+    known = accepted | {
+        name
+        for name, parameter in inspect.signature(get_client).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    for name in options:
+        if name in accepted:
+            continue
+        near = difflib.get_close_matches(name, sorted(known), n=3)
+        cure = (
+            f"did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"see {targets[0].__name__}"
+        )
+        raise TypeError(f"get_client() and {targets[0].__name__} have no option {name!r}; {cure}")
+
+
+def _check_choice(cluster_type: str) -> None:
+    if cluster_type in CLUSTER_TYPES:
+        return
+    is_address = isinstance(cluster_type, str) and "://" in cluster_type
+    cure = f"pass address={cluster_type!r}" if is_address else f"give one of {CLUSTER_TYPES}"
+    raise ValueError(f"cluster_type={cluster_type!r} is none of {CLUSTER_TYPES}; {cure}")
+
+
+def _check_count(name: str, count: int | None) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ValueError(f"{name}={count!r} is not a whole number above zero; give 1 or more")
+
+
+def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
+    from distributed import LocalCluster, Nanny, Worker
+
+    from gpuclassify.cluster.local import start
+    from gpuclassify.cluster.plugins import KeepFreedMemory, TorchThreads
+
+    check_options(options, [LocalCluster, Nanny, Worker])
+    arguments, torch_threads = cpu_cluster_options(options, **workers)
+    return start(LocalCluster, arguments, [KeepFreedMemory(), TorchThreads(torch_threads)])
+
+
+def _start_gpu_or_cpu(
+    cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
+) -> Client:
+    survey = survey_gpus(_visible_devices(options))
+    missing = missing_for_gpu(survey)
+    if not missing:
+        return _start_gpu(survey, workers, memory, options)
+    if cluster_type == "gpu":
+        raise RuntimeError(
+            f"cluster_type='gpu' cannot start here: {'; '.join(missing)}. Install the GPU "
+            "packages with pip install 'gpuclassify[gpu]' ('gpuclassify[gpu-cu12]' for a driver of "
+            "CUDA 12) and a CUDA build of torch, check the driver with nvidia-smi, "
+            "or use cluster_type='cpu'."
+        )
+    if survey.has_gpu:
+        logger.warning(
+            "an NVIDIA GPU is here, but no GPU cluster can start: %s. One CPU worker is used; "
+            "pip install 'gpuclassify[gpu]' gives one worker per GPU, `gpuclassify doctor` tells "
+            "what else is missing.",
+            "; ".join(missing),
+        )
+        workers = workers | {"n_workers": workers["n_workers"] or 1}
+    return _start_cpu(workers, options)
+
+
+def _visible_devices(options: dict[str, Any]) -> str | None:
+    devices = options.get("CUDA_VISIBLE_DEVICES")
+    return ",".join(map(str, devices)) if isinstance(devices, list | tuple) else devices
+
+
+def _start_gpu(
+    survey: GpuSurvey, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
+) -> Client:
+    from dask_cuda import LocalCUDACluster
+    from distributed import LocalCluster, Nanny, Worker
+
+    from gpuclassify.cluster.local import start
+    from gpuclassify.cluster.plugins import TorchMemoryFraction
+
+    check_options(options, [LocalCUDACluster, LocalCluster, Nanny, Worker])
+    gpus = choose_gpus(survey.gpus, workers["n_workers"])
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    device_bytes = min(sizes) if len(sizes) == len(gpus) else None
+    arguments, torch_fraction = gpu_cluster_options(options, **memory, device_bytes=device_bytes)
+    arguments |= workers | {
+        "n_workers": len(gpus),
+        "CUDA_VISIBLE_DEVICES": [gpu.visible_name for gpu in gpus],
+    }
+    plugins = [] if torch_fraction is None else [TorchMemoryFraction(torch_fraction)]
+    return start(LocalCUDACluster, arguments, plugins)
+
+
+def _connect(
+    address: str | None, scheduler_file: str | Path | None, options: dict[str, Any]
+) -> Client:
+    from dask import config
+    from dask.utils import parse_timedelta
+    from distributed import Client
+
+    if address is not None and scheduler_file is not None:
+        raise ValueError(
+            f"address={address!r} and scheduler_file={str(scheduler_file)!r} both name a "
+            "scheduler; give one of them"
+        )
+    check_options(options, [Client])
+    timeout = options.get("timeout") or config.get("distributed.comm.timeouts.connect")
+    if scheduler_file is not None:
+        address = _read_scheduler_file(Path(scheduler_file), parse_timedelta(timeout, "s"))
+    try:
+        return Client(address, **options)
+    except OSError as err:
+        raise OSError(
+            f"no Dask scheduler answers at {address}; check that it runs and that this machine "
+            "reaches its port, or start a cluster here with get_client('auto')"
+        ) from err
+
+
+def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
+    """Return the scheduler's address once the file is there and whole."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            return str(json.loads(path.read_text())["address"])
+        except (FileNotFoundError, ValueError, KeyError) as err:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            if isinstance(err, FileNotFoundError):
+                raise FileNotFoundError(
+                    f"no scheduler file {path} after {timeout_seconds:g} seconds; start one with "
+                    f"dask scheduler --scheduler-file {path}"
+                ) from err
+            raise ValueError(
+                f"{path} is not a scheduler file: it has no 'address'; give the file that "
+                "dask scheduler --scheduler-file wrote"
+            ) from err

@@ -1,0 +1,227 @@
+"""How one GPU is shared between RMM (cuDF's memory) and torch, and what that needs."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuclassify.cluster.nvml import Gpu, GpuSurvey
+
+Size = int | float | str
+
+MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
+SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
+
+
+class DefaultShare(float):
+    """A share of the device that is a default, to be told apart from one the caller gave."""
+
+
+DEFAULT_POOL = DefaultShare(0.3)
+DEFAULT_MAXIMUM_POOL = DefaultShare(0.5)
+DEFAULT_TORCH = DefaultShare(0.45)
+
+
+def parse_size(value: Size, name: str) -> int | float:
+    """Turn a size into bytes (int) or a share of the device (float in (0, 1]).
+
+    Parameters
+    ----------
+    value : int, float or str
+        Bytes (``8_000_000_000``), text with a unit (``"8GB"``) or a share (``0.3``, ``"0.3"``).
+    name : str
+        The argument's name, for the error.
+
+    Raises
+    ------
+    TypeError
+        `value` is neither a number nor text.
+    ValueError
+        It is not positive, not readable, or a share above 1.
+    """
+    from dask.utils import parse_bytes
+
+    cure = f'give {name} as bytes (8_000_000_000), as text ("8GB") or as a share (0.3)'
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"{name}={value!r} is no size; {cure}")
+    if isinstance(value, str) and not value.strip():
+        raise ValueError(f"{name} is empty; {cure}")
+    try:
+        size = float(value) if _is_share(value) else parse_bytes(value)
+    except ValueError as err:
+        raise ValueError(f"{name}={value!r} cannot be read as a size; {cure}") from err
+    if not size > 0 or (isinstance(size, float) and size > 1):
+        raise ValueError(f"{name}={value!r} is not above zero, or is a share above 1; {cure}")
+    return size
+
+
+def _is_share(value: Size) -> bool:
+    """Tell whether `value` is a fraction, or text of one without a unit."""
+    is_number = isinstance(value, str) and value.strip().replace(".", "", 1).isdecimal()
+    return isinstance(value, float) or (is_number and "." in str(value))
+
+
+def gpu_cluster_options(
+    options: Mapping[str, Any] | None = None,
+    *,
+    rmm_pool_size: Size | None = DEFAULT_POOL,
+    rmm_maximum_pool_size: Size | None = DEFAULT_MAXIMUM_POOL,
+    rmm_async: bool = False,
+    torch_memory_fraction: float | None = DEFAULT_TORCH,
+    enable_cudf_spill: bool = False,
+    device_bytes: int | None = None,
+) -> tuple[dict[str, Any], float | None]:
+    """Build the arguments of ``LocalCUDACluster`` and torch's memory fraction.
+
+    Parameters
+    ----------
+    options : mapping, optional
+        Arguments to pass on as they are; a `device_memory_limit` among them replaces the one
+        chosen here.
+    rmm_pool_size, rmm_maximum_pool_size, rmm_async, torch_memory_fraction, enable_cudf_spill
+        As in `gpuclassify.cluster.get_client`.
+    device_bytes : int, optional
+        Memory of the smallest GPU in use. Where it is known, shares are handed on as bytes:
+        dask-cuda itself would take them of GPU 0, and of the whole GPU for a MIG slice.
+
+    Returns
+    -------
+    options : dict
+        Arguments of ``dask_cuda.LocalCUDACluster``.
+    torch_fraction : float or None
+        For ``torch.cuda.set_per_process_memory_fraction``; None leaves torch as it is.
+
+    Raises
+    ------
+    ValueError
+        The settings exclude each other, or promise more than 0.95 of the device.
+    """
+    options = options or {}
+    pool, maximum = _pool_bounds(rmm_pool_size, rmm_maximum_pool_size, rmm_async, device_bytes)
+    torch_fraction = _torch_fraction(torch_memory_fraction, options)
+    if pool is not None or rmm_async:
+        _check_shares(maximum, torch_fraction, device_bytes)
+    memory: dict[str, Any] = {"rmm_async": rmm_async, "enable_cudf_spill": enable_cudf_spill}
+    if pool is not None:
+        memory["rmm_pool_size"] = pool
+    if maximum is not None:
+        memory["rmm_maximum_pool_size"] = maximum
+        memory["device_memory_limit"] = type(maximum)(maximum * SPILL_SHARE)
+    return memory | dict(options), torch_fraction
+
+
+def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
+    """Return the devices that get a worker each: all of them, or the first `n_workers`.
+
+    Raises
+    ------
+    ValueError
+        There are fewer devices than workers.
+    """
+    if n_workers is not None and n_workers > len(gpus):
+        raise ValueError(
+            f"n_workers={n_workers}, but {len(gpus)} GPUs are visible and each takes one worker; "
+            "lower n_workers or widen CUDA_VISIBLE_DEVICES"
+        )
+    return tuple(gpus[:n_workers])
+
+
+def missing_for_gpu(survey: GpuSurvey) -> list[str]:
+    """Name what a local GPU cluster lacks here; empty if nothing."""
+    from importlib import metadata
+
+    missing = [survey.absent_because] if survey.absent_because else []
+    for module in ("dask_cuda", "rmm"):
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError) as err:
+            missing.append(f"{module} does not import ({err})")
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        missing.append("torch is not installed")
+    else:
+        if torch_version.endswith("+cpu"):
+            missing.append(f"torch {torch_version} is built without CUDA")
+    return missing
+
+
+def _pool_bounds(
+    pool: Size | None, maximum: Size | None, rmm_async: bool, device_bytes: int | None
+) -> tuple[int | float | None, int | float | None]:
+    """Return the sizes at the start and at most, None where RMM has no such bound."""
+    if rmm_async and _is_given(pool):
+        raise ValueError(
+            f"rmm_async=True replaces the pool, so that rmm_pool_size={pool!r} has no effect; "
+            "leave it out (rmm_maximum_pool_size still bounds what RMM takes)"
+        )
+    if not pool and not rmm_async:
+        if _is_given(maximum):
+            raise ValueError(
+                f"rmm_maximum_pool_size={maximum!r} bounds a pool, but there is none: "
+                "give rmm_pool_size too, or rmm_async=True"
+            )
+        return None, None
+    start = _sized(None if rmm_async else pool, "rmm_pool_size", device_bytes)
+    limit = _sized(maximum, "rmm_maximum_pool_size", device_bytes)
+    if start is None or type(start) is not type(limit) or start <= limit:
+        return start, limit
+    if _is_given(pool):
+        raise ValueError(
+            f"rmm_pool_size={pool!r} is above rmm_maximum_pool_size={maximum!r}; "
+            "raise the maximum or start with a smaller pool"
+        )
+    return limit, limit
+
+
+def _is_given(size: Size | None) -> bool:
+    return size is not None and not isinstance(size, DefaultShare)
+
+
+def _sized(value: Size | None, name: str, device_bytes: int | None) -> int | float | None:
+    """Return bytes where the device's size is known, else what `parse_size` gives."""
+    if value is None:
+        return None
+    size = parse_size(value, name)
+    return int(size * device_bytes) if isinstance(size, float) and device_bytes else size
+
+
+def _torch_fraction(fraction: float | None, options: Mapping[str, Any]) -> float | None:
+    libraries = options.get("rmm_allocator_external_lib_list") or []
+    if isinstance(libraries, str):
+        libraries = [name.strip() for name in libraries.split(",")]
+    if "torch" in libraries:
+        if _is_given(fraction):
+            raise ValueError(
+                f"torch_memory_fraction={fraction!r} bounds torch's own allocator, but "
+                "rmm_allocator_external_lib_list gives torch to RMM; leave one of them out"
+            )
+        return None
+    if fraction is None:
+        return None
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise ValueError(
+            f"torch_memory_fraction={fraction!r} is not a share of the device in (0, 1]; "
+            "give for example 0.45, or None to leave torch unbounded"
+        )
+    return float(fraction)
+
+
+def _check_shares(
+    maximum: int | float | None, torch_fraction: float | None, device_bytes: int | None
+) -> None:
+    """Refuse to promise more of the device than it has; a pool without a maximum takes it all."""
+    if maximum is None:
+        rmm_share = 1.0
+    elif isinstance(maximum, float):
+        rmm_share = maximum
+    elif device_bytes:
+        rmm_share = maximum / device_bytes
+    else:  # bytes of a device whose size is unknown
+        return
+    total = rmm_share + (torch_fraction or 0.0)
+    if total > MAXIMUM_SHARE + 1e-9:
+        raise ValueError(
+            f"RMM may take {rmm_share:.2f} of the device and torch {torch_fraction or 0:.2f}: "
+            f"together {total:.2f}, above {MAXIMUM_SHARE}, so that one starves the other. Lower "
+            f"rmm_maximum_pool_size or torch_memory_fraction to a sum of {MAXIMUM_SHARE}."
+        )

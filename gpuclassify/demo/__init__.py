@@ -1,0 +1,1 @@
+"""The demonstration: a small classifier trained and run on text that is already installed."""

@@ -1,0 +1,304 @@
+"""A small DeBERTa-v2 classifier trained on the demo's documents, in the published layout."""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuclassify import __version__
+from gpuclassify.demo.corpus import Document
+from gpuclassify.demo.network import (
+    CLS,
+    PAD,
+    SEP,
+    Settings,
+    build_classifier,
+    train_tokenizer,
+)
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[float, float], None]
+
+_BACKBONE_DIRECTORY = "backbone"
+_COMPLETE = "complete"
+
+
+def train(
+    documents: list[Document],
+    directory: str | Path,
+    *,
+    seed: int = 0,
+    seconds_limit: float = 600.0,
+    settings: Settings | None = None,
+    on_progress: Progress | None = None,
+) -> Path:
+    """
+    Train a classifier of the documents' areas and save it like ``nvidia/domain-classifier``.
+
+    The directory then holds ``config.json``, ``model.safetensors``, the tokenizer's files and
+    ``backbone/config.json``, which ``base_model`` in ``config.json`` names relative to it.
+    Neither the global random state nor the number of torch threads is changed.
+
+    Parameters
+    ----------
+    documents : list of Document
+        The training half; its sorted areas become the labels.
+    directory : str or Path
+        Created if missing; files of an earlier training are replaced.
+    seed : int
+        Fixes initial weights, batches and dropout.
+    seconds_limit : float
+        A stop for slow machines; the number of steps decides otherwise.
+    settings : Settings, optional
+        Sizes and schedule.
+    on_progress : callable, optional
+        Called after every step with the share done (0 to 1) and the loss.
+
+    Returns
+    -------
+    Path
+        The directory.
+
+    Raises
+    ------
+    ValueError
+        There are no documents, or they are all of one area.
+    """
+    import torch
+
+    settings = settings or Settings()
+    areas = sorted({document.area for document in documents})
+    if len(areas) < 2:
+        raise ValueError(
+            f"{len(documents)} documents are of the areas {areas}; a classifier needs two or more."
+        )
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer([document.text for document in documents], settings.vocabulary)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        classifier = build_classifier(len(tokenizer), len(areas), settings)
+        batches = _Batches(documents, areas, tokenizer, settings, seed)
+        _fit(classifier, batches, settings, time.monotonic() + seconds_limit, on_progress)
+    _save(classifier, tokenizer, areas, directory)
+    return directory
+
+
+def cached_model(
+    documents: list[Document],
+    *,
+    cache_dir: str | Path | None = None,
+    settings: Settings | None = None,
+    on_progress: Progress | None = None,
+) -> Path:
+    """
+    Return the directory of a classifier trained on these documents, training it only once.
+
+    Parameters
+    ----------
+    documents : list of Document
+        The training half.
+    cache_dir : str or Path, optional
+        Default ``gpuclassify/demo`` below the platform's cache directory.
+    settings : Settings, optional
+        Sizes and schedule.
+    on_progress : callable, optional
+        As in `train`; not called when the cache answers.
+
+    Returns
+    -------
+    Path
+        A directory named by the digest of documents, settings and library versions. It appears
+        under that name only when it is complete.
+
+    Raises
+    ------
+    ValueError
+        As in `train`.
+    """
+    settings = settings or Settings()
+    cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    final = cache_dir / _digest(documents, settings)
+    if final.is_dir():
+        logger.info("using the classifier cached in %s", final)
+        return final
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    workshop = Path(tempfile.mkdtemp(prefix=".training-", dir=cache_dir))
+    try:
+        train(documents, workshop / _COMPLETE, settings=settings, on_progress=on_progress)
+        try:
+            (workshop / _COMPLETE).rename(final)
+        except OSError:
+            if not final.is_dir():  # otherwise another process finished first: equally good
+                raise
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+    return final
+
+
+def default_cache_dir() -> Path:
+    """
+    Return where `cached_model` keeps its classifiers on this platform.
+
+    Returns
+    -------
+    Path
+        Below ``XDG_CACHE_HOME`` if that is set, else ``~/Library/Caches`` on macOS and
+        ``~/.cache`` elsewhere.
+    """
+    home = "~/Library/Caches" if platform.system() == "Darwin" else "~/.cache"
+    root = os.environ.get("XDG_CACHE_HOME") or Path(home).expanduser()
+    return Path(root) / "gpuclassify" / "demo"
+
+
+class _Batches:
+    """
+    Endless training batches of documents of like length, with most tokens left out.
+
+    Each time another random share of a document's tokens is shown, so that no single telling
+    word (a package's own name, above all) can be relied on: held-out packages do not have it.
+    """
+
+    def __init__(
+        self,
+        documents: list[Document],
+        areas: list[str],
+        tokenizer: Any,
+        settings: Settings,
+        seed: int,
+    ) -> None:
+        encoded = tokenizer(
+            [document.text for document in documents],
+            add_special_tokens=False,
+            truncation=True,
+            max_length=510,
+        )["input_ids"]
+        self.tokens = [np.array(ids, dtype=np.int64) for ids in encoded]
+        self.labels = np.array([areas.index(document.area) for document in documents])
+        self.weights = _weights(documents)
+        self.settings = settings
+        self.random = np.random.default_rng(seed)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Yield (input_ids, attention_mask, labels, weights) as torch tensors."""
+        import torch
+
+        lengths = np.array([len(ids) for ids in self.tokens])
+        while True:
+            shuffled = self.random.permutation(len(lengths))
+            # Sorting by rough length keeps padding small and the batches different every round.
+            by_length = shuffled[np.argsort(lengths[shuffled] // 16, kind="stable")]
+            cuts = range(0, len(by_length), self.settings.batch_documents)
+            for start in self.random.permutation(list(cuts)):
+                rows = by_length[start : start + self.settings.batch_documents]
+                ids = self._padded([self._some_tokens(self.tokens[row]) for row in rows])
+                yield (
+                    torch.from_numpy(ids),
+                    torch.from_numpy((ids != PAD).astype(np.int64)),
+                    torch.from_numpy(self.labels[rows]),
+                    torch.from_numpy(self.weights[rows]),
+                )
+
+    def _some_tokens(self, ids: np.ndarray) -> np.ndarray:
+        share = self.random.uniform(self.settings.min_kept_share, self.settings.max_kept_share)
+        count = min(max(4, round(share * len(ids))), len(ids), self.settings.max_tokens - 2)
+        return ids[np.sort(self.random.choice(len(ids), count, replace=False))]
+
+    def _padded(self, rows: list[np.ndarray]) -> np.ndarray:
+        padded = np.full((len(rows), max(map(len, rows)) + 2), PAD, dtype=np.int64)
+        for row, ids in zip(padded, rows, strict=True):
+            row[: len(ids) + 2] = [CLS, *ids, SEP]
+        return padded
+
+
+def _weights(documents: list[Document]) -> np.ndarray:
+    """Weights of mean 1: areas count alike, and a package grows with the root of its size."""
+    packages = Counter(document.package for document in documents)
+    weights = np.array([packages[document.package] ** -0.5 for document in documents])
+    areas = np.unique([document.area for document in documents], return_inverse=True)[1]
+    weights /= np.bincount(areas, weights)[areas]
+    return (weights / weights.mean()).astype(np.float32)
+
+
+def _fit(
+    classifier: Any,
+    batches: _Batches,
+    settings: Settings,
+    deadline: float,
+    on_progress: Progress | None,
+) -> None:
+    import torch
+    from torch.nn import functional as F
+
+    optimizer = torch.optim.AdamW(
+        classifier.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
+    classifier.train()
+    for step, (ids, mask, labels, weights) in zip(
+        range(1, settings.steps + 1), batches, strict=False
+    ):
+        losses = F.cross_entropy(classifier(ids, mask), labels, reduction="none")
+        loss = (losses * weights).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if on_progress is not None:
+            on_progress(step / settings.steps, loss.item())
+        if time.monotonic() > deadline:
+            logger.warning("training stopped at its time limit, after %d steps", step)
+            break
+    classifier.eval()
+
+
+def _rate(step: int, settings: Settings) -> float:
+    """Linear warm-up, then linear decay to zero, as a factor of the learning rate."""
+    warmup = max(1, round(settings.warmup_share * settings.steps))
+    rising = (step + 1) / warmup
+    falling = (settings.steps - step) / max(1, settings.steps - warmup)
+    return max(0.0, min(rising, falling, 1.0))
+
+
+def _save(classifier: Any, tokenizer: Any, areas: list[str], directory: Path) -> None:
+    from safetensors.torch import save_file
+
+    config = {
+        "base_model": _BACKBONE_DIRECTORY,
+        "config_path": None,
+        "fc_dropout": classifier.dropout.p,
+        "id2label": {str(index): area for index, area in enumerate(areas)},
+        "label2id": {area: index for index, area in enumerate(areas)},
+        "model_type": "deberta-v2",
+        "pretrained": True,
+    }
+    text = json.dumps(config, sort_keys=True, indent=2)
+    (directory / "config.json").write_text(text, encoding="utf-8")
+    classifier.model.config.save_pretrained(directory / _BACKBONE_DIRECTORY)
+    tokenizer.save_pretrained(directory)
+    tensors = {name: tensor.contiguous() for name, tensor in classifier.state_dict().items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _digest(documents: list[Document], settings: Settings) -> str:
+    parts = {
+        "documents": [(document.text, document.area, document.module) for document in documents],
+        "settings": asdict(settings),
+        "versions": {name: version(name) for name in ("tokenizers", "torch", "transformers")},
+        "gpuclassify": __version__,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]

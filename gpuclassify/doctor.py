@@ -1,0 +1,351 @@
+"""What is installed here, what does not fit together, and what to do about it."""
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+import gpuclassify
+from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.nvml import GpuSurvey, survey_gpus
+
+Status = Literal["ok", "warning", "missing", "problem"]
+
+REQUIRED = ("dask", "distributed", "pandas", "pyarrow", "transformers", "huggingface-hub")
+RAPIDS = ("cudf", "dask-cudf", "dask-cuda", "rmm")
+# Whose requirements are held against what is installed, beside every RAPIDS wheel.
+CHECKED = (
+    *("gpuclassify", "numpy", "torch", "tokenizers", "safetensors", "crossfit", "numba"),
+    *("rapids-dask-dependency", *REQUIRED),
+)
+RAPIDS_WHEEL = re.compile(r"(?P<base>cudf|dask-cudf|dask-cuda|rmm|pylibcudf)(-cu(?P<cuda>\d+))?")
+OLDEST_PYTHON, FIRST_PYTHON_WITHOUT_CROSSFIT = (3, 11), (3, 13)
+CROSSFIT_VERSION = "0.0.9"
+LOW_DISK_BYTES = 5_000_000_000  # a large checkpoint and the files around it
+TORCH_PROBE_SECONDS = 120
+TORCH_PROBE = """
+import json, torch
+available = torch.cuda.is_available()
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda,
+                  "devices": torch.cuda.device_count() if available else 0}))
+"""
+
+Distributions = Mapping[str, metadata.Distribution]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    name : str
+        What it is.
+    status : {"ok", "warning", "missing", "problem"}
+        ``"missing"`` is an optional part that is not installed; ``"problem"`` stops something
+        that was asked for from working.
+    found : str
+        What is there.
+    cure : str
+        What to do; empty where nothing need be done.
+    """
+
+    name: str
+    status: Status
+    found: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The checks of one machine, in the order to read them."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether any check is a ``"problem"``; warnings and missing options are none."""
+        return any(check.status == "problem" for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, ready for JSON."""
+        checks = [asdict(check) for check in self.checks]
+        return {"has_problems": self.has_problems, "checks": checks}
+
+
+def examine() -> Report:
+    """Look at this environment and machine; takes the seconds that importing torch takes.
+
+    torch is asked in a process of its own, so that no CUDA context is made here. Nothing is
+    printed, downloaded or changed, and a Hub token is only looked for, never shown.
+
+    Returns
+    -------
+    Report
+    """
+    installed = installed_distributions()
+    survey = survey_gpus()
+    checks = [_python(), *_packages(installed), _torch(probe_torch(), survey)]
+    checks += [_cores(), *_gpus(survey), *rapids_checks(_versions(installed), survey)]
+    checks += [_crossfit(installed), _dashboard(installed), *requirement_checks(installed)]
+    return Report((*checks, *_hub()))
+
+
+def installed_distributions() -> dict[str, metadata.Distribution]:
+    """Return what is installed, by normalised name; the first on the path counts."""
+    found: dict[str, metadata.Distribution] = {}
+    for distribution in metadata.distributions():
+        if name := distribution.metadata["Name"]:
+            found.setdefault(canonicalize_name(name), distribution)
+    return found
+
+
+def probe_torch() -> dict[str, Any]:
+    """Import torch in a fresh process and ask what it was built for and sees.
+
+    Returns
+    -------
+    dict
+        ``version``, ``cuda`` (str or None) and ``devices`` (int), or ``error`` (str).
+    """
+    command = [sys.executable, "-c", TORCH_PROBE]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TORCH_PROBE_SECONDS, check=True
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as err:
+        return {"error": (err.stderr.strip().splitlines() or [f"exit code {err.returncode}"])[-1]}
+    except subprocess.TimeoutExpired:
+        return {"error": f"importing it took more than {TORCH_PROBE_SECONDS} seconds"}
+    except (ValueError, IndexError) as err:
+        return {"error": f"its answer cannot be read ({err})"}
+
+
+def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Check]:
+    """Check the RAPIDS wheels against each other and the driver.
+
+    Parameters
+    ----------
+    versions : mapping of str to str
+        Installed versions by normalised distribution name.
+    survey : GpuSurvey
+        The GPUs and their driver.
+    """
+    wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
+    cure = f"pip install 'gpuclassify[{extra_for(survey)}]'" if survey.gpus else ""
+    for base in RAPIDS:
+        found = [
+            f"{name} {versions[name]}" for name, wheel in wheels.items() if wheel["base"] == base
+        ]
+        if found:
+            yield Check(base, "ok", ", ".join(found))
+        else:
+            reason = "not installed" if survey.gpus else "not installed (only GPUs need it)"
+            yield Check(base, "missing", reason, cure)
+    yield from _cuda_versions({int(w["cuda"]) for w in wheels.values() if w["cuda"]}, survey)
+
+
+def extra_for(survey: GpuSurvey) -> str:
+    """Return the extra whose CUDA the driver runs; the newest where the driver is unknown."""
+    is_older = survey.cuda_version is not None and survey.cuda_version < (13, 0)
+    return "gpu-cu12" if is_older else "gpu"
+
+
+def requirement_checks(installed: Distributions) -> Iterator[Check]:
+    """Hold what the packages of this stack require against what is installed.
+
+    Yields
+    ------
+    Check
+        One problem for every package whose version does not fit, with the range that fits all
+        who ask; or a single ``"ok"``.
+    """
+    wheels = [name for name in installed if RAPIDS_WHEEL.fullmatch(name)]
+    askers = [name for name in (*CHECKED, *wheels) if name in installed]
+    wanted: dict[str, list[tuple[str, SpecifierSet]]] = {}
+    for asker in askers:
+        for target, specifier in _requirements(installed[asker]):
+            wanted.setdefault(target, []).append((asker, specifier))
+    misfits = list(_misfits(wanted, _versions(installed)))
+    yield from misfits
+    if not misfits:
+        yield Check("versions", "ok", f"the requirements of {len(askers)} packages are met")
+
+
+def _requirements(distribution: metadata.Distribution) -> Iterator[tuple[str, SpecifierSet]]:
+    for text in distribution.requires or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield canonicalize_name(requirement.name), requirement.specifier
+
+
+def _misfits(
+    wanted: Mapping[str, list[tuple[str, SpecifierSet]]], versions: Mapping[str, str]
+) -> Iterator[Check]:
+    for target, asked in wanted.items():
+        version = versions.get(target)
+        if version is None:
+            continue
+        unmet = [
+            f"{asker} {versions[asker]} needs {target}{specifier}"
+            for asker, specifier in asked
+            if not specifier.contains(version, prereleases=True)
+        ]
+        if unmet:
+            fits_all = SpecifierSet(",".join(str(specifier) for _, specifier in asked if specifier))
+            found = f"{target} {version} is installed, but {'; '.join(unmet)}"
+            yield Check(
+                f"version of {target}", "problem", found, f"pip install '{target}{fits_all}'"
+            )
+
+
+def _cuda_versions(majors: set[int], survey: GpuSurvey) -> Iterator[Check]:
+    if len(majors) > 1:
+        names = " and ".join(f"CUDA {major}" for major in sorted(majors))
+        cure = f"uninstall them all, then pip install 'gpuclassify[{extra_for(survey)}]'"
+        yield Check("RAPIDS and CUDA", "problem", f"wheels for {names} side by side", cure)
+    elif majors and survey.cuda_version:
+        (major,), driver = majors, survey.cuda_version
+        found = f"wheels for CUDA {major}, driver for CUDA {driver[0]}.{driver[1]}"
+        if major <= driver[0]:
+            yield Check("RAPIDS and CUDA", "ok", found)
+        else:
+            cure = "update the NVIDIA driver, or pip install 'gpuclassify[gpu-cu12]' instead"
+            yield Check("RAPIDS and CUDA", "problem", found, cure)
+
+
+def _versions(installed: Distributions) -> dict[str, str]:
+    return {name: distribution.version for name, distribution in installed.items()}
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} ({sys.executable})"
+    if sys.version_info >= OLDEST_PYTHON:
+        return Check("Python", "ok", found)
+    return Check("Python", "problem", found, "install Python 3.11 or newer")
+
+
+def _packages(installed: Distributions) -> Iterator[Check]:
+    yield Check("gpuclassify", "ok", gpuclassify.__version__)
+    for name in REQUIRED:
+        if name in installed:
+            yield Check(name, "ok", installed[name].version)
+        else:
+            yield Check(name, "problem", "not installed", f"pip install {name}")
+
+
+def _torch(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
+    if "error" in probe:
+        cure = "pip install --force-reinstall torch"
+        return Check("torch", "problem", f"does not import: {probe['error']}", cure)
+    build = f"built for CUDA {probe['cuda']}" if probe["cuda"] else "built without CUDA"
+    found = f"{probe['version']}, {build}, sees {probe['devices']} GPUs"
+    if probe["devices"] or not survey.gpus:
+        return Check("torch", "ok", found)
+    if probe["cuda"]:
+        cure = f"driver {survey.driver_version} may be too old for this build: update one of them"
+        return Check("torch", "problem", found, cure)
+    cure = "install a CUDA build of torch; until then models run on the CPU"
+    return Check("torch", "warning", found, cure)
+
+
+def _cores() -> Check:
+    return Check("CPU", "ok", f"{usable_cores()} cores may be used")
+
+
+def _gpus(survey: GpuSurvey) -> Iterator[Check]:
+    if not survey.gpus:
+        found = f"no GPU: CPU will be used ({survey.absent_because})"
+        if survey.has_gpu:
+            cure = "pip install nvidia-ml-py, and check that nvidia-smi lists the GPU"
+            yield Check("GPU", "warning", found, cure)
+        else:
+            yield Check("GPU", "ok", found)
+        return
+    major, minor = survey.cuda_version or (0, 0)
+    driver = f"{survey.driver_version}, runs CUDA up to {major}.{minor}"
+    if major >= 12:
+        yield Check("NVIDIA driver", "ok", driver)
+    else:
+        yield Check("NVIDIA driver", "problem", driver, "update it: RAPIDS needs CUDA 12 or newer")
+    for gpu in survey.gpus:
+        size = f"{gpu.memory_bytes / 2**30:.1f} GiB" if gpu.memory_bytes else "the host's memory"
+        yield Check(f"GPU {gpu.visible_name}", "ok", f"{gpu.name}, {size}")
+
+
+def _crossfit(installed: Distributions) -> Check:
+    if "crossfit" in installed:
+        version = installed["crossfit"].version
+        if version == CROSSFIT_VERSION:
+            return Check("crossfit", "ok", version)
+        cure = f"pip install crossfit=={CROSSFIT_VERSION}"
+        return Check("crossfit", "warning", f"{version}; {CROSSFIT_VERSION} was tested", cure)
+    if sys.version_info >= FIRST_PYTHON_WITHOUT_CROSSFIT:
+        found = f"not installed; {CROSSFIT_VERSION} needs Python older than 3.13"
+        return Check("crossfit", "missing", found, "use loader='sorted', the default")
+    cure = "pip install 'gpuclassify[crossfit]' for loader='crossfit'"
+    return Check("crossfit", "missing", "not installed", cure)
+
+
+def _dashboard(installed: Distributions) -> Check:
+    if "bokeh" in installed and importlib.util.find_spec("jinja2"):
+        return Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
+    cure = "pip install bokeh jinja2 to see the cluster at client.dashboard_link"
+    return Check("Dask dashboard", "missing", "bokeh is not installed", cure)
+
+
+def _hub() -> Iterator[Check]:
+    from huggingface_hub import constants
+
+    yield _token(constants.HF_TOKEN_PATH)
+    if constants.is_offline_mode():
+        yield Check("Hub access", "ok", "offline: only models in the cache and local directories")
+    else:
+        yield Check("Hub access", "ok", "online (HF_HUB_OFFLINE is not set)")
+    yield cache_check(Path(constants.HF_HUB_CACHE))
+
+
+def _token(token_path: str) -> Check:
+    """Tell whether there is a token, without reading more of it than that it is not empty."""
+    variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    if name := next((name for name in variables if os.environ.get(name, "").strip()), None):
+        return Check("Hub token", "ok", f"yes, in {name}")
+    file = Path(token_path)
+    if file.is_file() and file.stat().st_size:
+        return Check("Hub token", "ok", "yes, from a login")
+    cure = "hf auth login, or set HF_TOKEN, for gated models"
+    return Check("Hub token", "missing", "no (public models need none)", cure)
+
+
+def cache_check(directory: Path) -> Check:
+    """Check that the Hub's cache directory can be written to and has room.
+
+    Parameters
+    ----------
+    directory : Path
+        Need not exist; its nearest existing parent stands for it.
+    """
+    existing: Iterable[Path] = (directory, *directory.absolute().parents)
+    root = next(path for path in existing if path.exists())
+    free_bytes = shutil.disk_usage(root).free
+    found = f"{directory}, {free_bytes / 1e9:.1f} GB free"
+    cure = "set HF_HOME to a directory with room that you may write to"
+    if not root.is_dir() or not os.access(root, os.W_OK):
+        return Check("Hub cache", "problem", f"{found}, not writable", cure)
+    if free_bytes < LOW_DISK_BYTES:
+        return Check("Hub cache", "warning", found, cure)
+    return Check("Hub cache", "ok", found)

@@ -1,0 +1,114 @@
+"""The pandas backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pandas.api.types import is_object_dtype
+
+# Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_text_column(frame: pd.DataFrame, column: str) -> None:
+    """Raise TypeError unless the dtype of `column` can hold strings."""
+    dtype = frame[column].dtype
+    if not (_is_arrow_text(dtype) or is_object_dtype(dtype)):
+        raise TypeError(
+            f"column {column!r} holds {dtype}, not strings: "
+            f'convert it with df[{column!r}].astype("str"), or name another column as text_field='
+        )
+
+
+def string_dtype(frame: pd.DataFrame, column: str) -> Any:
+    """The dtype that a new string column gets: that of `column`, or ``str`` for object."""
+    dtype = frame[column].dtype
+    return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
+
+
+def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
+    """The strings of `column`, cut to `max_chars` characters; None where null.
+
+    Raises
+    ------
+    TypeError
+        A value is neither a string nor null; its row and type are named.
+    """
+    series = frame[column]
+    if not _is_arrow_text(series.dtype):
+        return _object_texts(series, max_chars)
+    values = pa.array(series.array, from_pandas=True)
+    if max_chars is not None:
+        values = pc.utf8_slice_codeunits(values, 0, max_chars)
+    return values.to_pylist()
+
+
+def with_columns(
+    frame: pd.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: Any
+) -> pd.DataFrame:
+    """`frame` with the Arrow arrays `columns` as new (or replaced) columns.
+
+    Arrays carry no index, so nothing is aligned and duplicate index labels are safe.
+    """
+    return frame.assign(
+        **{name: _pandas_array(columns[name], schema.field(name), string_dtype) for name in columns}
+    )
+
+
+def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
+    """The rows of `frame` where the bool array `keep` is true."""
+    return frame[keep]
+
+
+def _is_arrow_text(dtype: Any) -> bool:
+    if isinstance(dtype, pd.StringDtype):
+        return True
+    return isinstance(dtype, pd.ArrowDtype) and (
+        pa.types.is_string(dtype.pyarrow_dtype)
+        or pa.types.is_large_string(dtype.pyarrow_dtype)
+        or pa.types.is_string_view(dtype.pyarrow_dtype)
+    )
+
+
+def _object_texts(series: pd.Series, max_chars: int | None) -> list[str | None]:
+    is_null = series.isna().to_numpy()
+    return [
+        None if null else _clean(value, max_chars, series, row)
+        for row, (value, null) in enumerate(zip(series.array, is_null, strict=True))
+    ]
+
+
+def _clean(value: Any, max_chars: int | None, series: pd.Series, row: int) -> str:
+    if not isinstance(value, str):
+        raise TypeError(
+            f"row {row} (index label {series.index[row]!r}) of column {series.name!r} holds a "
+            f"{type(value).__name__}, not a string: convert the column, or make the value null"
+        )
+    text = value if max_chars is None else value[:max_chars]
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def _pandas_array(array: pa.Array, field: pa.Field, string_dtype: Any) -> Any:
+    if pa.types.is_floating(field.type):
+        return array.to_numpy(zero_copy_only=False)  # null becomes NaN
+    if pa.types.is_integer(field.type):
+        return _from_arrow(pd.Int64Dtype(), array)
+    if pa.types.is_boolean(field.type):
+        if field.nullable:
+            return _from_arrow(pd.BooleanDtype(), array)
+        return array.to_numpy(zero_copy_only=False)
+    if pa.types.is_string(field.type):
+        if isinstance(string_dtype, pd.ArrowDtype):
+            array = array.cast(string_dtype.pyarrow_dtype)
+        return _from_arrow(string_dtype, array)
+    return pd.arrays.ArrowExtensionArray(array)
+
+
+def _from_arrow(dtype: Any, array: pa.Array) -> Any:
+    return dtype.__from_arrow__(array)

@@ -1,0 +1,194 @@
+"""CrossFit's SortedSeqLoader as a loader: it sorts, slices and clips; the batch sizes are ours.
+
+CrossFit 0.0.9 was written for an older RAPIDS. Its loader itself is sound with torch tensors, so
+three adjustments inside CrossFit's own namespace let it load on today's stack:
+
+1. ``crossfit.backend.torch`` imports cuvs and cuml on import. A bare package with the same path
+   stands in for it, so that its submodules load without them.
+2. The loader takes ``clip_tokens`` from ``crossfit.op.tokenize``, which imports parts of cudf that
+   are gone, and names a class of ``crossfit.backend.torch.model``, which imports cudf, in an
+   annotation. Two small modules stand in for them while the loader is imported.
+3. ``crossarray`` swaps numpy's namespace for the whole process while a loader is built, which other
+   threads would see. Torch tensors need no such dispatch, so it does nothing here.
+
+The planning of batches is replaced: CrossFit sorts longest first but sizes a batch by its last,
+shortest row, so that its batches can hold many times the memory that it allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gpuclassify.inference.batching import PaddedBatch, cut_batches, pad
+from gpuclassify.inference.memory import BatchLimits
+from gpuclassify.inference.tokens import TokenBatch
+
+SUPPORTED_VERSION = "0.0.9"
+_importing = threading.Lock()
+
+
+def crossfit_batches(
+    tokens: TokenBatch,
+    pad_id: int,
+    side: str,
+    current_limits: Callable[[], BatchLimits],
+    type_pad_id: int = 0,
+) -> Iterator[PaddedBatch]:
+    """Batches of `tokens`, sorted, sliced and clipped by CrossFit's SortedSeqLoader.
+
+    The loader wants one rectangle of all rows, so memory grows with rows times the longest row.
+
+    Parameters
+    ----------
+    tokens : TokenBatch
+    pad_id, type_pad_id : int
+        What fills the padding of ids and segment ids.
+    side : {"right", "left"}
+        Padding side.
+    current_limits : callable
+        The limits by which batches are cut, read once.
+    """
+    import torch
+
+    whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
+    columns = {"input_ids": whole.ids, "attention_mask": whole.mask}
+    if whole.type_ids is not None:
+        columns["token_type_ids"] = whole.type_ids
+    loader = _loader_class()(
+        {name: torch.from_numpy(values) for name, values in columns.items()},
+        whole.width,
+        side,
+        current_limits,
+    )
+    order = loader.sorted_indices.numpy()
+    start = 0
+    for batch in loader:
+        arrays = {name: tensor.numpy() for name, tensor in batch.items()}
+        stop = start + len(arrays["input_ids"])
+        yield PaddedBatch(
+            order[start:stop],
+            arrays["input_ids"],
+            arrays["attention_mask"],
+            arrays.get("token_type_ids"),
+        )
+        start = stop
+
+
+def clip_tokens(
+    token_o: dict[str, Any],
+    max_length: int,
+    padding_side: str,
+    pad_token_id: int,
+    return_type: str = "pt",
+) -> dict[str, Any]:
+    """Cut the columns that are padding in every row, with CrossFit's signature.
+
+    The mask decides, not the ids, because the padding id can be a real token.
+    """
+    used = int(token_o["attention_mask"].sum(1).max())
+    width = token_o["input_ids"].shape[1]
+    kept = slice(0, used) if padding_side == "right" else slice(width - used, width)
+    return {name: tensor[:, kept] for name, tensor in token_o.items()}
+
+
+@functools.cache
+def _loader_class() -> type:
+    base = _import_loader().SortedSeqLoader
+
+    class BudgetLoader(base):  # type: ignore[misc, valid-type]
+        """SortedSeqLoader whose splits keep to our limits."""
+
+        def __init__(
+            self,
+            data: dict[str, Any],
+            width: int,
+            side: str,
+            current_limits: Callable[[], BatchLimits],
+        ) -> None:
+            self._current_limits = current_limits
+            # Lengths are counted where the mask is not 0, so 0 is the "padding id" here.
+            tokenizer = SimpleNamespace(pad_token_id=0, padding_side=side)
+            model = SimpleNamespace(load_tokenizer=lambda: tokenizer, max_seq_length=lambda: width)
+            super().__init__(data, model, sort_key="attention_mask")
+
+        def _find_optimal_splits(self) -> list[int]:
+            lengths = self.tensor_dict["seq_length"].numpy()
+            limits = self._current_limits()
+            return [stop for _, stop in cut_batches(lengths, lambda: limits)]
+
+    return BudgetLoader
+
+
+def _import_loader() -> ModuleType:
+    _check_installed()
+    with _importing:
+        folder = Path(str(importlib.util.find_spec("crossfit").origin)).parent  # type: ignore[union-attr]
+        package = "crossfit.backend.torch"
+        if package not in sys.modules:
+            sys.modules[package] = _bare_package(package, folder / "backend" / "torch")
+        with _stand_ins(
+            ("crossfit.op.tokenize", "clip_tokens", clip_tokens),
+            ("crossfit.backend.torch.model", "Model", object),
+        ):
+            logging.disable(logging.WARNING)  # it reports absent backends through the root logger
+            try:
+                loader = importlib.import_module("crossfit.backend.torch.loader")
+            finally:
+                logging.disable(logging.NOTSET)
+        crossarray = type(loader.crossarray)
+        crossarray.__enter__ = crossarray.__exit__ = lambda *_: None  # type: ignore[method-assign]
+        importlib.import_module("crossfit.backend.torch.array")
+        return loader
+
+
+@contextlib.contextmanager
+def _stand_ins(*modules: tuple[str, str, Any]) -> Iterator[None]:
+    """Modules with one attribute each in place of the real ones, for the length of an import."""
+    replaced = {name: sys.modules.get(name) for name, _, _ in modules}
+    for name, attribute, value in modules:
+        module = ModuleType(name)
+        setattr(module, attribute, value)
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name, previous in replaced.items():
+            del sys.modules[name]
+            if previous is not None:
+                sys.modules[name] = previous
+
+
+def _bare_package(name: str, folder: Path) -> ModuleType:
+    package = ModuleType(name)
+    package.__path__ = [str(folder)]
+    package.__spec__ = ModuleSpec(name, None, is_package=True)
+    package.__spec__.submodule_search_locations = package.__path__  # type: ignore[misc]
+    return package
+
+
+def _check_installed() -> None:
+    try:
+        version = importlib.metadata.version("crossfit")
+    except importlib.metadata.PackageNotFoundError as err:
+        raise ModuleNotFoundError(
+            'loader="crossfit" needs CrossFit (Python 3.11 or 3.12): '
+            "pip install 'gpuclassify[crossfit]', or use loader=\"sorted\""
+        ) from err
+    if version != SUPPORTED_VERSION:
+        raise ImportError(
+            f'loader="crossfit" works with crossfit {SUPPORTED_VERSION}, found {version}: '
+            f'pip install crossfit=={SUPPORTED_VERSION}, or use loader="sorted"'
+        )

@@ -1,0 +1,177 @@
+"""TokenBatch and model to outputs in input order."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuclassify.inference.batching import PaddedBatch, cut_batches, longest_first, pad
+from gpuclassify.inference.crossfit import crossfit_batches
+from gpuclassify.inference.loaded import LoadedModel
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
+from gpuclassify.inference.tokens import TokenBatch
+
+# One forward at a time on a device: two would compete for its memory.
+_device_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+@dataclass
+class RunStats:
+    """What a run did, in counts and seconds.
+
+    Attributes
+    ----------
+    rows, null_rows, folded_rows : int
+        Rows given, rows without text, and rows whose text another row of the partition has too.
+    truncated_texts : int
+        Distinct texts that were cut to the model's length.
+    tokens, padded_tokens : int
+        Real tokens, and tokens that the model ran padding included.
+    batches, out_of_memory : int
+    rescued_texts : int
+        Texts whose outputs were not finite at first and were recomputed alone in float32.
+    tokenize_seconds, wait_seconds, model_seconds : float
+        Waiting is for the device, which another thread of the process was using.
+    """
+
+    rows: int = 0
+    null_rows: int = 0
+    folded_rows: int = 0
+    truncated_texts: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    out_of_memory: int = 0
+    rescued_texts: int = 0
+    tokenize_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How a mapper wants its batches cut.
+
+    Attributes
+    ----------
+    loader : {"sorted", "crossfit"}
+    sort_by_length : bool
+    batch_size : int, optional
+        Most rows of a batch.
+    padding_side : {"left", "right"}, optional
+    """
+
+    loader: str = "sorted"
+    sort_by_length: bool = True
+    batch_size: int | None = None
+    padding_side: str | None = None
+
+
+def run(
+    model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: BatchSettings, stats: RunStats
+) -> np.ndarray:
+    """Outputs of every text, float32 (texts, outputs), in input order.
+
+    Parameters
+    ----------
+    model : LoadedModel
+    key : hashable
+        By which limits that were found for the model are remembered.
+    tokens : TokenBatch
+    settings : BatchSettings
+    stats : RunStats
+        Counts of this run are added to it.
+
+    Raises
+    ------
+    DocumentTooLargeError
+        One text alone does not fit on the device.
+    """
+    if not len(tokens):
+        return np.zeros((0, model.output_size), dtype=np.float32)
+    started = time.perf_counter()
+    with _device_locks[str(model.device)], torch.inference_mode():
+        stats.wait_seconds += time.perf_counter() - started
+        started = time.perf_counter()
+        outputs = _run_batches(model, key, tokens, settings, stats)
+        stats.model_seconds += time.perf_counter() - started
+    stats.tokens += int(tokens.offsets[-1])
+    return outputs
+
+
+def run_alone(model: LoadedModel, tokens: TokenBatch, row: int, side: str) -> np.ndarray:
+    """Outputs of one text in a batch of its own, float32 (outputs,)."""
+    with _device_locks[str(model.device)], torch.inference_mode():
+        batch = pad(tokens, np.array([row]), model.pad_id, side, model.type_pad_id)
+        return model.forward(batch, side)[0].cpu().numpy()
+
+
+def _run_batches(
+    model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: BatchSettings, stats: RunStats
+) -> np.ndarray:
+    side = model.padding_side(settings.padding_side)
+    current_limits = functools.partial(_limits, model, key, settings, side)
+    rows: list[np.ndarray] = []
+    outputs: list[torch.Tensor] = []
+
+    def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
+        stats.batches += 1
+        stats.padded_tokens += (stop - start) * batch.width
+        return model.forward(batch.part(start, stop), side)
+
+    def remember(batch: PaddedBatch, count: int) -> None:
+        stats.out_of_memory += 1
+        FOUND_LIMITS.lower(key, count, batch.width)
+
+    for batch in _batches(model, tokens, settings, side, current_limits):
+        outputs += run_halving(
+            functools.partial(step, batch), 0, len(batch.rows), functools.partial(remember, batch)
+        )
+        rows.append(batch.rows)
+    # Outputs stay on the device until here: one copy instead of one wait for every batch.
+    values = torch.cat(outputs).cpu().numpy()
+    result = np.empty_like(values)
+    result[np.concatenate(rows)] = values
+    return result
+
+
+def _batches(
+    model: LoadedModel, tokens: TokenBatch, settings: BatchSettings, side: str, current_limits: Any
+) -> Iterator[PaddedBatch]:
+    if settings.loader == "crossfit":
+        yield from crossfit_batches(tokens, model.pad_id, side, current_limits, model.type_pad_id)
+        return
+    lengths = tokens.lengths
+    order = longest_first(lengths) if settings.sort_by_length else np.arange(len(tokens))
+    for start, stop in cut_batches(lengths[order], current_limits):
+        yield pad(tokens, order[start:stop], model.pad_id, side, model.type_pad_id)
+
+
+def _limits(model: LoadedModel, key: Hashable, settings: BatchSettings, side: str) -> BatchLimits:
+    found = FOUND_LIMITS.get(key, lambda: _find_limits(model, side))
+    max_rows = 1 if model.needs_single_rows else settings.batch_size
+    return replace(
+        found,
+        max_rows=max_rows,
+        is_equal_length=max_rows != 1 and not model.is_padding_safe(side),
+    )
+
+
+def _find_limits(model: LoadedModel, side: str) -> BatchLimits:
+    def probe(rows: int, width: int) -> None:
+        ids = np.full((rows, width), model.pad_id, dtype=np.int64)
+        model.forward(PaddedBatch(np.arange(rows), ids, np.ones_like(ids)), side)
+
+    return find_limits(model.device, model.score_rule, model.max_tokens, probe)

@@ -1,0 +1,197 @@
+"""A model in memory, ready to run padded batches."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gpuclassify.inference.batching import PaddedBatch, pad
+from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
+from gpuclassify.models.checkpoint import LINEAR_HEAD, Checkpoint, position_limit
+from gpuclassify.models.loading import load_module, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_PROBE_LENGTHS = (5, 17)
+_UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
+_DEFAULT_TOKENS = 512
+
+
+@dataclass
+class LoadedModel:
+    """A module on its device with what is needed to feed it.
+
+    Attributes
+    ----------
+    module : nn.Module
+        In evaluation mode.
+    device : torch.device
+    dtype : torch.dtype
+        Of weights and activations.
+    new_tokenizer : callable
+        Gives a fresh Hugging Face tokenizer.
+    tokenizer : transformers tokenizer
+        For its declarations only; never configured.
+    pad_id : int
+    max_tokens : int
+        The longest input, special tokens included, unless the user asks for another length.
+    accepts_positions : bool
+        Whether ``position_ids`` restore the positions of texts padded on the left.
+    score_rule : ScoreRule, optional
+        How large the attention scores are that the model materialises.
+    output_size : int
+        Outputs of a text.
+    needs_single_rows : bool
+        Whether the model has no padding id to find the last token of a row by.
+    """
+
+    module: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+    new_tokenizer: Callable[[], Any]
+    tokenizer: Any
+    pad_id: int
+    max_tokens: int
+    accepts_positions: bool
+    score_rule: ScoreRule | None
+    output_size: int
+    needs_single_rows: bool
+    _tokenizers: dict[int, TextTokenizer] = field(default_factory=dict)
+    _padding_safety: dict[str, bool] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def text_tokenizer(self, max_tokens: int | None) -> TextTokenizer:
+        """The tokenizer that cuts at `max_tokens`, or at the model's own limit."""
+        length = max_tokens or self.max_tokens
+        with self._lock:
+            if length not in self._tokenizers:
+                self._tokenizers[length] = TextTokenizer(self.new_tokenizer(), length)
+            return self._tokenizers[length]
+
+    def padding_side(self, wanted: str | None) -> str:
+        """The side to pad: what the user wants, else the tokenizer's."""
+        return wanted or self.tokenizer.padding_side
+
+    @property
+    def type_pad_id(self) -> int:
+        """Segment id of padding."""
+        return getattr(self.tokenizer, "pad_token_type_id", 0)
+
+    def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
+        """Outputs of one batch, float32 (rows, outputs), on the device."""
+        inputs = {
+            "input_ids": torch.from_numpy(batch.ids).to(self.device, non_blocking=True),
+            "attention_mask": torch.from_numpy(batch.mask).to(self.device, non_blocking=True),
+        }
+        if batch.type_ids is not None:
+            inputs["token_type_ids"] = torch.from_numpy(batch.type_ids).to(self.device)
+        if side == "left" and self.accepts_positions:
+            mask = inputs["attention_mask"]
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        outputs = self.module(**inputs)
+        logits = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+        return logits.float()
+
+    def is_padding_safe(self, side: str) -> bool:
+        """Whether padding leaves this model's outputs as they are; measured once a side.
+
+        Some architectures let padding leak into real tokens (through convolutions, or positions
+        counted from the row's end). Their texts are then batched by equal length only.
+        """
+        with self._lock:
+            if side not in self._padding_safety:
+                self._padding_safety[side] = self._measure_padding(side)
+                if not self._padding_safety[side]:
+                    logger.info("padding changes outputs: only texts of equal length share a batch")
+            return self._padding_safety[side]
+
+    def _measure_padding(self, side: str) -> bool:
+        lengths = [min(length, self.max_tokens) for length in _PROBE_LENGTHS]
+        special = set(self.tokenizer.all_special_ids)
+        usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
+        ids = np.random.default_rng(0).choice(np.asarray(usable, dtype=np.int32), sum(lengths))
+        tokens = TokenBatch(ids, np.cumsum([0, *lengths]))
+        together = self.forward(pad(tokens, np.array([0, 1]), self.pad_id, side), side)
+        alone = torch.cat(
+            [self.forward(pad(tokens, np.array([row]), self.pad_id, side), side) for row in (0, 1)]
+        )
+        tolerance = 1e-4 if self.dtype == torch.float32 else 0.1
+        return bool((together - alone).abs().max() <= tolerance * (1 + alone.abs().max()))
+
+
+def load_model(
+    checkpoint: Checkpoint, directory: Path, device: torch.device, dtype: torch.dtype
+) -> LoadedModel:
+    """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
+
+    Raises
+    ------
+    CheckpointError
+        Tensors are missing, unknown or of another shape; or there is no tokenizer.
+    """
+    tokenizer = load_tokenizer(checkpoint, directory)
+    module = load_module(checkpoint, directory, dtype).to(device)
+    backbone: Any = module.model if checkpoint.layout == LINEAR_HEAD else module
+    config = backbone.config
+    return LoadedModel(
+        module=module,
+        device=device,
+        dtype=dtype,
+        new_tokenizer=lambda: load_tokenizer(checkpoint, directory),
+        tokenizer=tokenizer,
+        pad_id=_pad_id(config, tokenizer),
+        max_tokens=_max_tokens(checkpoint.sizes, tokenizer),
+        accepts_positions=_accepts_positions(module, backbone),
+        score_rule=_score_rule(config, dtype),
+        output_size=len(checkpoint.labels),
+        needs_single_rows=_needs_single_rows(checkpoint, config),
+    )
+
+
+def _pad_id(config: Any, tokenizer: Any) -> int:
+    """The id that the model itself takes for padding, where it has one."""
+    for pad_id in (getattr(config, "pad_token_id", None), tokenizer.pad_token_id):
+        if pad_id is not None:
+            return int(pad_id)
+    return 0
+
+
+def _max_tokens(sizes: dict[str, Any], tokenizer: Any) -> int:
+    limits = [position_limit(sizes)[0]]
+    if tokenizer.model_max_length < _UNLIMITED:
+        limits.append(int(tokenizer.model_max_length))
+    return min((limit for limit in limits if limit), default=_DEFAULT_TOKENS)
+
+
+def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
+    """Whether positions may be passed: not to models that derive them from the padding id."""
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
+        return False
+    return "position_ids" in inspect.signature(backbone.forward).parameters
+
+
+def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
+    """Relative attention as in DeBERTa materialises its scores; fused attention does not."""
+    if not getattr(config, "relative_attention", False):
+        return None
+    buckets = getattr(config, "position_buckets", -1)
+    span = buckets if buckets > 0 else config.max_position_embeddings
+    return ScoreRule(config.num_attention_heads, 2 * span, dtype.itemsize)
+
+
+def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
+    """Decoders find a row's last token by the padding id; without one they take single rows."""
+    is_encoder = (
+        checkpoint.layout == LINEAR_HEAD or getattr(config, "pad_token_id", None) is not None
+    )
+    return not is_encoder

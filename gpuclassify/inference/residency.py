@@ -1,0 +1,127 @@
+"""Models stay loaded in a worker process, and are leased while in use.
+
+This module is imported, never shipped by value: a cache that lives in ``__main__`` would be lost
+between tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gpuclassify.inference.memory import is_out_of_memory, release_memory
+
+logger = logging.getLogger(__name__)
+
+Model = TypeVar("Model")
+
+
+@dataclass
+class _Resident(Generic[Model]):
+    model: Model
+    leases: int = 0
+
+
+class Residency(Generic[Model]):
+    """Loaded models by key, with leases. Safe for threads.
+
+    A key is loaded once however many threads ask for it. A model that nobody leases is evicted,
+    least recently used first, when another does not fit; a leased one never is.
+    """
+
+    def __init__(self) -> None:
+        self._residents: OrderedDict[Hashable, _Resident[Model]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._loading: dict[Hashable, threading.Lock] = {}
+
+    @contextlib.contextmanager
+    def lease(
+        self,
+        key: Hashable,
+        load: Callable[[], Model],
+        needed_bytes: Callable[[], int] = lambda: 0,
+        free_bytes: Callable[[], int] = lambda: 1,
+    ) -> Iterator[Model]:
+        """The model of `key` for the length of a ``with`` block.
+
+        Parameters
+        ----------
+        key : hashable
+            Identity, device and precision of the model.
+        load : callable
+            Loads the model; called only when it is not resident.
+        needed_bytes, free_bytes : callable
+            What the model will take, and what the device has left; asked before loading.
+        """
+        resident = self._acquire(key)
+        if resident is None:
+            with self._loading_lock(key):
+                resident = self._acquire(key)
+                if resident is None:
+                    self._make_room(needed_bytes, free_bytes)
+                    resident = self._admit(key, self._load(load))
+        try:
+            yield resident.model
+        finally:
+            with self._lock:
+                resident.leases -= 1
+
+    def keys(self) -> list[Hashable]:
+        """Keys of resident models, least recently used first."""
+        with self._lock:
+            return list(self._residents)
+
+    def evict_idle(self) -> int:
+        """Drop every model that nobody leases; returns how many."""
+        count = 0
+        while self._evict_oldest_idle():
+            count += 1
+        return count
+
+    def _acquire(self, key: Hashable) -> _Resident[Model] | None:
+        with self._lock:
+            resident = self._residents.get(key)
+            if resident is not None:
+                resident.leases += 1
+                self._residents.move_to_end(key)
+            return resident
+
+    def _admit(self, key: Hashable, model: Model) -> _Resident[Model]:
+        resident = _Resident(model, leases=1)
+        with self._lock:
+            self._residents[key] = resident
+        return resident
+
+    def _loading_lock(self, key: Hashable) -> threading.Lock:
+        with self._lock:
+            return self._loading.setdefault(key, threading.Lock())
+
+    def _load(self, load: Callable[[], Model]) -> Model:
+        try:
+            return load()
+        except (RuntimeError, MemoryError) as error:
+            if not (is_out_of_memory(error) and self.evict_idle()):
+                raise
+        return load()
+
+    def _make_room(self, needed_bytes: Callable[[], int], free_bytes: Callable[[], int]) -> None:
+        while needed_bytes() > free_bytes() and self._evict_oldest_idle():
+            pass
+
+    def _evict_oldest_idle(self) -> bool:
+        with self._lock:
+            idle = next((k for k, held in self._residents.items() if not held.leases), None)
+            if idle is None:
+                return False
+            logger.info("evicting %s", idle)
+            del self._residents[idle]
+        release_memory()
+        return True
+
+
+MODELS: Residency = Residency()

@@ -1,0 +1,262 @@
+"""What a checkpoint declares: layout, labels, kind of problem, sizes. Reads no weights.
+
+Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuclassify import hub
+from gpuclassify.hub import Identity
+from gpuclassify.models.backbones import KNOWN_BACKBONES
+
+LINEAR_HEAD = "linear_head"
+SEQUENCE_CLASSIFICATION = "sequence_classification"
+
+# Architectures whose learned positions begin after the padding id.
+_OFFSET_POSITIONS = {
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
+_ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint lacks something, or does not fit what is asked of it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint pinned and described; small, immutable and equal for equal models.
+
+    Attributes
+    ----------
+    identity : Identity
+    layout : {"linear_head", "sequence_classification"}
+        A backbone under ``model.`` with one linear layer ``fc`` on the first token; or
+        transformers' own classes for sequence classification.
+    labels : tuple of str
+        In id order.
+    problem_type : str
+        "single_label_classification", "multi_label_classification" or "regression".
+    config_json : str
+        The model's ``config.json``.
+    backbone_json : str, optional
+        The backbone's, for layouts whose own configuration has no sizes.
+    """
+
+    identity: Identity
+    layout: str
+    labels: tuple[str, ...]
+    problem_type: str
+    config_json: str
+    backbone_json: str | None = None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The configuration that holds the network's sizes."""
+        return json.loads(self.backbone_json or self.config_json)
+
+
+def read_checkpoint(
+    identity: Identity,
+    *,
+    base_model: str | None = None,
+    problem_type: str | None = None,
+    cache_dir: str | None = None,
+) -> Checkpoint:
+    """Describe the checkpoint at `identity` by its ``config.json``.
+
+    Parameters
+    ----------
+    identity : Identity
+    base_model : str, optional
+        Whose configuration gives the backbone's sizes, instead of what the checkpoint names.
+    problem_type : str, optional
+        Overrides what the checkpoint says.
+    cache_dir : str, optional
+
+    Raises
+    ------
+    CheckpointError
+        No ``config.json``, no usable label map, or no way to the backbone's sizes.
+    """
+    config = hub.read_json(identity, "config.json", cache_dir=cache_dir)
+    if config is None:
+        raise CheckpointError(
+            f"{identity.name} has no config.json; it has {_listing(identity, cache_dir)}. "
+            "Pass the directory or Hub name of a saved model."
+        )
+    if "target_sizes" in config:
+        raise CheckpointError(
+            f"{identity.name} has several heads ({', '.join(config['target_sizes'])}): "
+            "it is no checkpoint of a single classifier"
+        )
+    if _is_linear_head(config):
+        backbone = _read_backbone(config, identity, base_model, cache_dir)
+        return Checkpoint(
+            identity,
+            LINEAR_HEAD,
+            labels_in_order(config, identity.name),
+            problem_type or "single_label_classification",
+            json.dumps(config),
+            json.dumps(backbone),
+        )
+    if base_model is not None:
+        raise CheckpointError(
+            f"{identity.name} carries its own sizes, so base_model={base_model!r} has no meaning: "
+            "leave it out"
+        )
+    return _sequence_classifier(config, identity, problem_type)
+
+
+def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Labels by id from ``id2label`` or ``label2id``.
+
+    Raises
+    ------
+    CheckpointError
+        Neither is there, ids are not 0 to n - 1, or a label stands twice.
+    """
+    if config.get("id2label"):
+        by_id = {int(i): str(label) for i, label in config["id2label"].items()}
+    elif config.get("label2id"):
+        by_id = {int(i): str(label) for label, i in config["label2id"].items()}
+    else:
+        raise CheckpointError(f"config.json of {name} has no id2label: add the labels by id")
+    if sorted(by_id) != list(range(len(by_id))):
+        raise CheckpointError(
+            f"id2label of {name} has ids {sorted(by_id)}: they must run from 0 to {len(by_id) - 1}"
+        )
+    labels = tuple(by_id[i] for i in range(len(by_id)))
+    if len(set(labels)) < len(labels):
+        raise CheckpointError(f"id2label of {name} names a label twice: {list(labels)}")
+    return labels
+
+
+def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
+    """Most tokens that the network has positions for, and whether more are impossible.
+
+    Returns
+    -------
+    limit : int or None
+        None when positions are relative, without a table.
+    is_hard : bool
+        Learned positions end at the limit; rotary ones only lose quality beyond.
+    """
+    if sizes.get("position_biased_input") is False:
+        return None, False
+    limit = sizes.get("max_position_embeddings") or sizes.get("n_positions")
+    if limit is None:
+        return None, False
+    if any(key in sizes for key in _ROTARY_KEYS):
+        return int(limit), False
+    if sizes.get("model_type") in _OFFSET_POSITIONS:
+        limit -= sizes.get("pad_token_id", 1) + 1
+    return int(limit), True
+
+
+def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None) -> None:
+    """Compare the safetensors headers with what the architecture needs, before any work starts.
+
+    Raises
+    ------
+    CheckpointError
+        Names the tensors that are missing or have another shape.
+    """
+    from gpuclassify.models.loading import expected_shapes
+
+    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
+    expected = expected_shapes(checkpoint)
+    unknown = set(found) - set(expected)
+    # transformers renames tensors of older checkpoints while loading, so with unknown names about,
+    # only the loading itself can tell what is missing.
+    may_be_renamed = checkpoint.layout == SEQUENCE_CLASSIFICATION and unknown
+    missing = [] if may_be_renamed else sorted(set(expected) - set(found))
+    misshaped = [
+        f"{name} {found[name]} instead of {expected[name]}"
+        for name in sorted(set(found) & set(expected))
+        if tuple(found[name]) != tuple(expected[name])
+    ]
+    refuse_wrong_tensors(checkpoint, missing, misshaped)
+
+
+def refuse_wrong_tensors(checkpoint: Checkpoint, missing: list[str], misshaped: list[str]) -> None:
+    """Raise CheckpointError if any tensor is missing or has another shape."""
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} tensors are missing: {_some(missing)}")
+    if misshaped:
+        problems.append(f"{len(misshaped)} tensors have another shape: {_some(misshaped)}")
+    if problems:
+        raise CheckpointError(
+            f"the weights of {checkpoint.identity.name} do not fit its configuration; "
+            + "; ".join(problems)
+            + ". Save the model again, or name the right base_model."
+        )
+
+
+def _sequence_classifier(
+    config: dict[str, Any], identity: Identity, problem_type: str | None
+) -> Checkpoint:
+    if "model_type" not in config:
+        raise CheckpointError(
+            f"config.json of {identity.name} names neither a model_type nor a base_model, so its "
+            "architecture is unknown: save the model with transformers' save_pretrained"
+        )
+    if config.get("id2label") or config.get("label2id"):
+        labels = labels_in_order(config, identity.name)
+    else:  # transformers leaves its default of two labels out of the file
+        labels = tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
+    declared = problem_type or config.get("problem_type")
+    if declared is None:
+        declared = "regression" if len(labels) == 1 else "single_label_classification"
+    return Checkpoint(identity, SEQUENCE_CLASSIFICATION, labels, declared, json.dumps(config))
+
+
+def _is_linear_head(config: Mapping[str, Any]) -> bool:
+    return "base_model" in config and "fc_dropout" in config
+
+
+def _read_backbone(
+    config: Mapping[str, Any], identity: Identity, base_model: str | None, cache_dir: str | None
+) -> dict[str, Any]:
+    """Sizes from a local directory, the table of known backbones, or the Hub: never a default."""
+    name = base_model or config["base_model"]
+    inside = None
+    if base_model is None and "/" not in name:
+        inside = hub.read_json(identity, f"{name}/config.json", cache_dir=cache_dir)
+    known = KNOWN_BACKBONES.get(name.lower())
+    is_local = hub.is_directory_name(name) or Path(name).is_dir()
+    if inside is None and known is not None and not is_local:
+        return dict(known)
+    backbone = inside or hub.read_json(
+        hub.resolve(name, cache_dir=cache_dir), "config.json", cache_dir=cache_dir
+    )
+    if backbone is None:
+        raise CheckpointError(
+            f"the base model {name} of {identity.name} has no config.json, so the backbone's sizes "
+            "are unknown: pass base_model= with a directory or Hub name that has one"
+        )
+    return backbone
+
+
+def _listing(identity: Identity, cache_dir: str | None) -> str:
+    return _some(hub.list_files(identity, cache_dir=cache_dir)) or "no files"
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,178 @@
+"""From a described checkpoint and its directory to a model that is ready to run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from gpuclassify.models.checkpoint import (
+    LINEAR_HEAD,
+    Checkpoint,
+    CheckpointError,
+    refuse_wrong_tensors,
+)
+from gpuclassify.models.heads import LinearHead
+
+# transformers' loading and building switch process-wide state (default dtype, progress bars).
+_building = threading.Lock()
+
+
+def load_module(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
+    """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
+
+    Raises
+    ------
+    CheckpointError
+        Tensors are missing, unknown or of another shape.
+    """
+    with _building, _quiet_transformers():
+        if checkpoint.layout == LINEAR_HEAD:
+            module = _load_linear_head(checkpoint, directory, dtype)
+        else:
+            module = _load_sequence_classifier(checkpoint, directory, dtype)
+    return module.eval().requires_grad_(False)
+
+
+def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
+    """A fresh tokenizer of the checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        The directory has none that loads.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        with _building, _quiet_transformers():
+            return AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError, ImportError) as err:
+        files = sorted(path.name for path in directory.iterdir())
+        raise CheckpointError(
+            f"no tokenizer of {checkpoint.identity.name} loads from its files {files}: save it "
+            "beside the model with tokenizer.save_pretrained"
+        ) from err
+
+
+def expected_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that the architecture needs, found without memory."""
+    with _building, torch.device("meta"):
+        module = _build(checkpoint)
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def _build(checkpoint: Checkpoint) -> nn.Module:
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    if checkpoint.layout == LINEAR_HEAD:
+        backbone = AutoModel.from_config(_config(checkpoint), dtype=torch.float32)
+        dropout = json.loads(checkpoint.config_json).get("fc_dropout", 0.0)
+        return LinearHead(backbone, len(checkpoint.labels), dropout)
+    try:
+        return AutoModelForSequenceClassification.from_config(
+            _config(checkpoint), dtype=torch.float32
+        )
+    except ValueError as err:
+        raise CheckpointError(
+            f"{checkpoint.identity.name} is a {checkpoint.sizes['model_type']} model, for which "
+            "transformers has no sequence classification class"
+        ) from err
+
+
+def _config(checkpoint: Checkpoint) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    sizes = checkpoint.sizes
+    try:
+        config_type = CONFIG_MAPPING[sizes["model_type"]]
+    except KeyError as err:
+        raise CheckpointError(
+            f"{checkpoint.identity.name} has model_type {sizes.get('model_type')!r}, which this "
+            "version of transformers does not know: upgrade transformers, or convert the model"
+        ) from err
+    return config_type.from_dict(sizes)
+
+
+def _load_linear_head(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
+    module = _build(checkpoint)
+    tensors = _read_tensors(directory, dtype)
+    tensors.pop("model.embeddings.position_ids", None)  # a buffer that old versions saved
+    expected = module.state_dict()
+    unknown = sorted(set(tensors) - set(expected))
+    refuse_wrong_tensors(
+        checkpoint,
+        sorted(set(expected) - set(tensors)),
+        [
+            f"{name} {tuple(tensors[name].shape)} instead of {tuple(expected[name].shape)}"
+            for name in sorted(set(tensors) & set(expected))
+            if tensors[name].shape != expected[name].shape
+        ],
+    )
+    if unknown:
+        raise CheckpointError(
+            f"{checkpoint.identity.name} has tensors that its architecture does not: {unknown[:8]}"
+        )
+    module.load_state_dict(tensors, assign=True)
+    return module.to(dtype)
+
+
+def _load_sequence_classifier(
+    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype
+) -> nn.Module:
+    from transformers import AutoModelForSequenceClassification
+
+    module, report = AutoModelForSequenceClassification.from_pretrained(
+        directory,
+        config=_config(checkpoint),
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # reported below with all their names, instead of the first
+        output_loading_info=True,
+    )
+    refuse_wrong_tensors(
+        checkpoint,
+        sorted(report["missing_keys"]),
+        [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]],
+    )
+    return module
+
+
+def _read_tensors(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    index = directory / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    tensors = {}
+    for name in names:
+        with safe_open(directory / name, framework="pt") as file:
+            tensors.update({key: file.get_tensor(key).to(dtype) for key in list(file.keys())})
+    return tensors
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without progress bars and load reports: a worker's log is no place for them."""
+    from transformers.utils import logging as transformers_logging
+
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

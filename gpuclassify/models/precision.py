@@ -1,0 +1,63 @@
+"""Which device and which precision a model runs in."""
+
+from __future__ import annotations
+
+import torch
+
+from gpuclassify.options import ModelOptions
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device for the setting `device`: "auto" means CUDA, then MPS, then CPU.
+
+    Raises
+    ------
+    ValueError
+        `name` is no device, or not one that this process has.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as err:
+        raise ValueError(
+            f"device={name!r} is no torch device: pass auto, cpu, cuda or mps"
+        ) from err
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={name!r}, but torch {torch.__version__} sees no CUDA device here: "
+            'run "gpuclassify doctor", or pass device="auto"'
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f'device={name!r}, but there is no MPS device here: pass device="auto"')
+    return device
+
+
+def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
+    """The precision of weights and activations.
+
+    ``dtype`` decides if given; else ``autocast`` picks bfloat16 where the device has it natively,
+    float16 on older CUDA devices, and float32 elsewhere: emulated bfloat16 on a CPU is slower by
+    orders of magnitude.
+    """
+    if options.dtype is not None:
+        return getattr(torch, options.dtype)
+    if not options.autocast:
+        return torch.float32
+    if device.type == "cuda":
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float16
+        )
+    if device.type == "cpu" and has_native_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX)."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -1,0 +1,283 @@
+"""`get_client` with real clusters."""
+
+import inspect
+import json
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from distributed import Client, LocalCluster
+from distributed.core import Status
+
+from gpuclassify.cluster import get_client
+from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.nvml import survey_gpus
+
+has_no_gpu = pytest.mark.skipif(survey_gpus().has_gpu, reason="is about machines without a GPU")
+
+
+@pytest.fixture(scope="module")
+def client():
+    with get_client("cpu", n_workers=1) as client:
+        yield client
+
+
+def run_script(tmp_path: Path, body: str) -> subprocess.CompletedProcess:
+    path = tmp_path / "script.py"
+    path.write_text(body)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        [sys.executable, path], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_cpu_worker_has_one_dask_thread_and_all_cores_for_torch(client):
+    assert list(client.nthreads().values()) == [1]
+    assert client.submit(torch.get_num_threads, pure=False).result() == usable_cores()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
+def test_a_cpu_worker_keeps_freed_memory(client):
+    size_bytes, warm_up, times = 16 << 20, 20, 10
+
+    def faults_of_refilling():  # in here, so that it travels by value
+        def fill():
+            torch.empty(size_bytes // 4).fill_(1.0)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+        counts = [fill() for _ in range(warm_up + times)]
+        return counts[-1] - counts[warm_up - 1]
+
+    pages = times * size_bytes // resource.getpagesize()
+    assert client.submit(faults_of_refilling, pure=False).result(timeout=30) < pages / 10
+
+
+def test_a_worker_that_joins_later_is_set_up_too():
+    with get_client("cpu", n_workers=2) as client:
+        threads = max(1, usable_cores() // 2)
+        before = set(client.scheduler_info()["workers"])
+        client.cluster.scale(3)
+        client.wait_for_workers(3)
+        (late,) = set(client.scheduler_info()["workers"]) - before
+        found = client.run(torch.get_num_threads)
+        assert found[late] == threads
+        assert set(found.values()) == {threads}
+
+
+def test_leaving_the_context_closes_client_and_cluster():
+    with get_client("cpu", n_workers=1) as client:
+        assert isinstance(client, Client)
+        cluster = client.cluster
+        address = client.scheduler.address
+        assert client.dashboard_link.startswith("http://")
+    assert client.status == "closed"
+    assert cluster.status == Status.closed
+    host, port = address.removeprefix("tcp://").split(":")
+    with pytest.raises(OSError), socket.create_connection((host, int(port)), timeout=1):
+        pass
+    client.close()
+    assert cluster.status == Status.closed
+
+
+def test_two_clusters_have_a_dashboard_each(client, recwarn):
+    with get_client("cpu", n_workers=1, processes=False) as second:
+        assert second.dashboard_link != client.dashboard_link
+    assert not [warning for warning in recwarn if "in use" in str(warning.message)]
+
+
+@pytest.mark.parametrize("kind", ["address", "scheduler_file"])
+def test_a_cluster_that_was_only_connected_to_stays_open(client, tmp_path, kind):
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps(client.scheduler_info()))
+    where = {"address": client.scheduler.address, "scheduler_file": file}[kind]
+    with get_client(**{kind: where}, set_as_default=False) as second:
+        assert second.scheduler.address == client.scheduler.address
+        assert second.submit(sum, [1, 2], pure=False).result() == 3
+    assert second.status == "closed"
+    assert client.cluster.status == Status.running
+    assert client.submit(sum, [3, 4], pure=False).result() == 7
+
+
+def test_a_scheduler_file_may_appear_late(client, tmp_path):
+    file = tmp_path / "scheduler.json"
+    later = threading.Timer(0.5, file.write_text, [json.dumps(client.scheduler_info())])
+    later.start()
+    with get_client(scheduler_file=file, timeout=10, set_as_default=False) as second:
+        assert second.scheduler.address == client.scheduler.address
+    later.join()
+
+
+def test_a_file_that_is_no_scheduler_file_is_named(tmp_path):
+    file = tmp_path / "other.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"other\.json is not a scheduler file"):
+        get_client(scheduler_file=file, timeout=0.2)
+
+
+def test_a_scheduler_file_that_never_appears_is_named(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(FileNotFoundError, match=r"no scheduler file .*absent.json after 0.2 sec"):
+        get_client(scheduler_file=tmp_path / "absent.json", timeout="200ms")
+    assert time.monotonic() - start < 5
+
+
+def test_a_scheduler_that_does_not_answer_is_named():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"no Dask scheduler answers at {address}"):
+            get_client(address=address, timeout=0.5)
+
+
+@has_no_gpu
+def test_auto_starts_a_cpu_cluster_without_a_gpu(caplog):
+    with caplog.at_level(logging.WARNING, "gpuclassify"), get_client(processes=False) as client:
+        assert type(client.cluster) is LocalCluster
+        assert len(client.scheduler_info()["workers"]) == max(1, usable_cores() // 8)
+    assert not caplog.records
+
+
+@has_no_gpu
+def test_gpu_without_a_gpu_is_one_error_with_the_cure():
+    with pytest.raises(RuntimeError) as caught:
+        get_client("gpu")
+    message = str(caught.value)
+    for cure in ("pip install 'gpuclassify[gpu]'", "nvidia-smi", "cluster_type='cpu'"):
+        assert cure in message
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "nearest"),
+    [
+        ("worker", "n_workers"),
+        ("n_worker", "n_workers"),
+        ("memory_limits", "memory_limit"),
+        ("rmm_pool", "rmm_pool_size"),
+        ("dashboard_adress", "dashboard_address"),
+        ("local_dir", "local_directory"),
+    ],
+)
+def test_a_misspelt_option_names_the_nearest(misspelt, nearest):
+    with pytest.raises(TypeError, match=rf"no option '{misspelt}'; did you mean .*'{nearest}'"):
+        get_client("cpu", **{misspelt: 1})
+
+
+def test_options_of_an_asynchronous_cluster_are_refused():
+    with pytest.raises(TypeError, match="no option 'asynchronous'"):
+        get_client("cpu", asynchronous=True)
+
+
+def test_options_of_a_connection_are_those_of_the_client():
+    with pytest.raises(TypeError, match="Client have no option 'memory_limit'"):
+        get_client(address="tcp://127.0.0.1:1", memory_limit="1GB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster_type": "tpu"}, r"is none of \('auto', 'gpu', 'cpu'\)"),
+        ({"cluster_type": "tcp://10.0.0.1:8786"}, "pass address='tcp://10.0.0.1:8786'"),
+        ({"cluster_type": "cpu", "address": "tcp://10.0.0.1:8786"}, "one or the other"),
+        ({"n_workers": 2, "scheduler_file": "x.json"}, "one or the other"),
+        ({"address": "tcp://10.0.0.1:8786", "scheduler_file": "x.json"}, "give one of them"),
+        ({"n_workers": 0}, "n_workers=0"),
+        ({"n_workers": 1.5}, "n_workers=1.5"),
+        ({"threads_per_worker": 0}, "threads_per_worker=0"),
+        ({"rmm_maximum_pool_size": 0.9}, r"above 0\.95"),
+        ({"rmm_async": True, "rmm_pool_size": "8GB"}, "replaces the pool"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_starts(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        get_client(**arguments)
+
+
+def test_the_signature_shows_the_shares_of_a_gpu():
+    parameters = inspect.signature(get_client).parameters
+    assert parameters["rmm_pool_size"].default == 0.3
+    assert parameters["rmm_maximum_pool_size"].default == 0.5
+    assert parameters["torch_memory_fraction"].default == 0.45
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_script_prints_nothing_and_leaves_no_process(tmp_path, is_closed):
+    done = run_script(
+        tmp_path,
+        "from pathlib import Path\n"
+        "from gpuclassify.cluster import get_client\n"
+        "if __name__ == '__main__':\n"
+        "    client = get_client('cpu', n_workers=1)\n"
+        "    pids = [worker.pid for worker in client.cluster.workers.values()]\n"
+        "    assert client.submit(sum, [1, 2]).result() == 3\n"
+        "    Path(__file__).with_suffix('.pids').write_text(' '.join(map(str, pids)))\n"
+        f"    {'client.close()' if is_closed else 'pass'}\n",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    pids = (tmp_path / "script.pids").read_text().split()
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_a_script_without_the_guard_is_told_about_it(tmp_path):
+    script = "from gpuclassify.cluster import get_client\nget_client('cpu', n_workers=1)\n"
+    done = run_script(tmp_path, script)
+    assert done.returncode != 0
+    assert "get_client() runs again in a worker" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: LocalCluster did not start")
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+def test_import_is_inert_and_light():
+    probe = (
+        "import os, sys; before = dict(os.environ); import gpuclassify.cluster;"
+        "heavy = {'torch', 'distributed', 'dask', 'pandas', 'pynvml', 'dask_cuda', 'rmm'};"
+        "assert before == dict(os.environ); assert not heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True)
+
+
+GPU_SCRIPT = """
+import torch
+from gpuclassify.cluster import get_client
+
+def is_torch_bounded():
+    import torch
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    kept = torch.empty(int(0.3 * total_bytes), dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(int(0.3 * total_bytes), dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        return kept.numel() > 0
+    return False
+
+def rmm_kind():
+    import rmm
+    return type(rmm.mr.get_current_device_resource()).__name__
+
+if __name__ == "__main__":
+    with get_client("gpu", **{settings}) as client:
+        assert set(client.nthreads().values()) == {{1}}
+        assert set(client.run(rmm_kind).values()) == {{{kind!r}}}, client.run(rmm_kind)
+        assert client.submit(is_torch_bounded).result()
+    assert not torch.cuda.is_initialized()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [({}, "PoolMemoryResource"), ({"rmm_async": True}, "LimitingResourceAdaptor")],
+)
+def test_gpu_workers_share_the_device_between_rmm_and_torch(tmp_path, settings, kind):
+    done = run_script(tmp_path, GPU_SCRIPT.format(settings=settings, kind=kind))
+    assert done.returncode == 0, done.stderr

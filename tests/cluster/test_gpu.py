@@ -1,0 +1,176 @@
+"""How a device's memory is shared out, and the arguments that dask-cuda gets."""
+
+import importlib.util
+import inspect
+
+import pytest
+
+from gpuclassify.cluster.gpu import (
+    choose_gpus,
+    gpu_cluster_options,
+    missing_for_gpu,
+    parse_size,
+)
+from gpuclassify.cluster.nvml import Gpu, GpuSurvey
+
+DEVICE_BYTES = 100_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1),
+        (8_000_000_000, 8_000_000_000),
+        ("8GB", 8_000_000_000),
+        ("1 GiB", 2**30),
+        ("1000", 1000),
+        (0.3, 0.3),
+        (1.0, 1.0),
+        ("0.3", 0.3),
+        (".5", 0.5),
+    ],
+)
+def test_sizes_are_bytes_or_a_share(value, expected):
+    size = parse_size(value, "rmm_pool_size")
+    assert size == expected
+    assert type(size) is type(expected)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, -0.2, 1.5, "1.5", "many", "8 bananas", "", "nan"])
+def test_a_size_that_is_none_is_refused_with_the_forms_that_are(value):
+    with pytest.raises(ValueError, match=r"rmm_pool_size.*as bytes.*\"8GB\".*share"):
+        parse_size(value, "rmm_pool_size")
+
+
+@pytest.mark.parametrize("value", [True, [1], {}])
+def test_a_size_of_another_type_is_refused(value):
+    with pytest.raises(TypeError, match="is no size"):
+        parse_size(value, "rmm_pool_size")
+
+
+def test_defaults_become_bytes_of_the_device():
+    options, torch_fraction = gpu_cluster_options(device_bytes=DEVICE_BYTES)
+    assert options == {
+        "rmm_pool_size": 30_000_000_000,
+        "rmm_maximum_pool_size": 50_000_000_000,
+        "rmm_async": False,
+        "enable_cudf_spill": False,
+        "device_memory_limit": 40_000_000_000,
+    }
+    assert torch_fraction == 0.45
+
+
+def test_shares_are_passed_on_where_the_device_is_unknown():
+    options, _ = gpu_cluster_options()
+    assert options["rmm_pool_size"] == 0.3
+    assert options["rmm_maximum_pool_size"] == 0.5
+    assert options["device_memory_limit"] == pytest.approx(0.4)
+    assert all(type(size) is float for name, size in options.items() if "size" in name)
+
+
+def test_the_asynchronous_allocator_replaces_the_pool_and_keeps_its_bound():
+    options, _ = gpu_cluster_options(rmm_async=True, device_bytes=DEVICE_BYTES)
+    assert "rmm_pool_size" not in options
+    assert options["rmm_async"] is True
+    assert options["rmm_maximum_pool_size"] == 50_000_000_000
+
+
+@pytest.mark.parametrize("size", [0.3, "8GB", 1000])
+def test_a_pool_beside_the_asynchronous_allocator_is_refused(size):
+    with pytest.raises(ValueError, match=r"rmm_async=True replaces the pool.*leave it out"):
+        gpu_cluster_options(rmm_async=True, rmm_pool_size=size)
+
+
+def test_a_pool_is_never_started_above_its_maximum():
+    options, _ = gpu_cluster_options(rmm_maximum_pool_size="10GB", device_bytes=DEVICE_BYTES)
+    assert options["rmm_pool_size"] == options["rmm_maximum_pool_size"] == 10_000_000_000
+    with pytest.raises(ValueError, match=r"rmm_pool_size=0\.6 is above"):
+        gpu_cluster_options(rmm_pool_size=0.6)
+    with pytest.raises(ValueError, match=r"rmm_pool_size='60GB' is above"):
+        gpu_cluster_options(rmm_pool_size="60GB", device_bytes=DEVICE_BYTES)
+
+
+def test_without_a_pool_rmm_is_left_alone():
+    options, torch_fraction = gpu_cluster_options(rmm_pool_size=None, torch_memory_fraction=0.9)
+    assert options == {"rmm_async": False, "enable_cudf_spill": False}
+    assert torch_fraction == 0.9
+    with pytest.raises(ValueError, match="there is none"):
+        gpu_cluster_options(rmm_pool_size=None, rmm_maximum_pool_size=0.5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rmm_maximum_pool_size": 0.51},
+        {"torch_memory_fraction": 0.46},
+        {"rmm_maximum_pool_size": "51GB"},
+        {"rmm_maximum_pool_size": None},
+        {"rmm_maximum_pool_size": 0.51, "rmm_async": True},
+        {"rmm_maximum_pool_size": None, "rmm_async": True},
+        {"rmm_maximum_pool_size": 0.96, "torch_memory_fraction": None},
+    ],
+)
+def test_shares_above_the_device_are_refused_with_numbers_and_cure(settings):
+    message = r"RMM may take \d\.\d\d .*torch \d\.\d\d: together .*above 0\.95.* Lower"
+    with pytest.raises(ValueError, match=message):
+        gpu_cluster_options(**settings, device_bytes=DEVICE_BYTES)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rmm_maximum_pool_size": 0.6, "torch_memory_fraction": 0.35},
+        {"rmm_maximum_pool_size": 0.35, "torch_memory_fraction": 0.6},
+        {"rmm_maximum_pool_size": "50GB"},
+        {"rmm_maximum_pool_size": 0.95, "torch_memory_fraction": None},
+    ],
+)
+def test_shares_up_to_the_limit_are_accepted(settings):
+    gpu_cluster_options(**settings, device_bytes=DEVICE_BYTES)
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, "0.4", True, float("nan")])
+def test_a_torch_fraction_that_is_no_share_is_refused(fraction):
+    with pytest.raises(ValueError, match="not a share of the device"):
+        gpu_cluster_options(torch_memory_fraction=fraction)
+
+
+@pytest.mark.parametrize("libraries", ["torch", "cupy, torch", ["torch"]])
+def test_torch_on_rmm_has_no_fraction_of_its_own(libraries):
+    asked = {"rmm_allocator_external_lib_list": libraries}
+    options, torch_fraction = gpu_cluster_options(asked, rmm_maximum_pool_size=0.9)
+    assert torch_fraction is None
+    assert options["rmm_allocator_external_lib_list"] == libraries
+    with pytest.raises(ValueError, match="gives torch to RMM"):
+        gpu_cluster_options(asked, torch_memory_fraction=0.3)
+
+
+def test_a_device_memory_limit_of_the_caller_wins():
+    options, _ = gpu_cluster_options({"device_memory_limit": 0.2}, device_bytes=DEVICE_BYTES)
+    assert options["device_memory_limit"] == 0.2
+
+
+def test_each_worker_gets_a_gpu():
+    gpus = [Gpu(i, f"GPU-{i}", "H200", DEVICE_BYTES) for i in range(3)]
+    assert choose_gpus(gpus, None) == tuple(gpus)
+    assert choose_gpus(gpus, 2) == tuple(gpus[:2])
+    with pytest.raises(ValueError, match=r"n_workers=4, but 3 GPUs"):
+        choose_gpus(gpus, 4)
+
+
+def test_what_a_machine_lacks_is_named_in_full():
+    missing = "; ".join(missing_for_gpu(GpuSurvey(absent_because="no driver here")))
+    assert "no driver here" in missing
+    for module in ("dask_cuda", "rmm"):
+        assert (module in missing) is (importlib.util.find_spec(module) is None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dask_cuda") is None, reason="needs dask-cuda")
+def test_dask_cuda_has_every_argument_that_is_built():
+    from dask_cuda import LocalCUDACluster
+
+    accepted = inspect.signature(LocalCUDACluster).parameters
+    built, _ = gpu_cluster_options()
+    built_async, _ = gpu_cluster_options(rmm_async=True)
+    names = {*built, *built_async, "n_workers", "threads_per_worker", "CUDA_VISIBLE_DEVICES"}
+    assert names <= set(accepted)

@@ -1,0 +1,61 @@
+"""Which devices count as visible, and what an empty machine tells."""
+
+import pytest
+
+from gpuclassify.cluster.nvml import Gpu, select_visible, survey_gpus
+
+FIRST = Gpu(0, "GPU-aaaa-1", "H200", 150_000_000_000)
+SLICES = (
+    Gpu(1, "MIG-bbbb-1", "H200", 18_000_000_000),
+    Gpu(1, "MIG-bbbb-2", "H200", 36_000_000_000),
+)
+LAST = Gpu(2, "GPU-cccc-1", "H200", 150_000_000_000)
+DEVICES = (FIRST, *SLICES, LAST)
+
+
+@pytest.mark.parametrize(
+    ("visible_devices", "expected"),
+    [
+        (None, DEVICES),
+        ("", ()),
+        ("-1", ()),
+        ("0", (FIRST,)),
+        ("2,0", (LAST, FIRST)),
+        (" 2 , 0 ", (LAST, FIRST)),
+        ("0,9,2", (FIRST,)),
+        ("1", (SLICES[0],)),
+        ("MIG-bbbb-2", (SLICES[1],)),
+        ("GPU-cccc", (LAST,)),
+        ("GPU-cccc-1,MIG-bbbb-1", (LAST, SLICES[0])),
+        ("banana", ()),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(visible_devices, expected):
+    assert select_visible(DEVICES, visible_devices) == expected
+
+
+def test_a_slice_is_named_by_uuid_and_a_whole_gpu_by_index():
+    assert [gpu.visible_name for gpu in DEVICES] == ["0", "MIG-bbbb-1", "MIG-bbbb-2", "2"]
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_hidden_gpus_are_not_there(hidden):
+    survey = survey_gpus(hidden)
+    assert survey.gpus == ()
+    assert not survey.has_gpu
+    assert survey.absent_because
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_listed_with_its_memory_and_without_a_cuda_context():
+    import torch
+
+    survey = survey_gpus()
+    assert not torch.cuda.is_initialized()
+    assert survey.has_gpu
+    assert survey.absent_because == ""
+    assert survey.driver_version
+    assert survey.cuda_version >= (12, 0)
+    assert len(survey.gpus) == torch.cuda.device_count()
+    torch_bytes = torch.cuda.get_device_properties(0).total_memory
+    assert survey.gpus[0].memory_bytes == pytest.approx(torch_bytes, rel=0.05)

@@ -1,0 +1,226 @@
+"""What `examine` finds here, and how its parts judge other machines."""
+
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+
+import dask
+import pytest
+import torch
+
+from gpuclassify import doctor
+from gpuclassify.cluster.nvml import Gpu, GpuSurvey
+from gpuclassify.doctor import Check, Report
+
+H200 = Gpu(0, "GPU-1", "NVIDIA H200", 150_000_000_000)
+NO_GPU = GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
+GPU_CUDA_13 = GpuSurvey((H200,), True, "580.1", (13, 0))
+GPU_CUDA_12 = GpuSurvey((H200,), True, "550.1", (12, 8))
+SECRET = "hf_thisMustNeverBeShown"
+
+
+@pytest.fixture(scope="module")
+def report():
+    return doctor.examine()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Return a function that installs made-up distributions, and nothing else, on the path."""
+
+    def install(**requirements: list[str]):
+        for name_version, requires in requirements.items():
+            name, version = name_version.rsplit("__", 1)
+            folder = tmp_path / f"{name}-{version}.dist-info"
+            folder.mkdir()
+            lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+            lines += [f"Requires-Dist: {text}" for text in requires]
+            (folder / "METADATA").write_text("\n".join(lines) + "\n")
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        return doctor.installed_distributions()
+
+    return install
+
+
+def by_name(checks) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def test_this_environment_is_reported_as_it_is(report):
+    checks = by_name(report.checks)
+    assert checks["Python"].found.startswith(platform.python_version())
+    assert checks["dask"] == Check("dask", "ok", dask.__version__)
+    assert checks["pandas"].found == metadata.version("pandas")
+    assert checks["torch"].found.startswith(torch.__version__)
+    assert len(checks) == len(report.checks)
+    assert not [check for check in report.checks if check.status == "problem"]
+    assert not report.has_problems
+
+
+def test_every_problem_and_warning_has_a_cure(report):
+    assert all(check.cure for check in report.checks if check.status in ("warning", "problem"))
+
+
+def test_a_report_is_json(report):
+    told = json.loads(json.dumps(report.as_dict()))
+    assert told["has_problems"] is False
+    assert set(told["checks"][0]) == {"name", "status", "found", "cure"}
+    assert len(told["checks"]) == len(report.checks)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("ok", False), ("warning", False), ("missing", False), ("problem", True)],
+)
+def test_only_problems_are_problems(status, expected):
+    report = Report((Check("a", "ok", "x"), Check("b", status, "y")))
+    assert report.has_problems is expected
+
+
+def test_examine_prints_nothing_and_loads_no_torch_here():
+    probe = (
+        "import sys; from gpuclassify.doctor import examine; examine();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_token_is_found_and_never_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    checks = by_name(doctor._hub())
+    assert checks["Hub token"] == Check("Hub token", "ok", "yes, in HF_TOKEN")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    file = tmp_path / "token"
+    assert doctor._token(str(file)).status == "missing"
+    file.write_text(SECRET)
+    assert doctor._token(str(file)) == Check("Hub token", "ok", "yes, from a login")
+
+
+def test_offline_mode_is_told(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert by_name(doctor._hub())["Hub access"].found.startswith("offline")
+
+
+def test_a_cache_is_judged_by_its_nearest_existing_directory(tmp_path, monkeypatch):
+    deep = tmp_path / "not" / "there"
+    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 0)
+    check = doctor.cache_check(deep)
+    assert check.status == "ok"
+    assert check.found.startswith(str(deep))
+    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 10**30)
+    assert doctor.cache_check(deep).status == "warning"
+    (tmp_path / "file").write_text("")
+    assert doctor.cache_check(tmp_path / "file" / "cache").status == "problem"
+    assert not deep.exists()
+
+
+def test_a_version_outside_a_range_is_a_problem_with_what_to_install(site):
+    installed = site(
+        **{
+            "cudf-cu13__26.10.2": ["pandas<3.1.0,>=3.0.0", "numpy>=2.0"],
+            "crossfit__0.0.9": ["pandas"],
+            "gpuclassify__0.1.0": ["pandas>=3.0"],
+            "pandas__3.1.1": ["numpy>=1"],
+            "numpy__2.4.6": [],
+        }
+    )
+    (check,) = doctor.requirement_checks(installed)
+    assert check.name == "version of pandas"
+    assert check.status == "problem"
+    assert "pandas 3.1.1" in check.found
+    assert "cudf-cu13 26.10.2 needs pandas<3.1.0,>=3.0.0" in check.found
+    assert "gpuclassify" not in check.found
+    assert check.cure.startswith("pip install 'pandas")
+    assert "<3.1.0" in check.cure
+
+
+def test_requirements_of_extras_other_systems_and_absent_packages_do_not_count(site):
+    installed = site(
+        **{
+            "rapids-dask-dependency__26.10.0": [
+                "dask<2026.7.2,>=2026.7.1",
+                "distributed==1.0",
+                'dask==1.0; extra == "test"',
+                'dask==1.0; sys_platform == "nowhere"',
+            ],
+            "dask__2026.7.1": [],
+        }
+    )
+    (check,) = doctor.requirement_checks(installed)
+    assert (check.name, check.status) == ("versions", "ok")
+
+
+@pytest.mark.parametrize(
+    ("versions", "survey", "status"),
+    [
+        ({"cudf-cu13": "26.10.2", "rmm-cu13": "26.10.0"}, GPU_CUDA_13, "ok"),
+        ({"cudf-cu12": "26.10.2"}, GPU_CUDA_13, "ok"),
+        ({"cudf-cu12": "26.10.2"}, GPU_CUDA_12, "ok"),
+        ({"cudf-cu13": "26.10.2"}, GPU_CUDA_12, "problem"),
+        ({"cudf-cu13": "26.10.2", "rmm-cu12": "26.10.0"}, GPU_CUDA_13, "problem"),
+        ({"cudf-cu13": "26.10.2", "cudf-cu12": "26.10.2"}, NO_GPU, "problem"),
+    ],
+)
+def test_rapids_wheels_must_fit_the_driver_and_each_other(versions, survey, status):
+    check = by_name(doctor.rapids_checks(versions, survey))["RAPIDS and CUDA"]
+    assert check.status == status
+    assert bool(check.cure) is (status == "problem")
+
+
+def test_missing_rapids_names_the_extra_for_the_driver():
+    for survey, extra in ((GPU_CUDA_13, "[gpu]"), (GPU_CUDA_12, "[gpu-cu12]")):
+        checks = by_name(doctor.rapids_checks({}, survey))
+        assert set(checks) == {"cudf", "dask-cudf", "dask-cuda", "rmm"}
+        assert all(check.status == "missing" and extra in check.cure for check in checks.values())
+    assert all(check.cure == "" for check in doctor.rapids_checks({}, NO_GPU))
+
+
+@pytest.mark.parametrize(
+    ("probe", "survey", "status"),
+    [
+        ({"version": "2.13.0+cpu", "cuda": None, "devices": 0}, NO_GPU, "ok"),
+        ({"version": "2.13.0", "cuda": "13.0", "devices": 0}, NO_GPU, "ok"),
+        ({"version": "2.13.0", "cuda": "13.0", "devices": 1}, GPU_CUDA_13, "ok"),
+        ({"version": "2.13.0+cpu", "cuda": None, "devices": 0}, GPU_CUDA_13, "warning"),
+        ({"version": "2.13.0", "cuda": "13.0", "devices": 0}, GPU_CUDA_12, "problem"),
+        ({"error": "libcudart.so.13 not found"}, GPU_CUDA_13, "problem"),
+    ],
+)
+def test_torch_must_see_the_gpus_that_are_there(probe, survey, status):
+    check = doctor._torch(probe, survey)
+    assert check.status == status
+    assert bool(check.cure) is (status != "ok")
+
+
+def test_gpus_are_told_with_their_memory():
+    checks = by_name(doctor._gpus(GPU_CUDA_13))
+    assert checks["NVIDIA driver"].found == "580.1, runs CUDA up to 13.0"
+    assert checks["GPU 0"].found == "NVIDIA H200, 139.7 GiB"
+
+
+def test_no_gpu_is_no_problem_but_one_that_cannot_be_listed_is_told():
+    (check,) = doctor._gpus(NO_GPU)
+    assert check.status == "ok"
+    assert "CPU will be used" in check.found
+    (check,) = doctor._gpus(GpuSurvey(has_gpu=True, absent_because="nvidia-ml-py is missing"))
+    assert check.status == "warning"
+    assert "nvidia-ml-py" in check.cure
+
+
+def test_torch_that_does_not_import_is_told_with_its_error(monkeypatch):
+    monkeypatch.setattr(doctor, "TORCH_PROBE", "raise ImportError('no libgomp here')")
+    assert "no libgomp here" in doctor.probe_torch()["error"]
+    monkeypatch.setattr(doctor, "TORCH_PROBE", "print('hello')")
+    assert "cannot be read" in doctor.probe_torch()["error"]
+
+
+def test_a_missing_package_is_a_problem_with_its_installation(site):
+    checks = by_name(doctor._packages(site(dask__2026=[])))
+    assert checks["dask"].status == "ok"
+    assert checks["pandas"] == Check("pandas", "problem", "not installed", "pip install pandas")
