@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .PHONY: demo test test-gpu lint bench clean
 
 demo: $(VENV)/.base
-	$(BIN)/gpuclassify demo
+	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -q -m "not gpu"
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu

@@ -56,7 +56,6 @@ class ModelMapper(PartitionMap):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.__signature__ = signature_of(cls.Options, cls.defaults, ["token"])  # type: ignore[attr-defined]
-        cls.__name__ = cls.__qualname__  # the base's task name must not hide the class's own
 
     def __init__(self, **arguments: Any) -> None:
         owner = type(self).__qualname__
@@ -79,7 +78,7 @@ class ModelMapper(PartitionMap):
         return (type(self).__module__, type(self).__qualname__, self.options, self._pinned())
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.options == other.options  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.options == other.options
 
     def __hash__(self) -> int:
         return hash((type(self), self.options))

@@ -42,7 +42,10 @@ class PartitionMap(ABC):
     to workers and may run any partition again.
     """
 
-    __name__ = "partition_map"  # Dask names tasks by it when the object itself is mapped
+    @property
+    def __name__(self) -> str:
+        """Names the tasks on Dask's dashboard; without it an address would be part of the key."""
+        return type(self).__qualname__
 
     @property
     @abstractmethod

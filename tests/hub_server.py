@@ -22,7 +22,7 @@ LARGE_FILES = (".safetensors", ".bin", ".pt")
 class Answer(NamedTuple):
     status: int
     body: bytes = b""
-    headers: dict = {}  # noqa: RUF012 - read only
+    headers: dict = {}
 
 
 class Request(NamedTuple):

@@ -19,6 +19,7 @@ from huggingface_hub import constants
 from safetensors.numpy import save
 
 from gpuclassify import hub
+from gpuclassify.hub import tokens
 
 # Loaded by path: an installed package may be called "tests" too.
 HubServer = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))["HubServer"]
@@ -75,7 +76,7 @@ def no_tokens(monkeypatch, tmp_path):
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(hub, "_tokens", {})
+    monkeypatch.setattr(tokens, "_tokens", {})
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def run_elsewhere(code, **environment):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=kept | {"HF_HUB_DISABLE_XET": "1"} | environment,
-        cwd=Path(hub.__file__).parents[1],
+        cwd=Path(hub.__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=60,
@@ -665,7 +666,7 @@ def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog)
         assert client.run(worker_plugins) == {
             address: [f"<TokenPlugin {NAME}>"] for address in client.scheduler_info()["workers"]
         }
-        monkeypatch.setattr(hub, "_tokens", {})
+        monkeypatch.setattr(tokens, "_tokens", {})
         assert hub.token_for(NAME) is None
 
         async def join():

@@ -16,7 +16,7 @@ class Settings:
     width: int = 128
     layers: int = 1
     heads: int = 4
-    steps: int = 800
+    steps: int = 600
     batch_documents: int = 64
     max_tokens: int = 128
     min_kept_share: float = 0.1

@@ -21,6 +21,7 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import logging
 import sys
 import threading
@@ -59,20 +60,9 @@ def crossfit_batches(
     side : {"right", "left"}
         Padding side.
     current_limits : callable
-        The limits by which batches are cut, read once.
+        Asked before each batch, so that limits lowered by an out-of-memory hold at once.
     """
-    import torch
-
-    whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
-    columns = {"input_ids": whole.ids, "attention_mask": whole.mask}
-    if whole.type_ids is not None:
-        columns["token_type_ids"] = whole.type_ids
-    loader = _loader_class()(
-        {name: torch.from_numpy(values) for name, values in columns.items()},
-        whole.width,
-        side,
-        current_limits,
-    )
+    loader = _build_loader(tokens, pad_id, side, current_limits, type_pad_id)
     order = loader.sorted_indices.numpy()
     start = 0
     for batch in loader:
@@ -85,6 +75,24 @@ def crossfit_batches(
             arrays.get("token_type_ids"),
         )
         start = stop
+
+
+def _build_loader(
+    tokens: TokenBatch,
+    pad_id: int,
+    side: str,
+    current_limits: Callable[[], BatchLimits],
+    type_pad_id: int,
+) -> Any:
+    """A loader over one rectangle of all rows; only its sorted copy outlives this call."""
+    import torch
+
+    whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
+    columns = {"input_ids": whole.ids, "attention_mask": whole.mask}
+    if whole.type_ids is not None:
+        columns["token_type_ids"] = whole.type_ids
+    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+    return _loader_class()(tensors, whole.width, side, current_limits)
 
 
 def clip_tokens(
@@ -126,8 +134,12 @@ def _loader_class() -> type:
 
         def _find_optimal_splits(self) -> list[int]:
             lengths = self.tensor_dict["seq_length"].numpy()
-            limits = self._current_limits()
-            return [stop for _, stop in cut_batches(lengths, lambda: limits)]
+            self._ranges = cut_batches(lengths, self._current_limits)
+            return []
+
+        def __next__(self) -> dict[str, Any]:
+            self.splits += [stop for _, stop in itertools.islice(self._ranges, 1)]
+            return super().__next__()
 
     return BudgetLoader
 
@@ -139,17 +151,16 @@ def _import_loader() -> ModuleType:
         package = "crossfit.backend.torch"
         if package not in sys.modules:
             sys.modules[package] = _bare_package(package, folder / "backend" / "torch")
-        with _stand_ins(
-            ("crossfit.op.tokenize", "clip_tokens", clip_tokens),
-            ("crossfit.backend.torch.model", "Model", object),
+        with (
+            _stand_ins(
+                ("crossfit.op.tokenize", "clip_tokens", clip_tokens),
+                ("crossfit.backend.torch.model", "Model", object),
+            ),
+            _quiet_root_logger(folder),
         ):
-            logging.disable(logging.WARNING)  # it reports absent backends through the root logger
-            try:
-                loader = importlib.import_module("crossfit.backend.torch.loader")
-            finally:
-                logging.disable(logging.NOTSET)
+            loader = importlib.import_module("crossfit.backend.torch.loader")
         crossarray = type(loader.crossarray)
-        crossarray.__enter__ = crossarray.__exit__ = lambda *_: None  # type: ignore[method-assign]
+        crossarray.__enter__ = crossarray.__exit__ = lambda *_: None
         importlib.import_module("crossfit.backend.torch.array")
         return loader
 
@@ -171,11 +182,35 @@ def _stand_ins(*modules: tuple[str, str, Any]) -> Iterator[None]:
                 sys.modules[name] = previous
 
 
+@contextlib.contextmanager
+def _quiet_root_logger(folder: Path) -> Iterator[None]:
+    """Without what modules in `folder` report through the root logger: backends they do without.
+
+    Such a report would also configure logging for the whole process if nobody had, so the handler
+    of last resort stands in for a configuration meanwhile.
+    """
+    root = logging.getLogger()
+
+    def is_foreign(record: logging.LogRecord) -> bool:
+        return not Path(record.pathname).is_relative_to(folder)
+
+    placeholder = None if root.handlers else logging.lastResort
+    if placeholder is not None:
+        root.addHandler(placeholder)
+    root.addFilter(is_foreign)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_foreign)
+        if placeholder is not None:
+            root.removeHandler(placeholder)
+
+
 def _bare_package(name: str, folder: Path) -> ModuleType:
     package = ModuleType(name)
     package.__path__ = [str(folder)]
     package.__spec__ = ModuleSpec(name, None, is_package=True)
-    package.__spec__.submodule_search_locations = package.__path__  # type: ignore[misc]
+    package.__spec__.submodule_search_locations = package.__path__
     return package
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits,
 from gpuclassify.inference.tokens import TokenBatch
 
 # One forward at a time on a device: two would compete for its memory.
-_device_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+_device_locks: dict[tuple[str, int], threading.Lock] = {}
 
 
 @dataclass
@@ -102,7 +101,7 @@ def run(
     if not len(tokens):
         return np.zeros((0, model.output_size), dtype=np.float32)
     started = time.perf_counter()
-    with _device_locks[str(model.device)], torch.inference_mode():
+    with _device_lock(model.device), torch.inference_mode():
         stats.wait_seconds += time.perf_counter() - started
         started = time.perf_counter()
         outputs = _run_batches(model, key, tokens, settings, stats)
@@ -113,9 +112,14 @@ def run(
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, row: int, side: str) -> np.ndarray:
     """Outputs of one text in a batch of its own, float32 (outputs,)."""
-    with _device_locks[str(model.device)], torch.inference_mode():
+    with _device_lock(model.device), torch.inference_mode():
         batch = pad(tokens, np.array([row]), model.pad_id, side, model.type_pad_id)
         return model.forward(batch, side)[0].cpu().numpy()
+
+
+def _device_lock(device: torch.device) -> threading.Lock:
+    """The device's lock, the same one for "cuda" and "cuda:0"."""
+    return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
 
 def _run_batches(
@@ -127,9 +131,10 @@ def _run_batches(
     outputs: list[torch.Tensor] = []
 
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
+        output = model.forward(batch.part(start, stop), side)
         stats.batches += 1
         stats.padded_tokens += (stop - start) * batch.width
-        return model.forward(batch.part(start, stop), side)
+        return output
 
     def remember(batch: PaddedBatch, count: int) -> None:
         stats.out_of_memory += 1
@@ -142,8 +147,8 @@ def _run_batches(
         rows.append(batch.rows)
     # Outputs stay on the device until here: one copy instead of one wait for every batch.
     values = torch.cat(outputs).cpu().numpy()
-    result = np.empty_like(values)
-    result[np.concatenate(rows)] = values
+    result = np.empty((len(tokens), values.shape[1]), dtype=values.dtype)
+    result[np.concatenate(rows)] = values  # of a row that ran twice, the later outputs
     return result
 
 
@@ -152,11 +157,21 @@ def _batches(
 ) -> Iterator[PaddedBatch]:
     if settings.loader == "crossfit":
         yield from crossfit_batches(tokens, model.pad_id, side, current_limits, model.type_pad_id)
-        return
-    lengths = tokens.lengths
-    order = longest_first(lengths) if settings.sort_by_length else np.arange(len(tokens))
-    for start, stop in cut_batches(lengths[order], current_limits):
-        yield pad(tokens, order[start:stop], model.pad_id, side, model.type_pad_id)
+    else:
+        lengths = tokens.lengths
+        order = longest_first(lengths) if settings.sort_by_length else np.arange(len(tokens))
+        for start, stop in cut_batches(lengths[order], current_limits):
+            yield pad(tokens, order[start:stop], model.pad_id, side, model.type_pad_id)
+    if side == "left":
+        # A decoder reads a row's last token that is not the padding id. In a row of that id alone
+        # it takes the first column, which is padding beside longer rows: such rows run again alone.
+        for row in _rows_of_only(model.pad_id, tokens):
+            yield pad(tokens, np.array([row]), model.pad_id, side, model.type_pad_id)
+
+
+def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
+    has_other = np.logical_or.reduceat(tokens.ids != token_id, tokens.offsets[:-1])
+    return np.flatnonzero(~has_other)
 
 
 def _limits(model: LoadedModel, key: Hashable, settings: BatchSettings, side: str) -> BatchLimits:

@@ -95,7 +95,7 @@ class LoadedModel:
         }
         if batch.type_ids is not None:
             inputs["token_type_ids"] = torch.from_numpy(batch.type_ids).to(self.device)
-        if side == "left" and self.accepts_positions:
+        if side == "left" and self.accepts_positions and not batch.mask.all():
             mask = inputs["attention_mask"]
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         outputs = self.module(**inputs)
@@ -108,12 +108,11 @@ class LoadedModel:
         Some architectures let padding leak into real tokens (through convolutions, or positions
         counted from the row's end). Their texts are then batched by equal length only.
         """
-        with self._lock:
-            if side not in self._padding_safety:
-                self._padding_safety[side] = self._measure_padding(side)
-                if not self._padding_safety[side]:
-                    logger.info("padding changes outputs: only texts of equal length share a batch")
-            return self._padding_safety[side]
+        if side not in self._padding_safety:
+            self._padding_safety[side] = self._measure_padding(side)
+            if not self._padding_safety[side]:
+                logger.info("padding changes outputs: only texts of equal length share a batch")
+        return self._padding_safety[side]
 
     def _measure_padding(self, side: str) -> bool:
         lengths = [min(length, self.max_tokens) for length in _PROBE_LENGTHS]

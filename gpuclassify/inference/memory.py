@@ -19,6 +19,7 @@ CPU_MAX_TOKENS = 2_048
 # On a GPU more tokens than this fill the device no better, while padding grows.
 GPU_MAX_TOKENS = 65_536
 GPU_PROBE_TOKENS = 4_096
+GPU_UNMEASURED_TOKENS = 16_384  # where torch's memory cannot be measured
 GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
 CPU_SCORE_BYTES = 64 * 2**20
 GPU_SCORE_BYTES = 2 * 2**30
@@ -161,6 +162,8 @@ def run_halving(
 ) -> list[Result]:
     """Outputs of ``step(start, stop)`` in row order, halving what exhausts memory.
 
+    What was too many for one part is not tried again on the next.
+
     Parameters
     ----------
     step : callable
@@ -175,24 +178,29 @@ def run_halving(
     DocumentTooLargeError
         A single row exhausts memory.
     """
-    try:
-        return [step(start, stop)]
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        reason = str(error)
-    # Outside the handler: the exception's traceback would keep the failed batch alive.
-    release_memory()
-    rows = stop - start
-    if rows == 1:
-        raise DocumentTooLargeError(
-            f"one text alone does not fit into memory: lower max_seq_length, or use a device with "
-            f"more memory ({reason})"
-        )
-    on_out_of_memory(rows)
-    middle = start + rows // 2
-    first = run_halving(step, start, middle, on_out_of_memory)
-    return first + run_halving(step, middle, stop, on_out_of_memory)
+    outputs: list[Result] = []
+    most_rows = stop - start
+    while start < stop:
+        end = min(start + most_rows, stop)
+        try:
+            outputs.append(step(start, end))
+            start = end
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error)
+        # Outside the handler: the exception's traceback would keep the failed batch alive.
+        release_memory()
+        rows = end - start
+        if rows == 1:
+            raise DocumentTooLargeError(
+                "one text alone does not fit into memory: lower max_seq_length, or use a device "
+                f"with more memory ({reason})"
+            )
+        on_out_of_memory(rows)
+        most_rows = rows // 2
+    return outputs
 
 
 def release_memory() -> None:
@@ -213,6 +221,8 @@ def free_bytes(device: torch.device) -> int:
 
         return psutil.virtual_memory().available
     free, total = torch.cuda.mem_get_info(device)
+    if not _has_statistics():
+        return free
     allocated = torch.cuda.memory_allocated(device)
     cached = torch.cuda.memory_reserved(device) - allocated
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated
@@ -236,25 +246,56 @@ def find_limits(
     probe : callable
         ``probe(rows, width)`` runs one batch of that size.
     """
-    import torch
-
     if device.type != "cuda":
         return BatchLimits(CPU_MAX_TOKENS, score_rule=score_rule, max_score_bytes=CPU_SCORE_BYTES)
-    rows = max(1, GPU_PROBE_TOKENS // widest)
-    probe(1, widest)  # kernels and workspaces are loaded by the first run
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    probe(rows, widest)
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    # Memory per token is largest at the widest batch, so the bound holds for every width.
-    bytes_per_token = max(1, peak // (rows * widest))
-    max_tokens = int(free_bytes(device) * GPU_SHARE) // bytes_per_token
+    max_tokens = GPU_UNMEASURED_TOKENS
+    if _has_statistics():
+        bytes_per_token = _bytes_per_token(device, widest, probe)
+        usable_bytes = int(free_bytes(device) * GPU_SHARE)
+        max_tokens = max(1, min(usable_bytes // bytes_per_token, GPU_MAX_TOKENS))
+        logger.info("%s: %d bytes a token measured", device, bytes_per_token)
     limits = BatchLimits(
-        max(widest, min(max_tokens, GPU_MAX_TOKENS)),
+        max_tokens,
         score_rule=score_rule,
         max_score_bytes=min(GPU_SCORE_BYTES, int(free_bytes(device) * GPU_SHARE)),
     )
-    logger.info("%s: %d bytes a token measured, limits %s", device, bytes_per_token, limits)
+    logger.info("%s: limits %s", device, limits)
     return limits
+
+
+def _has_statistics() -> bool:
+    """Whether torch's allocator counts its memory: RMM in its place does not."""
+    import torch
+
+    return torch.cuda.get_allocator_backend() != "pluggable"
+
+
+def _bytes_per_token(device: torch.device, widest: int, probe: Callable[[int, int], Any]) -> int:
+    """Bytes that one token of a batch takes, measured on a batch as wide as texts can be."""
+    import torch
+
+    width = min(widest, GPU_PROBE_TOKENS)
+
+    def peak_bytes(rows: int) -> int:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        probe(rows, width)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    probe(1, 1)  # kernels and workspaces are loaded by the first run
+    rows = GPU_PROBE_TOKENS // width
+    # What does not fit is halved here too; a single row that does not is no reason to give up,
+    # because texts may be shorter.
+    while True:
+        try:
+            return max(1, peak_bytes(rows) // (rows * width))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or rows * width == 1:
+                raise
+        release_memory()
+        if rows > 1:
+            rows //= 2
+        else:
+            width //= 2

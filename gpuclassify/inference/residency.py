@@ -110,7 +110,8 @@ class Residency(Generic[Model]):
         return load()
 
     def _make_room(self, needed_bytes: Callable[[], int], free_bytes: Callable[[], int]) -> None:
-        while needed_bytes() > free_bytes() and self._evict_oldest_idle():
+        needed = needed_bytes()
+        while needed > free_bytes() and self._evict_oldest_idle():
             pass
 
     def _evict_oldest_idle(self) -> bool:

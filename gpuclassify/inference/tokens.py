@@ -126,8 +126,12 @@ class TextTokenizer:
             padding=False,
             return_token_type_ids=True,
         )
-        for ids, types in zip(output["input_ids"], output["token_type_ids"], strict=True):
-            yield ids, types, len(ids) >= self.max_tokens
+        encoded = zip(texts, output["input_ids"], output["token_type_ids"], strict=True)
+        for text, ids, types in encoded:
+            yield ids, types, len(ids) == self.max_tokens and self._is_longer(text)
+
+    def _is_longer(self, text: str) -> bool:
+        return len(self._tokenizer(text, verbose=False)["input_ids"]) > self.max_tokens
 
     def _gives_type_ids(self) -> bool:
         if "token_type_ids" not in self._tokenizer.model_input_names:

@@ -15,7 +15,15 @@ from gpuclassify.demo import training
 from gpuclassify.demo.corpus import Document
 from gpuclassify.demo.training import Settings, cached_model, train
 
-TINY = Settings(vocabulary=300, width=32, heads=2, steps=60, batch_documents=16)
+TINY = Settings(
+    vocabulary=300,
+    width=32,
+    heads=2,
+    steps=120,
+    batch_documents=16,
+    max_kept_share=0.8,
+    learning_rate=5e-3,
+)
 WORDS = {
     "Cooking": ["onion", "pan", "salt", "boil", "oven", "butter", "pepper", "dough", "stew"],
     "Sailing": ["mast", "sail", "rope", "anchor", "wind", "harbour", "deck", "keel", "tide"],

@@ -1,0 +1,47 @@
+"""Model names as pinned identities, their files, and the tokens that open gated ones.
+
+A model is named by its Hugging Face Hub name or by a directory. `resolve` turns either into an
+`Identity` once, and everything later (configuration, tensor shapes, weights) is read at exactly
+that identity. Pickled weights are never fetched. Tokens live in process memory alone.
+"""
+
+from gpuclassify.hub.errors import (
+    HubUnreachableError,
+    MissingOrPrivateError,
+    ModelAccessError,
+    ModelChangedError,
+    ModelNotFoundError,
+)
+from gpuclassify.hub.files import download, list_files, read_json
+from gpuclassify.hub.identity import (
+    LOADABLE_PATTERNS,
+    PICKLE_PATTERNS,
+    Identity,
+    directory_digest,
+    resolve,
+)
+from gpuclassify.hub.paths import Location, is_directory_name
+from gpuclassify.hub.tensors import read_tensor_shapes
+from gpuclassify.hub.tokens import remember_token, share_tokens_with_workers, token_for
+
+__all__ = [
+    "LOADABLE_PATTERNS",
+    "PICKLE_PATTERNS",
+    "HubUnreachableError",
+    "Identity",
+    "Location",
+    "MissingOrPrivateError",
+    "ModelAccessError",
+    "ModelChangedError",
+    "ModelNotFoundError",
+    "directory_digest",
+    "download",
+    "is_directory_name",
+    "list_files",
+    "read_json",
+    "read_tensor_shapes",
+    "remember_token",
+    "resolve",
+    "share_tokens_with_workers",
+    "token_for",
+]

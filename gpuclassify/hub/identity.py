@@ -1,0 +1,197 @@
+"""A model's name pinned to a commit of the Hub or to a digest of a directory."""
+
+import hashlib
+import logging
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
+from gpuclassify.hub.explanations import explained, unreachable
+from gpuclassify.hub.headers import raw_header
+from gpuclassify.hub.paths import (
+    Location,
+    absolute,
+    is_directory_name,
+    matches,
+    repo_folder,
+    visible_files,
+)
+from gpuclassify.hub.tokens import token_for
+
+logger = logging.getLogger(__name__)
+
+
+LOADABLE_PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "tokenizer*",
+    "*.txt",
+    "*.model",
+    "vocab*",
+    "merges*",
+)
+PICKLE_PATTERNS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.pkl", "*.pickle")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A model pinned to what it is now.
+
+    Parameters
+    ----------
+    name : str
+        Hub name, or the absolute, user-expanded path of a directory.
+    revision : str
+        Commit sha of 40 hex digits, or ``"sha256:..."`` (`directory_digest`) of a directory.
+    is_directory : bool
+        Whether `name` is a directory.
+    """
+
+    name: str
+    revision: str
+    is_directory: bool
+
+
+def resolve(
+    name: Location, revision: str | None = None, *, cache_dir: Location | None = None
+) -> Identity:
+    """Pin a model name to a commit or a digest.
+
+    Parameters
+    ----------
+    name : str or path
+        Hub name or directory; see `is_directory_name` for how the two are told apart.
+    revision : str, optional
+        Branch, tag or commit of a Hub model; ``main`` if None. A full sha costs no request.
+    cache_dir : str or path, optional
+        Hub cache to use instead of the default one. Without a network, the commit that it last
+        knew for `revision` is taken.
+
+    Returns
+    -------
+    Identity
+
+    Raises
+    ------
+    ModelNotFoundError
+        Neither a directory nor a Hub model, or the model has no such revision.
+    ModelAccessError
+        The model is gated or private, and the token is missing or has no access.
+    HubUnreachableError
+        The Hub does not answer and the cache knows no such revision.
+    ValueError
+        A revision was given for a directory.
+    """
+    name = os.fspath(name)
+    if is_directory_name(name):
+        folder = absolute(name)
+        digest = directory_digest(folder)
+        if revision not in (None, digest):
+            raise ValueError(
+                f"revision={revision!r} names a commit of a Hub model, but {name!r} is a "
+                "directory: leave it out, or rename the directory if the Hub model was meant"
+            )
+        return Identity(str(folder), digest, is_directory=True)
+    _check_repo_name(name)
+    revision = revision or "main"
+    if re.fullmatch("[0-9a-fA-F]{40}", revision):
+        return Identity(name, revision.lower(), is_directory=False)
+    return Identity(name, _commit_of(name, revision, cache_dir), is_directory=False)
+
+
+def directory_digest(path: Location) -> str:
+    """Digest a model directory without reading its weights.
+
+    Parameters
+    ----------
+    path : str or path
+        The directory; ``~`` is expanded.
+
+    Returns
+    -------
+    str
+        ``"sha256:"`` and 64 hex digits over name, size and modification time of every file that
+        a loader could read (configuration, tokenizer, safetensors; at any depth), and over the
+        raw safetensors headers. Hidden files, hidden folders and ``__pycache__`` do not count.
+
+    Raises
+    ------
+    ModelNotFoundError
+        `path` is not a directory.
+    """
+    folder = absolute(path)
+    digest = hashlib.sha256()
+    for name in visible_files(folder):
+        if not matches(name, LOADABLE_PATTERNS) or matches(name, PICKLE_PATTERNS):
+            continue
+        status = (folder / name).stat()
+        digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+        if name.endswith(".safetensors"):
+            digest.update(raw_header(folder / name))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _check_repo_name(name: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as err:
+        raise ModelNotFoundError(
+            f"model {name!r} is neither a directory (looked for {absolute(name)}) "
+            f"nor a Hub name such as 'nvidia/domain-classifier': {err}"
+        ) from err
+
+
+def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
+    """The commit that a branch or tag points at: asked of the Hub, else as last cached."""
+    from huggingface_hub import is_offline_mode
+
+    ref = repo_folder(name, cache_dir) / "refs" / revision
+    if is_offline_mode():
+        if not ref.is_file():
+            reason = "HF_HUB_OFFLINE=1 is set"
+            raise HubUnreachableError(unreachable(name, revision, reason))
+        return ref.read_text().strip()
+    try:
+        with explained(name, revision):
+            commit = _ask_for_commit(name, revision)
+    except HubUnreachableError as err:
+        if not ref.is_file():
+            raise
+        logger.warning("using the cached commit of %s at %s: %s", name, revision, err)
+        return ref.read_text().strip()
+    _note_commit(ref, commit)
+    return commit
+
+
+def _ask_for_commit(name: str, revision: str) -> str:
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    # A file, unlike the model's public card, tells at once whether the token opens a gated model.
+    url = hf_hub_url(name, "config.json", revision=revision)
+    try:
+        commit = get_hf_file_metadata(url, token=token_for(name)).commit_hash
+    except RemoteEntryNotFoundError:
+        commit = None
+    if commit is None:
+        commit = HfApi().model_info(name, revision=revision, token=token_for(name)).sha
+    assert commit is not None, "a revision that exists has a commit"
+    return commit
+
+
+def _note_commit(ref: Path, commit: str) -> None:
+    """Record a commit where the Hub cache keeps it, for times without a network."""
+    try:
+        if not ref.is_file() or ref.read_text() != commit:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            draft = ref.with_name(f"{ref.name}.{uuid.uuid4().hex}.tmp")
+            draft.write_text(commit)
+            draft.replace(ref)
+    except OSError as err:
+        logger.debug("the cache cannot record %s: %s", ref, err)

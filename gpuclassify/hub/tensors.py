@@ -1,0 +1,109 @@
+"""Names and shapes of a model's tensors, without its weights."""
+
+from pathlib import Path
+
+from gpuclassify.hub.cache import cached_file
+from gpuclassify.hub.errors import ModelNotFoundError
+from gpuclassify.hub.explanations import explained, forget_secrets
+from gpuclassify.hub.files import list_files, read_json
+from gpuclassify.hub.headers import INDEX, WEIGHTS, shapes_in_file, weight_map_of
+from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity
+from gpuclassify.hub.paths import Location, matches
+from gpuclassify.hub.tokens import token_for
+
+_HOW_TO_CONVERT = """\
+import torch, safetensors.torch as st
+st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
+    "pytorch_model.bin", map_location="cpu", weights_only=True).items()},
+    "model.safetensors", metadata={"format": "pt"})"""
+
+
+def read_tensor_shapes(
+    identity: Identity, *, cache_dir: Location | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Read names and shapes of a model's tensors from the safetensors headers, never weights.
+
+    Parameters
+    ----------
+    identity : Identity
+        From `resolve`.
+    cache_dir : str or path, optional
+        As in `resolve`.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        Every tensor of ``model.safetensors``, or of all the files of its sharded index.
+
+    Raises
+    ------
+    ModelNotFoundError
+        The model has no safetensors weights (pickles are refused), or lacks a shard.
+    ValueError
+        A header or the index is truncated or corrupt; the message names the file.
+    ModelAccessError, HubUnreachableError
+        As in `resolve`.
+    """
+    files = list_files(identity, cache_dir=cache_dir)
+    if WEIGHTS in files:
+        return _shapes_of_file(identity, WEIGHTS, cache_dir)
+    if INDEX not in files:
+        raise ModelNotFoundError(_no_safetensors(identity.name, files))
+    weight_map = weight_map_of(read_json(identity, INDEX, cache_dir=cache_dir) or {}, identity.name)
+    shards = sorted(set(weight_map.values()))
+    if absent := [shard for shard in shards if shard not in files]:
+        raise ModelNotFoundError(
+            f"{INDEX} of {identity.name} names weight files that are not there: {absent}"
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    for shard in shards:
+        shapes.update(_shapes_of_file(identity, shard, cache_dir))
+    if lost := sorted(set(weight_map) - set(shapes)):
+        raise ValueError(
+            f"{INDEX} of {identity.name} names {len(lost)} tensors that its files lack: {lost[:5]}"
+        )
+    return shapes
+
+
+def _no_safetensors(name: str, files: list[str]) -> str:
+    pickles = [file for file in files if matches(file, PICKLE_PATTERNS)]
+    if not pickles:
+        return f"{name} has no {WEIGHTS} and no {INDEX}; its files are {files}"
+    return (
+        f"{name} has its weights only as pickles ({', '.join(pickles)}), which can run any code "
+        f"when they are read and are refused. Convert a copy that you trust:\n{_HOW_TO_CONVERT}\n"
+        "and pass the directory of the new file, with config.json and the tokenizer beside it"
+    )
+
+
+def _shapes_of_file(
+    identity: Identity, filename: str, cache_dir: Location | None
+) -> dict[str, tuple[int, ...]]:
+    if identity.is_directory:
+        return shapes_in_file(Path(identity.name, filename))
+    cached = cached_file(identity, filename, cache_dir)
+    return shapes_in_file(cached) if cached else _remote_shapes(identity, filename)
+
+
+def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ...]]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, SafetensorsParsingError
+
+    with explained(identity.name, identity.revision):
+        try:
+            header = HfApi().parse_safetensors_file_metadata(
+                identity.name,
+                filename,
+                revision=identity.revision,
+                token=token_for(identity.name),
+            )
+        except (SafetensorsParsingError, HfHubHTTPError) as err:
+            is_too_short = isinstance(err, HfHubHTTPError) and err.response.status_code == 416
+            if isinstance(err, HfHubHTTPError) and not is_too_short:
+                raise
+            forget_secrets(err)
+            raise ValueError(
+                f"{filename} of {identity.name} at {identity.revision} has a truncated or corrupt "
+                "safetensors header; its author has to upload it again"
+            ) from err
+    return {name: tuple(tensor.shape) for name, tensor in header.tensors.items()}

@@ -1,0 +1,28 @@
+"""Tiny random checkpoints with the layouts of published ones, to test without the Hub.
+
+`write_checkpoint` writes a small copy of one of the published classifiers,
+`write_sequence_classifier` any small ``AutoModelForSequenceClassification``. Each directory
+holds weights, configuration and a trained tokenizer, and loads like a download. Weights are
+random; the last layer is fitted so that different texts get clearly different answers.
+"""
+
+from gpuclassify.testing.architectures import ARCHITECTURES, write_sequence_classifier
+from gpuclassify.testing.checkpoints import write_checkpoint
+from gpuclassify.testing.configs import (
+    FAMILIES,
+    FAMILY_LABELS,
+    category_config,
+    education_config,
+)
+from gpuclassify.testing.texts import sample_texts
+
+__all__ = [
+    "ARCHITECTURES",
+    "FAMILIES",
+    "FAMILY_LABELS",
+    "category_config",
+    "education_config",
+    "sample_texts",
+    "write_checkpoint",
+    "write_sequence_classifier",
+]

@@ -1,0 +1,134 @@
+"""Checkpoints with the layouts of the published classifiers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuclassify.testing.configs import (
+    EDUCATION,
+    FAMILIES,
+    FAMILY_LABELS,
+    backbone_config,
+    category_config,
+    checked_labels,
+    education_config,
+)
+from gpuclassify.testing.files import empty_directory, write_json
+from gpuclassify.testing.texts import documents_of
+from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
+from gpuclassify.testing.weights import fit_head, save_model, seeded, token_ids
+
+
+def write_checkpoint(
+    directory: str | Path,
+    family: str = "domain",
+    *,
+    labels: Sequence[str] | None = None,
+    seed: int = 0,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    initializer_range: float = 0.3,
+    max_positions: int | None = None,
+    texts: Sequence[str] | None = None,
+) -> Path:
+    """Write a small random checkpoint with the layout of a published classifier.
+
+    Parameters
+    ----------
+    directory : path
+        Where to write; created if missing.
+    family : str
+        One of ``FAMILIES``. The four categories are DeBERTa with one linear head, whose
+        backbone configuration lies in the sub-directory ``backbone``; the three FineWeb
+        scorers are BERT with one regression output.
+    labels : sequence of str, optional
+        Labels in id order in place of the published ones; one name for a FineWeb scorer.
+    seed : int
+        Seed of the weights. The same arguments give the same bytes.
+    hidden_size, num_layers, num_heads : int
+        Sizes of the model; `num_heads` divides `hidden_size`.
+    initializer_range : float
+        Standard deviation of the weights. The default suits the default `hidden_size`;
+        divide it by two for four times the size.
+    max_positions : int, optional
+        Longest input in tokens, special ones included. Published: 1024 for quality and
+        content-type, 512 otherwise.
+    texts : sequence of str, optional
+        Documents to train the tokenizer on and to fit the last layer to.
+
+    Returns
+    -------
+    Path
+        The directory. Its weights are float32 in ``model.safetensors``.
+
+    Raises
+    ------
+    ValueError
+        If the family is unknown, the labels do not suit it or the texts hold no words.
+    FileExistsError
+        If the directory is not empty.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}: choose one of {', '.join(FAMILIES)}")
+    is_education = family in EDUCATION
+    labels = checked_labels(FAMILY_LABELS.get(family, ("LABEL_0",)) if labels is None else labels)
+    if is_education and len(labels) != 1:
+        raise ValueError(f"{family} has one output, got {len(labels)} labels: give one or none")
+    documents = documents_of(texts)
+    path = empty_directory(directory)
+    name = "bert" if is_education else "deberta-v2"
+    tokenizer = trained_tokenizer(name, documents)
+    published = 1024 if family in ("quality", "content-type") else 512
+    write_tokenizer(path, name, tokenizer, max_positions or published, "right")
+    sizes: dict[str, Any] = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "initializer_range": initializer_range,
+        "max_positions": max_positions or 512,
+    }
+    ids = token_ids(tokenizer, documents, sizes["max_positions"])
+    write = _write_education if is_education else _write_category
+    # Families of one layout differ, or a test could not tell one from another.
+    write(path, labels, sizes, ids, seed * len(FAMILIES) + FAMILIES.index(family))
+    return path
+
+
+def _write_category(
+    path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = backbone_config(**sizes)
+    backbone, head = seeded(
+        lambda: (
+            DebertaV2Model(DebertaV2Config(**config)).float().eval(),
+            torch.nn.Linear(sizes["hidden_size"], len(labels)).float(),
+        ),
+        seed,
+    )
+    fit_head(head, lambda row: head(backbone(row).last_hidden_state[0, 0]), ids)
+    tensors = {f"model.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    tensors |= {f"fc.{name}": tensor for name, tensor in head.state_dict().items()}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(category_config(labels), encoding="utf-8")
+    (path / "backbone").mkdir()
+    write_json(path / "backbone" / "config.json", config)
+
+
+def _write_education(
+    path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
+) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    text = education_config(**sizes, label=labels[0])
+    config = BertConfig(**json.loads(text))
+    model = seeded(lambda: BertForSequenceClassification(config).float().eval(), seed)
+    fit_head(model.classifier, lambda row: model(row).logits[0], ids, centre=2.5, spread=1.9)
+    save_model(model, path)
+    (path / "config.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,88 @@
+"""Checkpoints and frames that many tests share."""
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+import torch
+
+from gpuclassify.testing import write_checkpoint, write_sequence_classifier
+
+
+@pytest.fixture
+def one_torch_thread():
+    """Tiny models are slower with more threads than one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """The directory of a published layout's small copy, by family; each is written once."""
+    return functools.cache(
+        lambda family: write_checkpoint(tmp_path_factory.mktemp("family") / family, family)
+    )
+
+
+@pytest.fixture(scope="session")
+def sequence_classifier(tmp_path_factory):
+    """The directory of a small sequence classifier, by its settings; each is written once."""
+
+    @functools.cache
+    def write(architecture="bert", **settings):
+        folder = tmp_path_factory.mktemp("sequence") / architecture
+        return write_sequence_classifier(folder, architecture, **settings)
+
+    return write
+
+
+@pytest.fixture(params=["pandas", pytest.param("cudf", marks=pytest.mark.gpu)])
+def frames(request):
+    """Makes frames of one backend: `plain` and `lazy` from pandas, and `to_pandas` back."""
+    library = importlib.import_module(request.param)
+
+    def plain(frame):
+        return frame if library is pd else library.from_pandas(frame)
+
+    def lazy(frame, npartitions=3, **options):
+        return dd.from_pandas(plain(frame), npartitions=npartitions, **options)
+
+    def to_pandas(frame):
+        computed = frame.compute(scheduler="sync") if dask.is_dask_collection(frame) else frame
+        return computed if library is pd else computed.to_pandas()
+
+    return SimpleNamespace(
+        name=request.param,
+        frame_type=library.DataFrame,
+        plain=plain,
+        lazy=lazy,
+        to_pandas=to_pandas,
+    )
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Runs code in a fresh interpreter that sees this checkout, and returns what it printed."""
+
+    def run(body, **environment):
+        result = subprocess.run(
+            [sys.executable, "-c", body],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

@@ -1,0 +1,23 @@
+import io
+import json
+
+import pandas as pd
+from rich.console import Console
+
+from gpuclassify.demo import run, training
+
+
+def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "default_cache_dir", lambda: tmp_path / "cache")
+    console = Console(file=io.StringIO())
+    result = run.run_demo(tmp_path / "demo", console, max_documents=600)
+    held_out = pd.concat(
+        pd.read_json(file, lines=True) for file in sorted((tmp_path / "demo/input").iterdir())
+    )
+    labelled = pd.read_parquet(result.output)
+    assert labelled["text"].tolist() == held_out["text"].tolist()
+    assert result.accuracy == (labelled["area"] == labelled["domain_pred"]).mean()
+    assert result.majority_share == held_out["area"].value_counts(normalize=True).max()
+    assert result.job.rows_in == result.job.rows_out == len(held_out)
+    assert "training on" in console.file.getvalue()
+    json.dumps(result.as_dict())

@@ -1,0 +1,146 @@
+import dask.dataframe as dd
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpuclassify import DomainClassifier, to_parquet
+from gpuclassify.jobs.writers import write_tasks
+from gpuclassify.testing import sample_texts, write_checkpoint
+
+LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
+
+
+@pytest.fixture
+def frame():
+    texts = pd.array(["one", None, "drei\n"], dtype="str")
+    probabilities = pd.array([[0.25, 0.75], None, [1.0, 0.0]], dtype=LISTS)
+    return pd.DataFrame({"text": texts, "probabilities": probabilities}, index=[7, 7, 9])
+
+
+@pytest.fixture
+def written(frame, tmp_path):
+    path = str(tmp_path / "out")
+    to_parquet(dd.from_pandas(frame, npartitions=1, sort=False), path)
+    return path
+
+
+def as_lists(values):
+    return [None if value is None or value is pd.NA else list(value) for value in values]
+
+
+EXPECTED = [[0.25, 0.75], None, [1.0, 0.0]]
+
+
+def test_pandas_reads_scores_text_and_index_without_an_option(written):
+    read = pd.read_parquet(written)
+    assert as_lists(read["probabilities"]) == EXPECTED
+    assert read["probabilities"][9].dtype == np.float32
+    assert list(read.index) == [7, 7, 9]
+    assert pd.api.types.is_string_dtype(read["text"].dtype)
+    assert read["text"].isna().tolist() == [False, True, False]
+
+
+def test_dask_reads_it_without_an_option(written):
+    read = dd.read_parquet(written).compute()
+    assert as_lists(read["probabilities"]) == EXPECTED
+
+
+def test_pyarrow_and_duckdb_read_it_without_an_option(written):
+    table = pq.read_table(written)
+    assert table.schema.field("probabilities").type == pa.list_(pa.float32())
+    assert table["probabilities"].to_pylist() == EXPECTED
+    rows = duckdb.sql(f"select probabilities from '{written}/*.parquet'").fetchall()
+    assert [None if row is None else list(row) for (row,) in rows] == EXPECTED
+    kind = duckdb.sql(f"describe select probabilities from '{written}/*.parquet'").fetchall()[0][1]
+    assert kind == "FLOAT[]"
+
+
+@pytest.mark.gpu
+def test_cudf_reads_and_writes_it_without_an_option(written, frame, tmp_path):
+    import cudf
+
+    read = cudf.read_parquet(written)
+    assert read["probabilities"].to_arrow().to_pylist() == EXPECTED
+    to_parquet(cudf.from_pandas(frame), str(tmp_path / "from-gpu"))
+    assert as_lists(pd.read_parquet(tmp_path / "from-gpu")["probabilities"]) == EXPECTED
+
+
+def test_plain_to_parquet_writes_right_files_that_plain_pandas_cannot_read(frame, tmp_path):
+    """Why the writer exists; if this ever passes plainly, it has become unnecessary."""
+    path = tmp_path / "plain"
+    dd.from_pandas(frame, npartitions=1, sort=False).to_parquet(path)
+    with pytest.raises(TypeError, match="not understood"):
+        pd.read_parquet(path)
+    assert as_lists(pd.read_parquet(path, dtype_backend="pyarrow")["probabilities"]) == EXPECTED
+    assert pq.read_table(path)["probabilities"].to_pylist() == EXPECTED
+
+
+def test_empty_and_all_null_partitions_keep_the_schema(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    texts = pd.Series([None, None, *sample_texts(4), None], dtype="str")
+    frame = pd.DataFrame({"text": texts, "number": range(7)})
+    ddf = dd.from_pandas(frame, npartitions=3)
+    ddf = ddf[ddf.number > 2]
+    classified = DomainClassifier(model=model, score_field="scores", autocast=False)(ddf)
+    path = tmp_path / "out"
+    files = to_parquet(classified, str(path))
+    assert len(files) == 3
+    assert len({pq.read_schema(file).remove_metadata() for file in files}) == 1
+    pd.testing.assert_series_equal(
+        dd.read_parquet(path).compute()["domain_pred"].reset_index(drop=True),
+        classified.compute()["domain_pred"].reset_index(drop=True),
+        check_dtype=False,
+    )
+
+
+def test_earlier_parts_are_refused_or_removed_and_nothing_else_is(frame, tmp_path):
+    path = tmp_path / "out"
+    to_parquet(pd.concat([frame, frame]), str(path))
+    (path / "notes.txt").write_text("mine")
+    (path / "part-00009.parquet").write_bytes(b"stale")
+    with pytest.raises(FileExistsError, match="2 part files"):
+        to_parquet(frame, str(path))
+    to_parquet(frame, str(path), overwrite=True)
+    assert sorted(file.name for file in path.iterdir()) == ["notes.txt", "part-00000.parquet"]
+    assert len(pd.read_parquet(path / "part-00000.parquet")) == 3
+
+
+def test_a_file_that_fails_while_written_leaves_nothing(tmp_path):
+    path = tmp_path / "out"
+    bad = pd.DataFrame({"text": [object()]})
+    with pytest.raises(pa.ArrowInvalid):
+        to_parquet(bad, str(path))
+    assert list(path.iterdir()) == []
+
+
+def test_output_over_a_file_is_refused(frame, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        to_parquet(frame, str(tmp_path / "out"))
+
+
+def test_memory_urls_work(frame):
+    files = to_parquet(frame, "memory://bucket/out", overwrite=True)
+    assert len(files) == 1
+    assert len(pd.read_parquet("memory://bucket/out/part-00000.parquet")) == 3
+
+
+def test_lazy_writing_writes_when_computed(frame, tmp_path):
+    lazy = to_parquet(frame, str(tmp_path / "out"), compute=False)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert len(lazy.compute()) == 1
+
+
+def test_json_lines_hold_nulls_lists_and_unicode(tmp_path):
+    frame = pd.DataFrame({"text": ["größe", None], "n": [1.5, np.nan]})
+    frame["scores"] = pd.Series([[0.5], None], dtype=LISTS)
+    (task,) = write_tasks(frame, str(tmp_path / "out"), "jsonl")
+    lines = pd.read_json(task.compute(), lines=True)
+    assert lines["text"].tolist()[0] == "größe"
+    assert lines.isna().iloc[1].all()
+    raw = (tmp_path / "out" / "part-00000.jsonl").read_text()
+    assert "NaN" not in raw
+    assert "größe" in raw

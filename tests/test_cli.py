@@ -1,0 +1,134 @@
+"""The command line, driven as its users do."""
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from gpuclassify.testing import sample_texts, write_checkpoint
+
+
+def run(*arguments, cwd=None, timeout=120):
+    return subprocess.run(
+        [sys.executable, "-m", "gpuclassify", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    write_checkpoint(folder / "model", "domain")
+    texts = [*sample_texts(60), None, ""]
+    pd.DataFrame({"text": texts, "id": range(62)}).to_json(
+        folder / "in.jsonl", orient="records", lines=True
+    )
+    return folder
+
+
+def test_classify_writes_parquet_and_a_summary(job):
+    done = run(
+        "classify", "in.jsonl", "out", "--classifier", "domain", "--model", "model",
+        "--score-field", "scores", "--confidence-field", "confidence", "--cluster", "cpu",
+        cwd=job,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "62 rows in, 62 rows out" in done.stdout
+    assert "100% 1/1 parts, 62 rows" in done.stderr
+    assert "distributed" not in done.stderr
+    read = pd.read_parquet(job / "out")
+    assert read["id"].tolist() == list(range(62))
+    assert read["domain_pred"].isna().sum() == 1
+    assert len(read["scores"][0]) == 26
+
+
+def test_filters_json_summary_and_jsonl_output(job):
+    base = ["classify", "in.jsonl", "--classifier", "domain", "--model", "model", "--json"]
+    everything = json.loads(run(*base[:2], "all", *base[2:], cwd=job).stdout)
+    top = next(iter(everything["labels"]))
+    done = run(*base[:2], "top", *base[2:], "--filter-by", top, "--format", "jsonl", cwd=job)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["labels"] == {top: everything["labels"][top]}
+    assert summary["rows_in"] == 62
+    kept = pd.concat(pd.read_json(file, lines=True) for file in summary["files"])
+    assert set(kept["domain_pred"]) == {top}
+    assert len(kept) == summary["rows_out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--classifier", "domian", "--model", "model"], "Did you mean 'domain'?"),
+        (["--classifier", "domain", "--model", "model", "--text-field", "txt"], "no text column"),
+        (["--classifier", "domain", "--model", "model", "--filter-by", "Sport"], "'Sports'"),
+        (["--classifier", "domain", "--model", "./nowhere"], "nowhere"),
+        (["--classifier", "checkpoint"], "needs model="),
+        (["--classifier", "domain", "--model", "model", "--min-score", "x"], "--min-score"),
+        (["--classifier", "domain", "--model", "model", "--part-size", "big"], "part-size"),
+    ],
+)
+def test_a_wrong_call_leaves_with_2_names_the_cure_and_writes_nothing(job, arguments, words):
+    done = run("classify", "in.jsonl", "wrong", *arguments, cwd=job)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (job / "wrong").exists()
+
+
+def test_missing_input_and_occupied_output(job):
+    options = ["--classifier", "domain", "--model", "model"]
+    done = run("classify", "nothing.jsonl", "out2", *options, cwd=job)
+    assert (done.returncode, "no such input: nothing.jsonl" in done.stderr) == (2, True)
+    (job / "taken").mkdir()
+    (job / "taken" / "part-00000.parquet").write_bytes(b"")
+    done = run("classify", "in.jsonl", "taken", *options, cwd=job)
+    assert (done.returncode, "--overwrite" in done.stderr) == (2, True)
+
+
+def test_work_that_fails_leaves_with_1_and_says_why(job):
+    # The sample from which columns are read ends before the broken line.
+    with (job / "broken.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": "x" * 1_000}) + "\n" for _ in range(1_200))
+        file.write('{"text": 5}\n')
+    done = run(
+        "classify", "broken.jsonl", "failed", "--classifier", "domain", "--model", "model", cwd=job
+    )
+    assert done.returncode == 1
+    assert "broken.jsonl, from byte" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models_lists_every_family_with_licence_and_columns():
+    listed = json.loads(run("models", "--json").stdout)
+    by_family = {row["family"]: row for row in listed}
+    assert by_family["domain"]["licence"] == "Apache-2.0"
+    assert by_family["domain"]["columns"] == {"domain_pred": "string"}
+    assert by_family["fineweb-edu"]["columns"]["fineweb-edu-score-int"] == "int64"
+    table = run("models").stdout
+    assert all(family in table for family in by_family)
+
+
+def test_doctor_reports_and_its_exit_code_is_that_of_its_report():
+    done = run("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert {"python", "torch"} <= {check["name"].lower() for check in report["checks"]}
+    has_problems = any(check["status"] == "problem" for check in report["checks"])
+    assert done.returncode == int(has_problems)
+    assert "torch" in run("doctor").stdout
+
+
+def test_help_and_version_need_no_framework():
+    probe = (
+        "import sys; from click.testing import CliRunner; from gpuclassify.cli import main; "
+        "result = CliRunner().invoke(main, ['--help']); assert result.exit_code == 0; "
+        "assert not {'torch', 'transformers', 'distributed', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True)
+    assert run("--version").stdout.startswith("gpuclassify, version")

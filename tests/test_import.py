@@ -1,0 +1,27 @@
+"""Importing the package is inert."""
+
+
+def test_import_loads_no_framework_writes_no_environment_and_is_quick(run_python):
+    probe = """
+import os, sys, time
+before, started = dict(os.environ), time.perf_counter()
+import gpuclassify
+elapsed_seconds = time.perf_counter() - started
+assert dict(os.environ) == before, set(os.environ) ^ set(before)
+heavy = {"torch", "transformers", "cudf", "rmm", "dask", "pandas", "distributed", "numpy"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+print(elapsed_seconds)
+"""
+    assert min(float(run_python(probe)) for _ in range(3)) < 0.2
+
+
+def test_classifiers_are_declared_and_repr_printed_without_a_framework(run_python):
+    run_python("""
+import os, sys
+before = dict(os.environ)
+import gpuclassify
+from gpuclassify import DomainClassifier
+repr(DomainClassifier(filter_by=["Games"]))
+assert dict(os.environ) == before
+assert not {"torch", "transformers", "cudf", "rmm"} & set(sys.modules)
+""")

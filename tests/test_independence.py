@@ -1,0 +1,269 @@
+"""Scores do not depend on company: partitions, order, budgets, memory failures, bad neighbours."""
+
+import shutil
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from gpuclassify import DomainClassifier
+from gpuclassify.inference import memory
+from gpuclassify.inference.engine import RunStats
+from gpuclassify.inference.loaded import LoadedModel
+from gpuclassify.inference.memory import FOUND_LIMITS, DocumentTooLargeError
+from gpuclassify.model_mapper import NonFiniteOutputError
+from gpuclassify.testing import sample_texts
+from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")
+
+TEXTS = [*sample_texts(24, seed=11, max_words=60), "", "word " * 700]
+LOADERS = ("sorted", "crossfit")
+
+
+@pytest.fixture
+def fresh_limits():
+    FOUND_LIMITS.clear()
+    yield
+    FOUND_LIMITS.clear()
+
+
+@pytest.fixture
+def published_stats(monkeypatch):
+    """What runs publish, in order."""
+    found: list[RunStats] = []
+    monkeypatch.setattr("gpuclassify.model_mapper.publish", found.append)
+    return found
+
+
+@pytest.fixture
+def forward_through(monkeypatch):
+    """Puts a function around every forward: it gets the batch and the real forward."""
+
+    def install(around):
+        real = LoadedModel.forward
+        monkeypatch.setattr(
+            LoadedModel,
+            "forward",
+            lambda model, batch, side: around(batch, lambda: real(model, batch, side)),
+        )
+
+    return install
+
+
+@pytest.fixture
+def domain(checkpoint):
+    def make(**options):
+        settings = {"model": checkpoint("domain"), "score_field": "scores", "max_chars": None}
+        return DomainClassifier(**{**settings, "autocast": False, **options})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    return probabilities(raw_outputs(checkpoint("domain"), TEXTS, max_tokens=512))
+
+
+def documents(texts=TEXTS):
+    return pd.DataFrame({"text": texts}, index=pd.Index(range(10, 10 + len(texts))))
+
+
+def assert_is_expected(result, expected, labels):
+    assert_close(stacked(result.scores), expected)
+    assert assert_labels_agree(result.domain_pred, labels, expected) == 0
+
+
+def in_partitions(frame, npartitions):
+    """The frame in that many partitions; every fourth is empty."""
+    filled = [number for number in range(npartitions) if number % 4 != 3 or npartitions < 4]
+    cuts = np.array_split(np.arange(len(frame)), len(filled))
+    parts = [frame.iloc[:0]] * npartitions
+    for number, rows in zip(filled, cuts, strict=True):
+        parts[number] = frame.iloc[rows]
+    return dd.from_map(lambda part: part, parts, meta=frame.iloc[:0])
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("npartitions", [1, 3, 17])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_scores_are_the_lone_documents_however_the_frame_is_cut(
+    domain, expected, loader, npartitions, is_shuffled
+):
+    frame = documents()
+    order = np.random.default_rng(4).permutation(len(frame)) if is_shuffled else slice(None)
+    classifier = domain(loader=loader)
+    result = classifier(in_partitions(frame.iloc[order], npartitions))
+    assert result.npartitions == npartitions
+    result = result.compute(scheduler="sync")
+    assert list(result.index) == list(frame.index[order])
+    assert_is_expected(result, expected[order], classifier.labels)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("max_tokens", [1, 100, 10**9])
+def test_scores_do_not_depend_on_the_token_budget(
+    domain, expected, monkeypatch, forward_through, loader, max_tokens
+):
+    monkeypatch.setattr(memory, "CPU_MAX_TOKENS", max_tokens)
+    monkeypatch.setattr(memory, "CPU_SCORE_BYTES", 2**40)
+    sizes = []
+    domain()(documents(["warm up"]))  # measures how padding acts, with forwards of its own
+    FOUND_LIMITS.clear()
+    forward_through(lambda batch, forward: (sizes.append(batch.mask.shape), forward())[1])
+    classifier = domain(loader=loader)
+    assert_is_expected(classifier(documents()), expected, classifier.labels)
+    assert all(rows == 1 or rows * width <= max_tokens for rows, width in sizes)
+    assert (len(sizes) == 1) == (max_tokens == 10**9)
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 1}, {"batch_size": 7}, {"sort_by_length": False}]
+)
+def test_scores_do_not_depend_on_batching_options(domain, expected, options):
+    classifier = domain(**options)
+    assert_is_expected(classifier(documents()), expected, classifier.labels)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("std::bad_alloc: out_of_memory: RMM failure at pool.hpp"),
+        MemoryError(),
+    ],
+    ids=["torch", "rmm", "python"],
+)
+def test_running_out_of_memory_changes_nothing_and_is_remembered(
+    domain, expected, published_stats, forward_through, loader, error
+):
+    domain()(documents(["warm up"]))
+    failures = []
+
+    def fail_when_large(batch, forward):
+        if len(batch.rows) * batch.width > 600:
+            failures.append(batch.mask.shape)
+            raise error
+        return forward()
+
+    forward_through(fail_when_large)
+    classifier = domain(loader=loader)
+    assert_is_expected(classifier(documents()), expected, classifier.labels)
+    assert published_stats[-1].out_of_memory == len(failures) > 0
+    failures.clear()
+    assert_is_expected(classifier(documents()), expected, classifier.labels)
+    assert failures == []
+
+
+def test_one_text_too_large_for_the_device_fails_instead_of_looping(domain, forward_through):
+    def always_fail(batch, forward):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    domain()(documents(["warm up"]))
+    forward_through(always_fail)
+    with pytest.raises(DocumentTooLargeError, match="max_seq_length"):
+        domain()(documents())
+
+
+def test_a_models_own_error_is_not_taken_for_a_lack_of_memory(domain, forward_through):
+    def fail(batch, forward):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    domain()(documents(["warm up"]))
+    forward_through(fail)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        domain()(documents())
+
+
+def test_threads_give_the_scores_of_one(domain, expected):
+    classifier = domain()
+    result = classifier(in_partitions(documents(), 17))
+    result = result.compute(scheduler="threads", num_workers=4)
+    assert_is_expected(result, expected, classifier.labels)
+
+
+# Non-finite outputs.
+
+
+@pytest.fixture
+def with_embedding(checkpoint, tmp_path):
+    """A copy of the domain checkpoint where the embedding of "river" has another value."""
+
+    def write(value):
+        model = tmp_path / "odd"
+        shutil.copytree(checkpoint("domain"), model)
+        token = AutoTokenizer.from_pretrained(model)("river", add_special_tokens=False).input_ids[0]
+        tensors = load_file(model / "model.safetensors")
+        tensors["model.embeddings.word_embeddings.weight"][token, 0] = value
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+        return model
+
+    return write
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_text_without_finite_scores_fails_naming_its_row(domain, with_embedding, value):
+    classifier = domain(model=with_embedding(value))
+    good = [None, "market budget", "market budget", "oven flour"]
+    result = classifier(documents(good))
+    assert result.domain_pred.notna().tolist() == [False, True, True, True]
+    with pytest.raises(NonFiniteOutputError, match=r"row 4 \(index label 14\)"):
+        classifier(documents([*good, "river", "oven flour"]))
+
+
+def test_a_row_that_fails_is_named_by_its_index_label_in_a_dask_frame(domain, with_embedding):
+    frame = documents(["market", "oven", "butter", "river"])
+    lazy = domain(model=with_embedding(float("nan")))(dd.from_pandas(frame, npartitions=2))
+    with pytest.raises(NonFiniteOutputError, match=r"row 1 \(index label 13\)"):
+        lazy.compute(scheduler="sync")
+
+
+def test_what_overflows_in_half_precision_is_recomputed_in_float32(
+    domain, with_embedding, published_stats
+):
+    model = with_embedding(1e5)  # beyond float16's largest number, 65504
+    texts = ["market budget", "river", None, "oven flour", "river"]
+    result = domain(model=model, dtype="float16")(documents(texts))
+    expected = probabilities(raw_outputs(model, ["market budget", "river", "oven flour"]))
+    assert published_stats[-1].rescued_texts == 1
+    found = stacked(result.scores.dropna())
+    assert_close(found[1], expected[1])
+    assert_close(found[3], expected[1])
+    assert_close(found[[0, 2]], expected[[0, 2]], tolerance=0.02)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_what_is_not_finite_in_company_only_is_recomputed_alone(
+    domain, expected, published_stats, forward_through, loader
+):
+    def spoil_first_row(batch, forward):
+        outputs = forward()
+        if len(batch.rows) > 1:
+            outputs[0] = float("nan")
+        return outputs
+
+    domain()(documents(["warm up"]))
+    forward_through(spoil_first_row)
+    classifier = domain(loader=loader)
+    assert_is_expected(classifier(documents()), expected, classifier.labels)
+    assert published_stats[-1].rescued_texts > 0
+
+
+def test_equal_texts_run_once_and_get_equal_scores(domain, published_stats):
+    result = domain()(documents(["river", "oven", "river", None, "river"]))
+    assert published_stats[-1].folded_rows == 2
+    scores = stacked(result.scores.iloc[[0, 2, 4]])
+    assert (scores == scores[0]).all()
+
+
+def test_a_partition_that_runs_again_gives_the_same_frame(domain):
+    lazy = domain()(dd.from_pandas(documents(), npartitions=2))
+    first, second = (dask.compute(*lazy.to_delayed(), scheduler="sync") for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
