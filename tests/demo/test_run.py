@@ -1,3 +1,4 @@
+import functools
 import io
 import json
 
@@ -5,10 +6,14 @@ import pandas as pd
 from rich.console import Console
 
 from gpuclassify.demo import run, training
+from gpuclassify.demo.network import Settings
 
 
 def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "default_cache_dir", lambda: tmp_path / "cache")
+    quick = functools.partial(
+        training.cached_model, cache_dir=tmp_path / "cache", settings=Settings(steps=20)
+    )
+    monkeypatch.setattr(run, "cached_model", quick)
     console = Console(file=io.StringIO())
     result = run.run_demo(tmp_path / "demo", console, max_documents=600)
     held_out = pd.concat(
