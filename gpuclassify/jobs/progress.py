@@ -66,12 +66,14 @@ class JobProgress:
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
         """Show a job's progress; fits `gpuclassify.jobs.run.classify_files` as its report."""
-        left = summary.elapsed_seconds / done * (total - done)
-        self.share(
-            done / total,
-            f"{done}/{total} parts, {summary.rows_in:,} rows, "
-            f"{summary.rows_per_second:,.1f} rows/s, {readable_time(left)} left",
-        )
+        status = f"{done}/{total} parts"
+        if done:
+            left = summary.elapsed_seconds / done * (total - done)
+            status += (
+                f", {summary.rows_in:,} rows, {summary.rows_per_second:,.1f} rows/s, "
+                f"{readable_time(left)} left"
+            )
+        self.share(done / total, status)
 
 
 def readable_time(seconds: float) -> str:

@@ -122,7 +122,7 @@ def run_job(tasks: list[Any], client: Any, report: Report | None = None) -> JobS
     tasks : list of dask.delayed.Delayed
     client : distributed.Client
     report : callable, optional
-        ``report(parts_done, parts, summary_so_far)`` after every part.
+        ``report(parts_done, parts, summary_so_far)``, at first and after every part.
     """
     from distributed import as_completed
 
@@ -134,6 +134,8 @@ def run_job(tasks: list[Any], client: Any, report: Report | None = None) -> JobS
         totals.update({name: value for name, value in event[1].items() if name != "worker"})
 
     client.subscribe_topic(EVENT_TOPIC, add)
+    if report is not None:
+        report(0, len(tasks), summary)
     started = time.perf_counter()
     futures = client.compute(tasks)
     try:

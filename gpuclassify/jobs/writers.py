@@ -139,7 +139,7 @@ def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def _write_json_lines(frame: Any, file: Any) -> None:
-    """JSON lines of the columns; an index other than a plain count is data and is refused."""
+    """One JSON object a row; the index is left out, as in pandas' ``orient="records"``."""
     for record in arrow_table(frame.reset_index(drop=True)).to_pylist():
         file.write(json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace"))
         file.write(b"\n")

@@ -77,10 +77,10 @@ def test_compressed_files_globs_and_directories(tmp_path, records):
 
 def test_zstandard_is_read_without_another_package(tmp_path, records):
     plain = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    with pa.OSFile(str(tmp_path / "a.jsonl.zst"), "wb") as sink:
-        with pa.CompressedOutputStream(sink, "zstd") as stream:
-            stream.write(plain)
-    assert len(read_files([str(tmp_path / "a.jsonl.zst")]).compute()) == 500
+    path = str(tmp_path / "a.jsonl.zst")
+    with pa.OSFile(path, "wb") as sink, pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(plain)
+    assert len(read_files([path]).compute()) == 500
 
 
 def test_fields_project_the_columns(tmp_path, records):

@@ -1,0 +1,156 @@
+"""Batches keep to their limits, lose no text and pad to the longest row only."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuclassify.inference.batching import cut_batches, longest_first, pad
+from gpuclassify.inference.memory import BatchLimits, ScoreRule
+from gpuclassify.inference.tokens import TokenBatch
+
+all_lengths = st.lists(st.integers(1, 60), min_size=1, max_size=80).map(np.array)
+all_limits = st.builds(
+    BatchLimits,
+    max_tokens=st.integers(1, 400),
+    max_rows=st.none() | st.integers(1, 12),
+    score_rule=st.none() | st.builds(ScoreRule, st.integers(1, 4), st.integers(1, 80), st.just(4)),
+    max_score_bytes=st.integers(1, 400_000),
+    is_equal_length=st.booleans(),
+)
+
+
+def tokens_of(lengths, with_types=False):
+    """Texts whose ids tell row and position apart, beginning with 0."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = np.arange(offsets[-1], dtype=np.int32)
+    return TokenBatch(ids, offsets, ids % 3 if with_types else None)
+
+
+def fits(limits, lengths):
+    rows, width = len(lengths), int(max(lengths))
+    if rows == 1:
+        return True
+    if limits.is_equal_length and len(set(lengths.tolist())) > 1:
+        return False
+    if limits.max_rows is not None and rows > limits.max_rows:
+        return False
+    rule = limits.score_rule
+    if rule is not None and rule.size_bytes(rows, width) > limits.max_score_bytes:
+        return False
+    return rows * width <= limits.max_tokens
+
+
+@settings(deadline=None)
+@given(all_lengths, all_limits)
+def test_every_text_is_in_exactly_one_batch_and_no_batch_of_several_exceeds_a_limit(
+    lengths, limits
+):
+    ranges = list(cut_batches(lengths, lambda: limits))
+
+    assert [row for start, stop in ranges for row in range(start, stop)] == list(
+        range(len(lengths))
+    )
+    assert all(fits(limits, lengths[start:stop]) for start, stop in ranges)
+
+
+@settings(deadline=None)
+@given(all_lengths, all_limits)
+def test_a_batch_ends_only_where_the_next_text_would_not_fit(lengths, limits):
+    for start, stop in cut_batches(lengths, lambda: limits):
+        assert stop == len(lengths) or not fits(limits, lengths[start : stop + 1])
+
+
+@settings(deadline=None)
+@given(all_lengths, all_limits)
+def test_texts_of_equal_length_alone_share_a_batch_when_padding_is_forbidden(lengths, limits):
+    limits = BatchLimits(limits.max_tokens, is_equal_length=True)
+    ordered = lengths[longest_first(lengths)]
+
+    for start, stop in cut_batches(ordered, lambda: limits):
+        assert len(set(ordered[start:stop].tolist())) == 1
+
+
+@settings(deadline=None)
+@given(all_lengths)
+def test_longest_first_is_stable_and_its_inverse_restores_the_input(lengths):
+    order = longest_first(lengths)
+
+    ordered = lengths[order]
+    assert order.dtype == np.int64
+    assert (np.diff(ordered) <= 0).all()
+    assert all(a < b for a, b in itertools.pairwise(order) if lengths[a] == lengths[b])
+    restored = np.empty_like(ordered)
+    restored[order] = ordered
+    np.testing.assert_array_equal(restored, lengths)
+
+
+def test_limits_are_asked_before_each_batch():
+    answers = iter([BatchLimits(40), BatchLimits(20), BatchLimits(10)])
+
+    ranges = list(cut_batches(np.full(7, 10), lambda: next(answers)))
+
+    assert ranges == [(0, 4), (4, 6), (6, 7)]
+
+
+@settings(deadline=None)
+@given(all_lengths, st.sampled_from(["right", "left"]), st.booleans(), st.data())
+def test_padding_is_as_wide_as_the_longest_row_and_the_mask_gives_the_tokens_back(
+    lengths, side, with_types, data
+):
+    tokens = tokens_of(lengths, with_types)
+    rows = np.array(data.draw(st.permutations(range(len(lengths)))))
+    rows = rows[: data.draw(st.integers(1, len(rows)))]
+    pad_id = 0  # the first text's first token has this id too
+
+    batch = pad(tokens, rows, pad_id, side, type_pad_id=7)
+
+    assert batch.width == lengths[rows].max()
+    assert batch.ids.shape == batch.mask.shape == (len(rows), batch.width)
+    assert batch.ids.dtype == batch.mask.dtype == np.int64
+    np.testing.assert_array_equal(batch.mask.sum(axis=1), lengths[rows])
+    assert (batch.ids[batch.mask == 0] == pad_id).all()
+    steps = np.diff(batch.mask, axis=1)
+    assert (steps <= 0).all() if side == "right" else (steps >= 0).all()
+    for row, ids, mask in zip(rows, batch.ids, batch.mask, strict=True):
+        own = slice(tokens.offsets[row], tokens.offsets[row + 1])
+        np.testing.assert_array_equal(ids[mask == 1], tokens.ids[own])
+    if with_types:
+        assert (batch.type_ids[batch.mask == 0] == 7).all()
+        source = np.concatenate(
+            [tokens.type_ids[tokens.offsets[row] : tokens.offsets[row + 1]] for row in rows]
+        )
+        np.testing.assert_array_equal(batch.type_ids[batch.mask == 1], source)
+    else:
+        assert batch.type_ids is None
+
+
+@pytest.mark.parametrize("with_types", [False, True])
+def test_a_part_of_a_batch_has_its_rows_at_the_same_width(with_types):
+    batch = pad(tokens_of(np.array([9, 4, 4, 2]), with_types), np.array([0, 1, 2, 3]), 0)
+
+    part = batch.part(1, 3)
+
+    assert part.rows.tolist() == [1, 2]
+    np.testing.assert_array_equal(part.ids, batch.ids[1:3])
+    np.testing.assert_array_equal(part.mask, batch.mask[1:3])
+    assert part.width == 9
+    assert (part.type_ids is not None) == with_types
+
+
+def test_the_score_rule_counts_all_live_copies_and_grows_with_the_square_of_wide_rows():
+    rule = ScoreRule(heads=12, min_span=512, item_bytes=4)
+
+    assert rule.size_bytes(2, 100) == 2 * 12 * 100 * 512 * 4 * 4
+    assert rule.size_bytes(1, 1024) == 12 * 1024 * 1024 * 4 * 4
+
+
+def test_the_score_rule_lowers_the_rows_that_the_token_budget_allows():
+    rule = ScoreRule(heads=12, min_span=512, item_bytes=4)
+    limits = BatchLimits(100_000, score_rule=rule, max_score_bytes=rule.size_bytes(3, 512))
+
+    assert limits.rows(512) == 3
+    assert limits.rows(256) == 6
+    assert limits.rows(100_001) == 1

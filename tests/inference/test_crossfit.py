@@ -1,0 +1,219 @@
+"""CrossFit's own loader sorts, slices and clips; sizes, retries and numpy stay ours."""
+
+import importlib.metadata
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from gpuclassify.inference import crossfit
+from gpuclassify.inference.batching import cut_batches, longest_first, pad
+from gpuclassify.inference.crossfit import clip_tokens, crossfit_batches
+from gpuclassify.inference.memory import BatchLimits
+from gpuclassify.inference.tokens import TokenBatch
+
+LENGTHS = np.array([3, 17, 1, 9, 9, 40, 2, 9, 25, 1, 1, 33])
+
+
+def tokens_of(lengths, with_types=False, seed=0):
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = np.random.default_rng(seed).integers(0, 50, offsets[-1], dtype=np.int32)
+    return TokenBatch(ids, offsets, ids % 2 if with_types else None)
+
+
+def original_loader(lengths, limit_tokens):
+    """CrossFit's own SortedSeqLoader with its own planner, and an estimate that is exact."""
+    whole = pad(tokens_of(lengths), np.arange(len(lengths)), pad_id=0)
+    model = SimpleNamespace(
+        load_tokenizer=lambda: SimpleNamespace(pad_token_id=0, padding_side="right"),
+        max_seq_length=lambda: whole.width,
+        estimate_memory=lambda width, rows: width * rows / limit_tokens,
+        max_mem_gb=1.0,
+    )
+    data = {
+        "input_ids": torch.from_numpy(whole.ids),
+        "attention_mask": torch.from_numpy(whole.mask),
+    }
+    return crossfit._loader_class().__mro__[1](data, model, "attention_mask", 64)
+
+
+def test_the_loader_is_crossfits_own():
+    crossfit._loader_class()
+    theirs = sys.modules["crossfit.backend.torch.loader"]
+
+    ours, base, in_memory = crossfit._loader_class().__mro__[:3]
+
+    assert base is theirs.SortedSeqLoader
+    assert in_memory is theirs.InMemoryLoader
+    distribution = importlib.metadata.distribution("crossfit")
+    assert distribution.version == "0.0.9"
+    assert theirs.__file__ == str(
+        distribution.locate_file("crossfit/backend/torch/loader.py").resolve()
+    )
+    assert set(vars(ours)) & set(vars(base)) == {
+        "__init__",
+        "__next__",
+        "_find_optimal_splits",
+        "__module__",
+        "__doc__",
+    }
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("with_types", [False, True])
+@pytest.mark.parametrize("limits", [BatchLimits(60), BatchLimits(10_000), BatchLimits(99, 2)])
+def test_batches_hold_the_same_rows_as_the_sorted_loaders(side, with_types, limits):
+    tokens = tokens_of(LENGTHS, with_types)
+    lengths = tokens.lengths
+    ordered = lengths[longest_first(lengths)]
+
+    batches = list(crossfit_batches(tokens, 0, side, lambda: limits, type_pad_id=1))
+
+    assert [(len(b.rows), b.width) for b in batches] == [
+        (stop - start, ordered[start]) for start, stop in cut_batches(ordered, lambda: limits)
+    ]
+    assert sorted(np.concatenate([b.rows for b in batches])) == list(range(len(LENGTHS)))
+    for batch in batches:
+        expected = pad(tokens, batch.rows, 0, side, 1)
+        for name in ("ids", "mask", "type_ids") if with_types else ("ids", "mask"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name))
+        assert (batch.type_ids is not None) == with_types
+
+
+def test_rows_are_sorted_by_the_mask_where_the_padding_id_is_a_real_token_too():
+    lengths = np.array([2, 6, 4])
+    padding_alone = TokenBatch(np.full(12, 7, np.int32), np.array([0, 2, 8, 12]))
+
+    (batch,) = crossfit_batches(padding_alone, 7, "right", lambda: BatchLimits(100))
+
+    assert batch.rows.tolist() == [1, 2, 0]
+    assert batch.mask.sum(axis=1).tolist() == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_clipping_cuts_what_is_padding_in_every_row_and_nothing_else(side):
+    batch = pad(tokens_of(np.array([2, 5, 9])), np.arange(3), pad_id=0, side=side)
+    data = {
+        "input_ids": torch.from_numpy(batch.ids),
+        "attention_mask": torch.from_numpy(batch.mask),
+    }
+    two = {name: tensor[:2] for name, tensor in data.items()}
+
+    clipped = clip_tokens(two, 9, side, 0)
+
+    expected = slice(0, 5) if side == "right" else slice(4, 9)
+    for name, tensor in clipped.items():
+        assert tensor.shape == (2, 5)
+        assert torch.equal(tensor, two[name][:, expected])
+
+
+def test_lowered_limits_hold_from_the_next_batch_on():
+    tokens = tokens_of(np.full(12, 10))
+    answers = iter([BatchLimits(60), BatchLimits(40), BatchLimits(20)])
+
+    batches = list(crossfit_batches(tokens, 0, "right", lambda: next(answers)))
+
+    assert [len(batch.rows) for batch in batches] == [6, 4, 2]
+
+
+def test_building_loaders_leaves_numpy_alone_while_other_threads_use_it():
+    crossfit._loader_class()
+    before = dict(np.__dict__)
+    foreign, stop = [], threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            foreign.extend(k for k, v in before.items() if np.__dict__.get(k) is not v)
+            assert np.concatenate([np.arange(3), np.zeros(2)]).sum() == 3
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for seed in range(100):
+            list(
+                crossfit_batches(tokens_of(LENGTHS, seed=seed), 0, "right", lambda: BatchLimits(60))
+            )
+    finally:
+        stop.set()
+        watcher.join()
+
+    assert foreign == []
+    assert {k: v for k, v in np.__dict__.items() if k in before} == before
+
+
+FRESH_IMPORT = """
+import logging, threading, time
+import numpy as np
+from gpuclassify.inference import crossfit
+
+before, foreign, stop = dict(np.__dict__), [], threading.Event()
+def watch():
+    while not stop.is_set():
+        foreign.extend(k for k, v in before.items() if np.__dict__.get(k) is not v)
+        time.sleep(0.001)
+watcher = threading.Thread(target=watch)
+watcher.start()
+crossfit._loader_class()
+stop.set()
+watcher.join()
+assert not foreign, foreign
+root = logging.getLogger()
+assert (root.handlers, root.filters, root.manager.disable) == ([], [], 0)
+logging.warning("a warning of ours")
+"""
+
+
+def test_importing_crossfit_changes_neither_numpy_nor_logging_and_reports_nothing():
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FRESH_IMPORT], capture_output=True, text=True
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert (run.stdout, run.stderr) == ("", "WARNING:root:a warning of ours\n")
+
+
+def test_for_the_record_crossfits_own_planner_exceeds_its_limit_many_times():
+    lengths = np.array([512] * 100 + [5] * 900)
+    limit_tokens = 64 * 512
+
+    theirs = [tuple(b["input_ids"].shape) for b in original_loader(lengths, limit_tokens)]
+    ours = [
+        batch.ids.shape
+        for batch in crossfit_batches(
+            tokens_of(lengths), 0, "right", lambda: BatchLimits(limit_tokens)
+        )
+    ]
+
+    assert theirs == [(1000, 512)]  # 15.6 times the limit
+    assert max(rows * width for rows, width in ours) <= limit_tokens
+    assert sum(rows for rows, _ in ours) == 1000
+
+
+@pytest.fixture
+def _fresh_class():
+    crossfit._loader_class.cache_clear()
+    yield
+    crossfit._loader_class.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh_class")
+def test_another_version_is_refused_with_the_command_that_helps(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0")
+
+    with pytest.raises(ImportError, match=r"0\.0\.9, found 0\.1\.0: pip install crossfit==0\.0\.9"):
+        next(crossfit_batches(tokens_of(LENGTHS), 0, "right", lambda: BatchLimits(60)))
+
+
+@pytest.mark.usefixtures("_fresh_class")
+def test_without_crossfit_the_error_names_the_extra_and_the_other_loader(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+
+    with pytest.raises(ModuleNotFoundError, match=r'gpuclassify\[crossfit\].*loader="sorted"'):
+        next(crossfit_batches(tokens_of(LENGTHS), 0, "right", lambda: BatchLimits(60)))

@@ -1,0 +1,267 @@
+"""One policy for exhausted memory: recognised, halved, remembered, and never a lost row."""
+
+import math
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuclassify.inference import memory
+from gpuclassify.inference.memory import (
+    BatchLimits,
+    DocumentTooLargeError,
+    LimitMemory,
+    ScoreRule,
+    find_limits,
+    free_bytes,
+    is_out_of_memory,
+    run_halving,
+)
+
+CPU = torch.device("cpu")
+ABSURD = 2**50  # elements: a petabyte and more, which no machine gives
+
+
+def error_of(action):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        action()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("std::bad_alloc: out_of_memory: CUDA error at: device_memory_resource.hpp"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+        MemoryError(),
+    ],
+    ids=lambda error: str(error)[:20] or type(error).__name__,
+)
+def test_every_allocators_error_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("library", [torch, np], ids=["torch", "numpy"])
+def test_what_the_cpu_allocators_really_raise_is_recognised(library):
+    assert is_out_of_memory(error_of(lambda: library.empty(ABSURD)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        ValueError("out of memory"),
+        DocumentTooLargeError("one text alone does not fit into memory"),
+    ],
+    ids=str,
+)
+def test_other_errors_are_not_taken_for_exhausted_memory(error):
+    assert not is_out_of_memory(error)
+
+
+def halving(rows, capacity):
+    """Ranges that ran, ranges that were tried, and the row counts reported as too many."""
+    tried, too_many = [], []
+
+    def step(start, stop):
+        tried.append((start, stop))
+        if stop - start > capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (start, stop)
+
+    return run_halving(step, 0, rows, too_many.append), tried, too_many
+
+
+def test_what_fits_runs_once():
+    assert halving(10, capacity=10) == ([(0, 10)], [(0, 10)], [])
+
+
+def test_rows_run_in_order_and_a_size_that_failed_is_not_tried_again():
+    ran, tried, too_many = halving(10, capacity=3)
+
+    assert ran == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
+    assert tried == [(0, 10), (0, 5), *ran]
+    assert too_many == [10, 5]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_halving_loses_no_row_and_fails_at_most_once_for_each_size(rows, capacity):
+    ran, _, too_many = halving(rows, capacity)
+
+    assert [row for start, stop in ran for row in range(start, stop)] == list(range(rows))
+    assert max(stop - start for start, stop in ran) <= capacity
+    assert len(too_many) <= math.ceil(math.log2(rows)) if rows > 1 else not too_many
+
+
+def test_one_row_that_does_not_fit_says_so_with_the_cure_and_the_reason():
+    with pytest.raises(DocumentTooLargeError, match=r"lower max_seq_length.*CUDA out of memory"):
+        halving(4, capacity=0)
+
+
+def test_an_error_of_another_kind_passes_through_without_a_second_try():
+    tried = []
+
+    def step(start, stop):
+        tried.append((start, stop))
+        raise RuntimeError("a defect of the model")
+
+    with pytest.raises(RuntimeError, match="a defect of the model"):
+        run_halving(step, 0, 8, lambda rows: None)
+    assert tried == [(0, 8)]
+
+
+@pytest.mark.parametrize("is_cyclic", [False, True], ids=["plain", "in a cycle"])
+def test_tensors_of_a_failed_batch_are_gone_before_the_retry(is_cyclic):
+    held, were_alive = [], []
+
+    def step(start, stop):
+        were_alive.append([tensor() is not None for tensor in held])
+        tensor = torch.zeros(8)
+        held.append(weakref.ref(tensor))
+        if is_cyclic:
+            box = [tensor]
+            box.append(box)
+        if stop - start > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return start
+
+    def check(rows):
+        were_alive.append([tensor() is not None for tensor in held])
+
+    assert run_halving(step, 0, 2, check) == [0, 1]
+    assert were_alive[:3] == [[], [False], [False]]
+
+
+def test_limits_after_an_out_of_memory_allow_half_of_that_batch():
+    rule = ScoreRule(heads=4, min_span=64, item_bytes=4)
+    limits = BatchLimits(2_048, score_rule=rule, max_score_bytes=2**30)
+
+    lowered = limits.below(rows=20, width=100)
+
+    assert lowered.max_tokens == 1_000
+    assert lowered.rows(100) == 10
+    assert lowered.max_score_bytes == rule.size_bytes(10, 100)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), max_size=10))
+def test_limits_never_grow(failures):
+    limits = BatchLimits(2_048, score_rule=ScoreRule(4, 64, 4))
+
+    for rows, width in failures:
+        lowered = limits.below(rows, width)
+        assert 1 <= lowered.max_tokens <= limits.max_tokens
+        assert 1 <= lowered.max_score_bytes <= limits.max_score_bytes
+        assert rows == 1 or lowered.rows(width) < rows
+        limits = lowered
+
+
+def test_remembered_limits_are_found_once_and_lowered_for_their_key_alone():
+    limits = LimitMemory()
+    found = []
+
+    def find():
+        found.append(1)
+        return BatchLimits(1_000)
+
+    limits.get("a", find), limits.get("b", find)
+    limits.lower("a", 10, 50)
+
+    assert limits.get("a", find) == BatchLimits(250)
+    assert limits.get("b", find) == BatchLimits(1_000)
+    assert len(found) == 2
+    limits.clear()
+    assert limits.get("a", find) == BatchLimits(1_000)
+
+
+def test_limits_lowered_by_several_threads_end_at_the_lowest():
+    limits = LimitMemory()
+    limits.get("a", lambda: BatchLimits(10_000))
+    start = threading.Barrier(8)
+
+    def lower(rows):
+        start.wait()
+        for _ in range(200):
+            limits.lower("a", rows, 10)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lower, range(20, 100, 10)))
+
+    assert limits.get("a", lambda: None) == BatchLimits(100)
+
+
+def test_limits_on_a_cpu_are_known_without_a_probe():
+    rule = ScoreRule(heads=12, min_span=512, item_bytes=4)
+
+    limits = find_limits(CPU, rule, 512, probe=lambda rows, width: pytest.fail("a probe ran"))
+
+    assert limits == BatchLimits(2_048, None, rule, 64 * 2**20)
+    assert limits.rows(512) == 1  # 50 MB of scores each
+    assert find_limits(CPU, None, 512, probe=None).rows(512) == 4
+
+
+def test_free_memory_of_a_cpu_is_what_the_machine_has_left():
+    assert 2**20 < free_bytes(CPU) < 2**50
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "empty_cache",
+        "get_allocator_backend",
+        "get_per_process_memory_fraction",
+        "is_initialized",
+        "max_memory_allocated",
+        "mem_get_info",
+        "memory_allocated",
+        "memory_reserved",
+        "reset_peak_memory_stats",
+        "synchronize",
+    ],
+)
+def test_torch_has_each_function_that_measuring_a_gpu_calls(name):
+    assert callable(getattr(torch.cuda, name))
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    device = torch.device("cuda")
+
+    def test_limits_hold_as_much_as_fits_and_no_more(self):
+        token_bytes = 4 * 2**20
+        widths = []
+
+        def probe(rows, width):
+            widths.append(width)
+            return torch.zeros(rows * width, token_bytes, dtype=torch.uint8, device=self.device)
+
+        limits = find_limits(self.device, None, 512, probe)
+
+        free = free_bytes(self.device)
+        assert set(widths) <= {1, 512}
+        assert limits.max_tokens * token_bytes <= free
+        assert limits.max_tokens >= min(memory.GPU_MAX_TOKENS, int(0.7 * free) // token_bytes)
+
+    def test_a_probe_that_does_not_fit_is_halved(self):
+        free = free_bytes(self.device)
+        token_bytes = free // memory.GPU_PROBE_TOKENS * 2
+
+        def probe(rows, width):
+            return torch.empty(rows * width, token_bytes, dtype=torch.uint8, device=self.device)
+
+        limits = find_limits(self.device, None, memory.GPU_PROBE_TOKENS, probe)
+
+        assert 1 <= limits.max_tokens < memory.GPU_PROBE_TOKENS
+
+    def test_what_the_gpu_allocator_really_raises_is_recognised(self):
+        assert is_out_of_memory(error_of(lambda: torch.empty(2**50, device=self.device)))
