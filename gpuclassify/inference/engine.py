@@ -176,15 +176,19 @@ def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
 
 def _limits(model: LoadedModel, key: Hashable, settings: BatchSettings, side: str) -> BatchLimits:
     found = FOUND_LIMITS.get(key, lambda: _find_limits(model, side))
-    max_rows = 1 if model.needs_single_rows else settings.batch_size
+    if model.needs_single_rows:
+        return found
     return replace(
         found,
-        max_rows=max_rows,
-        is_equal_length=max_rows != 1 and not model.is_padding_safe(side),
+        max_rows=settings.batch_size,
+        is_equal_length=settings.batch_size != 1 and not model.is_padding_safe(side),
     )
 
 
 def _find_limits(model: LoadedModel, side: str) -> BatchLimits:
+    if model.needs_single_rows:
+        return BatchLimits(model.max_tokens, max_rows=1)
+
     def probe(rows: int, width: int) -> None:
         ids = np.full((rows, width), model.pad_id, dtype=np.int64)
         model.forward(PaddedBatch(np.arange(rows), ids, np.ones_like(ids)), side)

@@ -16,9 +16,11 @@ def pick_device(name: str) -> torch.device:
         `name` is no device, or not one that this process has.
     """
     if name == "auto":
+        name = "cpu"
         if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
     try:
         device = torch.device(name)
     except RuntimeError as err:
@@ -32,6 +34,9 @@ def pick_device(name: str) -> torch.device:
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f'device={name!r}, but there is no MPS device here: pass device="auto"')
+    if device.type == "cuda" and device.index is None:
+        # "cuda" and "cuda:0" are one device, and a model is loaded once a device.
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

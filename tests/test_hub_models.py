@@ -1,0 +1,120 @@
+"""Classifiers whose models come from a Hub: pinned, fetched once, with a token that never shows."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gpuclassify import DomainClassifier
+from gpuclassify.testing import sample_texts, write_checkpoint
+
+SERVER = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))
+TOKEN = "hf_plantedplantedplanted"
+NAME = "acme/domains"
+
+# Two worker processes on one node; the endpoint and the cache come from the environment.
+SCRIPT = """
+    import json, os, pickle, sys
+    import dask.dataframe as dd, pandas as pd
+    from distributed import Client, LocalCluster
+    from gpuclassify import DomainClassifier
+    from gpuclassify.testing import sample_texts
+
+    if __name__ == "__main__":
+        frame = pd.DataFrame({"text": sample_texts(24)})
+        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+            with Client(cluster):
+                classifier = DomainClassifier(model="acme/domains", autocast=False, **SETTINGS)
+                lazy = classifier(dd.from_pandas(frame, npartitions=6))
+                graph = pickle.dumps(dict(lazy.__dask_graph__())) + pickle.dumps(classifier)
+                print("planned", flush=True)
+                sys.stdin.readline()
+                labels = lazy.compute()["domain_pred"].tolist()
+        print(json.dumps({
+            "labels": labels,
+            "shows_token": b"hf_planted" in graph or "hf_planted" in repr(classifier),
+            "revision": classifier.identity.revision,
+        }))
+"""
+
+
+def files_of(directory):
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in Path(directory).rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def server():
+    with SERVER["HubServer"](tokens=[TOKEN]) as running:
+        yield running
+
+
+def start(script, server, cache, settings):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    code = textwrap.dedent(script).replace("SETTINGS", repr(settings))
+    path = cache / "script.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def test_workers_fetch_the_pinned_commit_once_with_the_clients_token(server, tmp_path):
+    first = write_checkpoint(tmp_path / "first", seed=1)
+    model = SERVER["Model"](is_gated=True, readers={TOKEN})
+    sha = model.commit(files_of(first))
+    server.models[NAME] = model
+    job = start(SCRIPT, server, tmp_path / "cache", {"token": TOKEN})
+    line = job.stdout.readline()
+    assert line == "planned\n", job.communicate()[1]
+    # The branch moves on between planning and computing; the job stays with what it planned.
+    model.commit(files_of(write_checkpoint(tmp_path / "second", seed=2)))
+    output, errors = job.communicate("\n", timeout=120)
+    assert job.returncode == 0, errors
+    result = json.loads(output.splitlines()[-1])
+    frame = pd.DataFrame({"text": sample_texts(24)})
+    local = DomainClassifier(model=first, autocast=False)(frame)
+    assert result["labels"] == local["domain_pred"].tolist()
+    assert result["revision"] == sha
+    assert not result["shows_token"]
+    assert TOKEN not in errors
+    weights = (first / "model.safetensors").stat().st_size
+    fetched = [r for r in server.requests if r.method == "GET" and r.sent_bytes >= weights]
+    assert len(fetched) == 1
+
+
+def test_a_gated_model_without_a_token_is_told_at_the_call(server, tmp_path):
+    model = SERVER["Model"](is_gated=True)
+    model.commit(files_of(write_checkpoint(tmp_path / "model")))
+    server.models[NAME] = model
+    job = start(SCRIPT, server, tmp_path / "cache", {})
+    _, errors = job.communicate(timeout=120)
+    assert job.returncode == 1
+    last = [line for line in errors.splitlines() if "Error" in line][-1]
+    assert "ModelAccessError" in last
+    assert NAME in errors
+    assert "token=" in errors
+
+
+def test_an_unreachable_hub_with_nothing_cached_is_told_at_the_call(server, tmp_path):
+    server.is_failing = True
+    job = start(SCRIPT, server, tmp_path / "cache", {})
+    _, errors = job.communicate(timeout=120)
+    assert job.returncode == 1
+    assert "HubUnreachableError" in errors
