@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import re
 import sys
@@ -55,11 +56,16 @@ class ModelMapper(PartitionMap):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = signature_of(cls.Options, cls.defaults, ["token"])  # type: ignore[attr-defined]
+        if "__init__" not in vars(cls):
+            shown = signature_of(cls.Options, cls.defaults, ["token"])
+        else:
+            _self, *own = inspect.signature(cls.__init__).parameters.values()
+            shown = inspect.Signature(own)
+        cls.__signature__ = shown  # type: ignore[attr-defined]
 
     def __init__(self, **arguments: Any) -> None:
         owner = type(self).__qualname__
-        token = arguments.pop("token", None) or arguments.pop("hf_token", None)
+        token = take_token(owner, arguments)
         self.options: Any = parse_options(
             owner, self.family, self.Options, self.defaults, arguments
         )
@@ -151,6 +157,9 @@ class ModelMapper(PartitionMap):
     def prepare(self) -> None:
         """Check the checkpoint and give workers the token, before any work starts."""
         if self._can_read_checkpoint():
+            identity = self.checkpoint.identity
+            if identity.is_directory:  # nothing to fetch; refuses files that changed since
+                hub.download(identity, cache_dir=self.options.cache_dir)
             check_tensors(self.checkpoint, self.options.cache_dir)
         hub.share_tokens_with_workers(
             name for name in (self.options.model, self.options.base_model) if name
@@ -303,6 +312,20 @@ def unfold(new: NewColumns, positions: np.ndarray) -> NewColumns:
     keep = np.zeros(len(positions), dtype=bool)
     keep[positions >= 0] = new.keep[positions[positions >= 0]]
     return NewColumns(arrays, keep, new.keep_field)
+
+
+def take_token(owner: str, arguments: dict[str, Any]) -> str | None:
+    """Take the Hub token out of constructor `arguments`, so that no message can show it.
+
+    Raises
+    ------
+    TypeError
+        It is given in both spellings.
+    """
+    tokens = [arguments.pop(name, None) for name in ("token", "hf_token")]
+    if None not in tokens:
+        raise TypeError(f"{owner} got 'token' twice: 'hf_token' is an older spelling of it")
+    return next((token for token in tokens if token is not None), None)
 
 
 def publish(stats: RunStats) -> None:

@@ -280,7 +280,7 @@ def signature_of(
     options_type: type[Any], defaults: Mapping[str, Any], extra: Iterable[str] = ()
 ) -> inspect.Signature:
     """The constructor's signature as ``help()`` shows it: every setting with its true default."""
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters = []
     for field in fields(options_type):
         default = defaults.get(field.name, field.default)
         parameters.append(

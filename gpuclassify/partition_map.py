@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import backend_of, name_row
 from gpuclassify.options import nearest
 
 
@@ -121,7 +122,7 @@ class PartitionMap(ABC):
         if string_dtype is None:
             string_dtype = backend.string_dtype(frame, self.text_field)
         texts = backend.texts(frame, self.text_field, self.max_chars)
-        new = self.compute(texts, lambda row: f"row {row} (index label {frame.index[row]!r})")
+        new = self.compute(texts, functools.partial(name_row, frame))
         arrays = new.arrays
         if new.keep is not None and new.keep_field is not None:
             arrays = {**arrays, new.keep_field: pa.array(new.keep)}

@@ -17,7 +17,7 @@ import torch
 from gpuclassify.testing import write_checkpoint, write_sequence_classifier
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_torch_thread():
     """Tiny models are slower with more threads than one."""
     threads = torch.get_num_threads()

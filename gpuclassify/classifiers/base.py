@@ -131,11 +131,15 @@ class Classifier(ModelMapper):
                 f"min_score={minimum} names no label, and this model scores {len(self.labels)}: "
                 f"pass a minimum by label, such as min_score={{{self.labels[0]!r}: {minimum}}}"
             )
-        for label in (*(self.options.filter_by or ()), *(name for name, _ in minimum or ())):
-            if label not in self.labels:
+        self.check_labels(*(self.options.filter_by or ()), *(name for name, _ in minimum or ()))
+
+    def check_labels(self, *names: str) -> None:
+        """Raise ValueError unless all `names` are labels."""
+        for name in names:
+            if name not in self.labels:
                 raise ValueError(
-                    f"no label {label!r} in {type(self).__qualname__}."
-                    f"{nearest(label, self.labels)} Labels are {', '.join(self.labels)}."
+                    f"no label {name!r} in {type(self).__qualname__}."
+                    f"{nearest(name, self.labels)} Labels are {', '.join(self.labels)}."
                 )
 
     def _is_wanted(self, labels: np.ndarray, confidence: np.ndarray) -> np.ndarray:

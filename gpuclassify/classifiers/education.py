@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from gpuclassify.classifiers.base import REGRESSION, Classifier
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import EducationOptions, nearest
+from gpuclassify.options import EducationOptions
 from gpuclassify.partition_map import NewColumns
 
 LOWEST, HIGHEST = 0.0, 5.0
@@ -100,12 +100,7 @@ class EducationClassifier(Classifier):
             )
         if minimum is not None and minimum > HIGHEST:
             raise ValueError(f"min_score={minimum} keeps nothing: scores run from 0 to 5")
-        for label in self.options.filter_by or ():
-            if label not in QUALITY_LABELS:
-                raise ValueError(
-                    f"no label {label!r} in {type(self).__qualname__}."
-                    f"{nearest(label, QUALITY_LABELS)} Labels are {', '.join(QUALITY_LABELS)}."
-                )
+        self.check_labels(*(self.options.filter_by or ()))
 
 
 def _columns(stem: str) -> dict[str, str]:

@@ -42,3 +42,10 @@ def backend_of(frame: Any) -> ModuleType:
         "(on pandas or cudf), pandas or cudf"
         + (". A column alone becomes one with .to_frame()" if hasattr(frame, "to_frame") else "")
     )
+
+
+def name_row(frame: Any, row: int) -> str:
+    """What messages call the row at position `row` of `frame`."""
+    label = frame.index[row]
+    shown = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
+    return f"row {row} (index label {shown!r})"

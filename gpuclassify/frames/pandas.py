@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.api.types import is_object_dtype
 
+from gpuclassify.frames import name_row
+
 # Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -87,7 +89,7 @@ def _object_texts(series: pd.Series, max_chars: int | None) -> list[str | None]:
 def _clean(value: Any, max_chars: int | None, series: pd.Series, row: int) -> str:
     if not isinstance(value, str):
         raise TypeError(
-            f"row {row} (index label {series.index[row]!r}) of column {series.name!r} holds a "
+            f"{name_row(series, row)} of column {series.name!r} holds a "
             f"{type(value).__name__}, not a string: convert the column, or make the value null"
         )
     text = value if max_chars is None else value[:max_chars]

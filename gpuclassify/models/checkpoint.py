@@ -30,6 +30,8 @@ _OFFSET_POSITIONS = {
     "xlm-roberta-xl",
     "xmod",
 }
+# Buffers that old versions saved; they hold nothing that the network does not know.
+LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids"})
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
 
 
@@ -174,32 +176,38 @@ def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None) -> None:
     Raises
     ------
     CheckpointError
-        Names the tensors that are missing or have another shape.
+        Names the tensors that are missing, unknown or of another shape.
     """
     from gpuclassify.models.loading import expected_shapes
 
     found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
     expected = expected_shapes(checkpoint)
-    unknown = set(found) - set(expected)
-    # transformers renames tensors of older checkpoints while loading, so with unknown names about,
-    # only the loading itself can tell what is missing.
-    may_be_renamed = checkpoint.layout == SEQUENCE_CLASSIFICATION and unknown
-    missing = [] if may_be_renamed else sorted(set(expected) - set(found))
+    missing, unknown = set(expected) - set(found), set(found) - set(expected) - LEGACY_BUFFERS
+    if checkpoint.layout == SEQUENCE_CLASSIFICATION and unknown:
+        # transformers renames tensors of older checkpoints while loading, so with unknown names
+        # about, only the loading itself can tell what is missing.
+        missing, unknown = set(), set()
     misshaped = [
         f"{name} {found[name]} instead of {expected[name]}"
         for name in sorted(set(found) & set(expected))
         if tuple(found[name]) != tuple(expected[name])
     ]
-    refuse_wrong_tensors(checkpoint, missing, misshaped)
+    refuse_wrong_tensors(checkpoint, sorted(missing), misshaped, sorted(unknown))
 
 
-def refuse_wrong_tensors(checkpoint: Checkpoint, missing: list[str], misshaped: list[str]) -> None:
-    """Raise CheckpointError if any tensor is missing or has another shape."""
-    problems = []
-    if missing:
-        problems.append(f"{len(missing)} tensors are missing: {_some(missing)}")
-    if misshaped:
-        problems.append(f"{len(misshaped)} tensors have another shape: {_some(misshaped)}")
+def refuse_wrong_tensors(
+    checkpoint: Checkpoint, missing: list[str], misshaped: list[str], unknown: list[str]
+) -> None:
+    """Raise CheckpointError if any tensor is missing, of another shape, or unknown."""
+    problems = [
+        f"{len(names)} tensors {what}: {_some(names)}"
+        for names, what in (
+            (missing, "are missing"),
+            (misshaped, "have another shape"),
+            (unknown, "are no part of the architecture"),
+        )
+        if names
+    ]
     if problems:
         raise CheckpointError(
             f"the weights of {checkpoint.identity.name} do not fit its configuration; "

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from gpuclassify.models.checkpoint import (
+    LEGACY_BUFFERS,
     LINEAR_HEAD,
     Checkpoint,
     CheckpointError,
@@ -53,15 +54,29 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 
     try:
         with _building, _quiet_transformers():
-            return AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
+        if not _has_vocabulary(tokenizer, directory):
+            raise FileNotFoundError(f"none of {sorted(_vocabulary_files(tokenizer))} is there")
     except (OSError, ValueError, KeyError, ImportError) as err:
         files = sorted(path.name for path in directory.iterdir())
         raise CheckpointError(
             f"no tokenizer of {checkpoint.identity.name} loads from its files {files}: save it "
             "beside the model with tokenizer.save_pretrained"
         ) from err
+    return tokenizer
+
+
+def _has_vocabulary(tokenizer: Any, directory: Path) -> bool:
+    """Without any file transformers makes a tokenizer to which every word is unknown."""
+    if not tokenizer.vocab_files_names:  # works on bytes or characters
+        return True
+    return any((directory / name).exists() for name in _vocabulary_files(tokenizer))
+
+
+def _vocabulary_files(tokenizer: Any) -> set[str]:
+    return {*tokenizer.vocab_files_names.values(), "tokenizer.json", "tokenizer.model"}
 
 
 def expected_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -74,14 +89,13 @@ def expected_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 def _build(checkpoint: Checkpoint) -> nn.Module:
     from transformers import AutoModel, AutoModelForSequenceClassification
 
+    config = _config(checkpoint)
     if checkpoint.layout == LINEAR_HEAD:
-        backbone = AutoModel.from_config(_config(checkpoint), dtype=torch.float32)
+        backbone = AutoModel.from_config(config, dtype=torch.float32)
         dropout = json.loads(checkpoint.config_json).get("fc_dropout", 0.0)
         return LinearHead(backbone, len(checkpoint.labels), dropout)
     try:
-        return AutoModelForSequenceClassification.from_config(
-            _config(checkpoint), dtype=torch.float32
-        )
+        return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as err:
         raise CheckpointError(
             f"{checkpoint.identity.name} is a {checkpoint.sizes['model_type']} model, for which "
@@ -106,9 +120,7 @@ def _config(checkpoint: Checkpoint) -> Any:
 def _load_linear_head(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
     module = _build(checkpoint)
     tensors = _read_tensors(directory, dtype)
-    tensors.pop("model.embeddings.position_ids", None)  # a buffer that old versions saved
     expected = module.state_dict()
-    unknown = sorted(set(tensors) - set(expected))
     refuse_wrong_tensors(
         checkpoint,
         sorted(set(expected) - set(tensors)),
@@ -117,11 +129,8 @@ def _load_linear_head(checkpoint: Checkpoint, directory: Path, dtype: torch.dtyp
             for name in sorted(set(tensors) & set(expected))
             if tensors[name].shape != expected[name].shape
         ],
+        sorted(set(tensors) - set(expected)),
     )
-    if unknown:
-        raise CheckpointError(
-            f"{checkpoint.identity.name} has tensors that its architecture does not: {unknown[:8]}"
-        )
     module.load_state_dict(tensors, assign=True)
     return module.to(dtype)
 
@@ -145,6 +154,7 @@ def _load_sequence_classifier(
         checkpoint,
         sorted(report["missing_keys"]),
         [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]],
+        [],  # transformers itself ignores what it does not know
     )
     return module
 
@@ -157,7 +167,8 @@ def _read_tensors(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor
     tensors = {}
     for name in names:
         with safe_open(directory / name, framework="pt") as file:
-            tensors.update({key: file.get_tensor(key).to(dtype) for key in list(file.keys())})
+            names_here = set(file.keys()) - LEGACY_BUFFERS
+            tensors.update({key: file.get_tensor(key).to(dtype) for key in names_here})
     return tensors
 
 

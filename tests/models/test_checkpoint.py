@@ -1,0 +1,204 @@
+"""What a checkpoint declares is read as it is, and never guessed."""
+
+import json
+import shutil
+
+import pytest
+
+from gpuclassify import hub
+from gpuclassify.models.backbones import KNOWN_BACKBONES
+from gpuclassify.models.checkpoint import (
+    LINEAR_HEAD,
+    SEQUENCE_CLASSIFICATION,
+    CheckpointError,
+    check_tensors,
+    labels_in_order,
+    position_limit,
+    read_checkpoint,
+)
+from gpuclassify.testing import ARCHITECTURES, FAMILY_LABELS, category_config
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def described(directory, **options):
+    return read_checkpoint(hub.resolve(str(directory)), **options)
+
+
+@pytest.mark.parametrize("family", list(FAMILY_LABELS))
+def test_the_category_layout(checkpoint, family):
+    found = described(checkpoint(family))
+    assert found.layout == LINEAR_HEAD
+    assert found.labels == FAMILY_LABELS[family]
+    assert found.problem_type == "single_label_classification"
+    assert found.sizes["hidden_size"] == 32
+    assert "id2label" not in found.sizes
+
+
+def test_the_education_layout(checkpoint):
+    found = described(checkpoint("fineweb-edu"))
+    assert found.layout == SEQUENCE_CLASSIFICATION
+    assert found.problem_type == "regression"
+    assert found.backbone_json is None
+
+
+def test_equal_models_have_equal_descriptions_with_equal_hashes(checkpoint):
+    one, other = (described(checkpoint("domain")) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architectures_tensors_fit_its_configuration(sequence_classifier, architecture):
+    check_tensors(described(sequence_classifier(architecture)))
+
+
+# Labels.
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"id2label": {"1": "b", "0": "a", "2": "c"}},
+        {"label2id": {"c": 2, "a": 0, "b": 1}},
+        {"id2label": {}, "label2id": {"c": 2, "a": 0, "b": 1}},
+        {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"wrong": 0}},
+    ],
+)
+def test_labels_come_in_id_order(config):
+    assert labels_in_order(config, "name") == ("a", "b", "c")
+
+
+def test_more_than_ten_labels_are_ordered_by_number_and_not_by_text():
+    config = {"id2label": {str(i): f"label {i}" for i in (10, 9, *range(9), 11)}}
+    assert labels_in_order(config, "name") == tuple(f"label {i}" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels", "problem_type"),
+    [
+        ({"id2label": None, "label2id": None}, ("LABEL_0", "LABEL_1"), None),
+        ({"id2label": None, "label2id": None, "num_labels": 1}, ("LABEL_0",), "regression"),
+        ({"id2label": {"0": "spam"}, "label2id": {"spam": 0}}, ("spam",), "regression"),
+    ],
+)
+def test_what_transformers_leaves_out_is_filled_as_it_does(
+    sequence_classifier, tmp_path, changes, labels, problem_type
+):
+    model = shutil.copytree(sequence_classifier("bert"), tmp_path / "model")
+    config = {**json.loads((model / "config.json").read_text()), **changes}
+    config = {name: value for name, value in config.items() if value is not None}
+    config.pop("problem_type", None)
+    (model / "config.json").write_text(json.dumps(config))
+    found = described(model)
+    assert found.labels == labels
+    assert found.problem_type == (problem_type or "single_label_classification")
+
+
+def test_a_checkpoint_of_several_heads_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"target_sizes": {"task": 12, "scope": 3}}))
+    with pytest.raises(CheckpointError, match=r"several heads \(task, scope\)"):
+        described(tmp_path)
+
+
+def test_a_configuration_without_architecture_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4}))
+    with pytest.raises(CheckpointError, match="neither a model_type nor a base_model"):
+        described(tmp_path)
+
+
+# Sizes of the backbone.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["microsoft/deberta-v3-base", "microsoft/DeBERTa-v3-base", "microsoft/mdeberta-v3-base"],
+)
+def test_known_backbones_are_found_in_any_capitals_without_the_hub(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text(category_config(["a", "b"], base_model=name))
+    sizes = described(tmp_path, cache_dir=str(tmp_path / "cache")).sizes
+    assert sizes == KNOWN_BACKBONES[name.lower()]
+    assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (768, 12)
+    assert sizes["vocab_size"] == (251000 if "mdeberta" in name else 128100)
+
+
+def test_the_published_tensors_fit_the_known_backbone(tmp_path):
+    """The shapes that the published file of 735 MB has, from its documented layout."""
+    (tmp_path / "config.json").write_text(
+        category_config(FAMILY_LABELS["domain"], base_model="microsoft/deberta-v3-base")
+    )
+    from gpuclassify.models.loading import expected_shapes
+
+    shapes = expected_shapes(described(tmp_path))
+    assert shapes["model.embeddings.word_embeddings.weight"] == (128100, 768)
+    assert shapes["model.encoder.rel_embeddings.weight"] == (512, 768)
+    assert shapes["model.encoder.layer.11.output.dense.weight"] == (768, 3072)
+    assert shapes["fc.weight"] == (26, 768)
+    bytes_in_all = sum(4 * _product(shape) for shape in shapes.values())
+    assert round(bytes_in_all / 1e6) == 735
+    assert not any("pooler" in name or "position_embeddings" in name for name in shapes)
+
+
+def _product(shape):
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+def test_base_model_is_read_beside_the_checkpoint_or_from_the_argument(checkpoint, tmp_path):
+    model = shutil.copytree(checkpoint("domain"), tmp_path / "model")
+    inside = described(model)
+    backbone = shutil.move(model / "backbone", tmp_path / "elsewhere")
+    assert described(model, base_model=str(backbone)).sizes == inside.sizes
+    (model / "config.json").write_text(
+        category_config(FAMILY_LABELS["domain"], base_model=str(backbone))
+    )
+    assert described(model).sizes == inside.sizes
+    check_tensors(described(model))
+
+
+def test_a_directory_wins_over_a_known_backbone_of_the_same_name(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    local = tmp_path / "microsoft" / "deberta-v3-base"
+    shutil.copytree(checkpoint("domain") / "backbone", local)
+    (tmp_path / "config.json").write_text(
+        category_config(["a"], base_model="microsoft/deberta-v3-base")
+    )
+    assert described(tmp_path).sizes["hidden_size"] == 32
+
+
+def test_a_base_model_without_configuration_is_refused(checkpoint, tmp_path):
+    with pytest.raises(CheckpointError, match=r"has no config\.json.*pass base_model="):
+        described(checkpoint("domain"), base_model=str(tmp_path))
+
+
+def test_a_base_model_for_a_checkpoint_that_carries_its_sizes_is_refused(checkpoint):
+    with pytest.raises(CheckpointError, match=r"carries its own sizes.*leave it out"):
+        described(checkpoint("fineweb-edu"), base_model="microsoft/deberta-v3-base")
+
+
+# Positions.
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512}, (512, True)),
+        ({"model_type": "roberta", "max_position_embeddings": 514}, (512, True)),
+        (
+            {"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1},
+            (512, True),
+        ),
+        ({"model_type": "gpt2", "n_positions": 1024}, (1024, True)),
+        (
+            {"model_type": "llama", "max_position_embeddings": 2048, "rope_theta": 10000},
+            (2048, False),
+        ),
+        (KNOWN_BACKBONES["microsoft/deberta-v3-base"], (None, False)),
+        ({"model_type": "t5"}, (None, False)),
+    ],
+)
+def test_position_limits(sizes, expected):
+    assert position_limit(sizes) == expected

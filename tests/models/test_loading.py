@@ -1,0 +1,154 @@
+"""Weights load as they were saved, in one file or many, and never by half."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpuclassify import hub
+from gpuclassify.models.checkpoint import CheckpointError, check_tensors, read_checkpoint
+from gpuclassify.models.loading import expected_shapes, load_module, load_tokenizer
+from gpuclassify.testing import ARCHITECTURES
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def described(directory):
+    return read_checkpoint(hub.resolve(str(directory)))
+
+
+def loaded(directory, dtype=torch.float32):
+    return load_module(described(directory), directory, dtype)
+
+
+@pytest.fixture
+def domain(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint("domain"), tmp_path / "domain")
+
+
+def rewrite(model, edit):
+    tensors = load_file(model / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def shard(model, count):
+    """Split the weights into files with an index, as large models are saved."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    weight_map = {}
+    for number in range(count):
+        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = dict(list(tensors.items())[number::count])
+        save_file(part, model / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_every_tensor_arrives_as_it_was_saved(checkpoint, family):
+    module = loaded(checkpoint(family))
+    saved = load_file(checkpoint(family) / "model.safetensors")
+    state = module.state_dict()
+    assert set(saved) <= set(state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in saved.items())
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_shards_load_like_one_file(checkpoint, tmp_path, family):
+    model = shutil.copytree(checkpoint(family), tmp_path / family)
+    whole = loaded(model).state_dict()
+    shard(model, 3)
+    check_tensors(described(model))
+    sharded = loaded(model).state_dict()
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[name], tensor) for name, tensor in sharded.items())
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_floating_weights_get_the_precision_asked_for(checkpoint, family, dtype):
+    module = loaded(checkpoint(family), dtype)
+    assert {parameter.dtype for parameter in module.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_half_precision_files_load_as_float32(checkpoint, tmp_path, family):
+    model = shutil.copytree(checkpoint(family), tmp_path / family)
+    rewrite(model, lambda tensors: tensors.update({k: t.half() for k, t in tensors.items()}))
+    module = loaded(model)
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_a_buffer_of_old_versions_is_dropped(domain):
+    positions = {"model.embeddings.position_ids": torch.arange(512)[None]}
+    rewrite(domain, lambda tensors: tensors.update(positions))
+    check_tensors(described(domain))
+    assert "model.embeddings.position_ids" not in loaded(domain).state_dict()
+
+
+def test_unknown_tensors_are_refused_at_the_call_and_by_the_loading(domain):
+    rewrite(domain, lambda tensors: tensors.update({"head_1.fc.weight": torch.zeros(2, 2)}))
+    for look in (loaded, lambda directory: check_tensors(described(directory))):
+        with pytest.raises(CheckpointError, match=r"no part of the architecture: head_1\.fc\.wei"):
+            look(domain)
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_all_missing_and_misshaped_tensors_are_named_together(checkpoint, tmp_path, family):
+    model = shutil.copytree(checkpoint(family), tmp_path / family)
+    head = "fc" if family == "domain" else "classifier"
+
+    def damage(tensors):
+        del tensors[f"{head}.weight"]
+        tensors[f"{head}.bias"] = torch.zeros(99)
+
+    rewrite(model, damage)
+    message = rf"1 tensors are missing: {head}\.weight; 1 tensors have another shape: {head}\.bias"
+    for look in (loaded, lambda directory: check_tensors(described(directory))):
+        with pytest.raises(CheckpointError, match=message):
+            look(model)
+
+
+def test_older_names_of_tensors_are_renamed_as_transformers_does(checkpoint, tmp_path):
+    model = shutil.copytree(checkpoint("fineweb-edu"), tmp_path / "model")
+    expected = loaded(model).state_dict()
+
+    def age(tensors):
+        for name in [name for name in tensors if ".LayerNorm." in name]:
+            older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+            tensors[older.replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+
+    rewrite(model, age)
+    check_tensors(described(model))
+    found = loaded(model).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_expected_shapes_are_those_of_the_saved_tensors(sequence_classifier, architecture):
+    model = sequence_classifier(architecture)
+    saved = load_file(model / "model.safetensors")
+    expected = expected_shapes(described(model))
+    assert {name: tuple(tensor.shape) for name, tensor in saved.items()}.items() <= expected.items()
+
+
+def test_building_leaves_the_processes_settings_alone(checkpoint):
+    from transformers.utils import logging
+
+    before = (torch.get_default_dtype(), logging.get_verbosity(), torch.initial_seed())
+    loaded(checkpoint("fineweb-edu"), torch.bfloat16)
+    expected_shapes(described(checkpoint("domain")))
+    assert (torch.get_default_dtype(), logging.get_verbosity(), torch.initial_seed()) == before
+
+
+def test_each_tokenizer_is_a_fresh_one(checkpoint):
+    model = checkpoint("domain")
+    one, other = (load_tokenizer(described(model), model) for _ in range(2))
+    assert one is not other
+    assert one("river oven").input_ids == other("river oven").input_ids

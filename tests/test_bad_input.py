@@ -1,0 +1,326 @@
+"""Bad input: a clear error at the call, and nothing lost for text that is only unusual."""
+
+import json
+import shutil
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
+from gpuclassify.hub import ModelNotFoundError
+from gpuclassify.models.checkpoint import CheckpointError
+from tests.oracle import assert_close, probabilities, raw_outputs, stacked
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+@pytest.fixture
+def domain(checkpoint):
+    def make(**options):
+        settings = {"model": checkpoint("domain"), "score_field": "s", "autocast": False}
+        return DomainClassifier(**{**settings, **options})
+
+    return make
+
+
+@pytest.fixture
+def broken(checkpoint, tmp_path):
+    """A copy of a checkpoint of that family, to be damaged."""
+
+    def copy(family="domain"):
+        return shutil.copytree(checkpoint(family), tmp_path / family)
+
+    return copy
+
+
+def call(classifier, text="a text"):
+    """What a user does first: plan with a Dask frame. Nothing may run."""
+    return classifier(dd.from_pandas(pd.DataFrame({"text": [text]}), npartitions=1))
+
+
+def edit_json(path, **changes):
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+def edit_tensors(model, edit):
+    tensors = load_file(model / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+# Columns.
+
+
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_a_missing_text_column_is_named_beside_the_columns_there(domain, is_lazy):
+    frame = pd.DataFrame({"texts": ["a"], "id": [1]})
+    frame = dd.from_pandas(frame, npartitions=1) if is_lazy else frame
+    message = r"no text column 'text'; columns are \['texts', 'id'\].*Did you mean 'texts'"
+    with pytest.raises(ValueError, match=message):
+        domain()(frame)
+    assert "domain_pred" in domain(text_field="texts")(frame).columns
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2], "int64"),
+        ([1.0, np.nan], "float64"),
+        ([True, False], "bool"),
+        (["a", "b"], "category"),
+        (pd.to_datetime(["2024-01-01", "2024-01-02"]), "datetime64[ns]"),
+    ],
+)
+def test_a_text_column_that_holds_no_strings_is_refused_with_its_type(domain, values, dtype):
+    frame = pd.DataFrame({"text": pd.Series(values, dtype=dtype)})
+    for each in (frame, dd.from_pandas(frame, npartitions=1)):
+        with pytest.raises(TypeError, match=r"column 'text' holds .*not strings: convert it with"):
+            domain()(each)
+
+
+def test_two_text_columns_of_one_name_are_refused(domain):
+    frame = pd.DataFrame([["a", "b"]], columns=["text", "text"])
+    with pytest.raises(ValueError, match="2 columns are called 'text': rename all but one"):
+        domain()(frame)
+
+
+def test_an_output_column_that_is_there_already_is_kept_unless_told_otherwise(domain):
+    frame = pd.DataFrame({"text": ["river", "oven"], "domain_pred": ["mine", "too"], "id": [1, 2]})
+    lazy = dd.from_pandas(frame, npartitions=1)
+    with pytest.raises(ValueError, match=r"already has \['domain_pred'\].*overwrite=True"):
+        domain()(lazy)
+    replaced = domain(overwrite=True)(lazy).compute(scheduler="sync")
+    assert list(replaced.columns) == ["text", "domain_pred", "id", "s"]
+    assert set(replaced.domain_pred) <= set(domain().labels)
+
+
+@pytest.mark.parametrize("name", ["domain_pred", "s"])
+def test_two_outputs_of_one_name_are_refused(domain, name):
+    options = {"confidence_field": name}
+    with pytest.raises(ValueError, match=rf"need different names; given twice: \['{name}'\]"):
+        call(domain(**options))
+
+
+def test_an_output_never_replaces_the_text(domain):
+    with pytest.raises(ValueError, match="'text' is the text column, which stays as it is"):
+        call(domain(label_field="text", overwrite=True))
+
+
+# Checkpoints.
+
+
+def test_a_directory_without_config_is_refused_with_its_files(broken):
+    model = broken()
+    (model / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json; it has .*model\.safetensors"):
+        call(DomainClassifier(model=model))
+
+
+def test_a_directory_without_weights_is_refused_with_its_files(broken):
+    model = broken()
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"has no model\.safetensors.*config\.json"):
+        call(DomainClassifier(model=model))
+
+
+def test_pickled_weights_are_refused_and_the_message_says_how_to_convert(broken):
+    model = broken("fineweb-edu")
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="only as pickles") as caught:
+        call(FineWebEduClassifier(model=model))
+    snippet = str(caught.value).partition("trust:\n")[2].partition("\nand pass")[0]
+    exec(snippet.replace('"pytorch_model.bin"', repr(str(model / "pytorch_model.bin")))
+         .replace('"model.safetensors"', repr(str(model / "model.safetensors"))))  # fmt: skip
+    call(FineWebEduClassifier(model=model, autocast=False)).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_missing_tensors_are_named_at_the_call(broken, family):
+    model = broken(family)
+    head = "fc.weight" if family == "domain" else "classifier.weight"
+    edit_tensors(model, lambda tensors: tensors.pop(head))
+    kind = DomainClassifier if family == "domain" else FineWebEduClassifier
+    with pytest.raises(CheckpointError, match=f"1 tensors are missing: {head}"):
+        call(kind(model=model))
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_misshaped_tensors_are_named_at_the_call(broken, family):
+    model = broken(family)
+    head = "fc.bias" if family == "domain" else "classifier.bias"
+    edit_tensors(model, lambda tensors: tensors.update({head: torch.zeros(99)}))
+    kind = DomainClassifier if family == "domain" else FineWebEduClassifier
+    message = rf"have another shape: {head} \(99,\) instead of \((26|1),\)"
+    with pytest.raises(CheckpointError, match=message):
+        call(kind(model=model))
+
+
+def test_a_base_model_of_other_sizes_is_refused_at_the_call(broken):
+    model = broken()
+    edit_json(model / "backbone" / "config.json", hidden_size=64)
+    with pytest.raises(CheckpointError, match=r"word_embeddings\.weight .* or name the right base"):
+        call(DomainClassifier(model=model))
+
+
+def test_truncated_weights_are_refused_at_the_call(broken):
+    model = broken()
+    with (model / "model.safetensors").open("r+b") as file:
+        file.truncate(50_000)
+    with pytest.raises(ValueError, match=r"model\.safetensors is a truncated or corrupt"):
+        call(DomainClassifier(model=model))
+
+
+@pytest.mark.parametrize("architecture", ["deberta-v2", "bert", "gpt2", "llama", "roberta"])
+@pytest.mark.parametrize("has_settings", [True, False])
+def test_a_checkpoint_without_a_vocabulary_fails_naming_its_files(
+    sequence_classifier, tmp_path, architecture, has_settings
+):
+    model = shutil.copytree(sequence_classifier(architecture), tmp_path / "model")
+    kept = {"config.json", "model.safetensors", *(["tokenizer_config.json"] * has_settings)}
+    for path in model.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer of .* loads from its files"):
+        call(DistributedDataClassifier(model=model)).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize(
+    ("id2label", "message"),
+    [
+        ({"0": "a", "2": "b"}, r"has ids \[0, 2\]: they must run from 0 to 1"),
+        ({"0": "a", "1": "a"}, "names a label twice"),
+        ({"1": "a", "2": "b"}, "they must run from 0 to 1"),
+    ],
+)
+def test_a_label_map_with_holes_or_repeats_is_refused(broken, id2label, message):
+    model = broken()
+    edit_json(model / "config.json", id2label=id2label)
+    with pytest.raises(CheckpointError, match=message):
+        call(DomainClassifier(model=model))
+
+
+def test_a_label_map_that_is_absent_is_refused(broken):
+    model = broken()
+    edit_json(model / "config.json", id2label=None, label2id=None)
+    with pytest.raises(CheckpointError, match="has no id2label"):
+        _ = DomainClassifier(model=model).labels
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+def test_a_model_for_another_problem_is_refused(sequence_classifier, problem_type):
+    model = sequence_classifier("bert", problem_type=problem_type)
+    message = f"takes a single_label_classification model, and .* a {problem_type} model"
+    with pytest.raises(CheckpointError, match=message):
+        call(DomainClassifier(model=model))
+
+
+def test_a_category_model_is_no_education_model(checkpoint):
+    with pytest.raises(CheckpointError, match=r"26 outputs.*use DistributedDataClassifier"):
+        call(FineWebEduClassifier(model=checkpoint("domain")))
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused(broken):
+    model = broken("fineweb-edu")
+    edit_json(model / "config.json", model_type="no-such-architecture")
+    with pytest.raises(CheckpointError, match=r"'no-such-architecture'.*upgrade transformers"):
+        call(FineWebEduClassifier(model=model))
+
+
+def test_more_tokens_than_positions_are_refused_at_the_call(checkpoint):
+    with pytest.raises(ValueError, match=r"max_seq_length=600, but .* positions for 512"):
+        call(FineWebEduClassifier(model=checkpoint("fineweb-edu"), max_seq_length=600))
+
+
+@pytest.mark.parametrize("device", ["gpu0", "cudaa"])
+def test_an_unknown_device_is_refused(domain, device):
+    with pytest.raises(ValueError, match=f"device='{device}' is no torch device"):
+        call(domain(device=device)).compute(scheduler="sync")
+
+
+# Unusual text: no error, and the contract is kept.
+
+
+def agrees(domain, checkpoint, texts, read_as=None, **frame_options):
+    frame = pd.DataFrame({"text": pd.Series(texts, **frame_options)})
+    before = frame.copy(deep=True)
+    found = domain()(frame)
+    expected = raw_outputs(checkpoint("domain"), read_as or [text[:2000] for text in texts])
+    assert_close(stacked(found.s), probabilities(expected))
+    pd.testing.assert_frame_equal(found[["text"]], before, check_exact=True)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["str", object])
+def test_nul_and_control_characters_are_text(domain, checkpoint, dtype):
+    texts = ["river\x00oven", "\x00", "\x01\x1f\x7f", "\u2028line\ufeff", "e\u0301 \U0010ffff"]
+    agrees(domain, checkpoint, texts, dtype=dtype)
+
+
+def test_a_megabyte_document_is_read_to_the_limit_and_kept_whole(domain, checkpoint):
+    agrees(domain, checkpoint, ["river oven " * 95_326, "market"])
+
+
+def test_a_megabyte_without_max_chars_is_cut_by_tokens(domain, checkpoint):
+    text = "naïve 你好 " * 80_000
+    found = domain(max_chars=None)(pd.DataFrame({"text": [text]}))
+    expected = raw_outputs(checkpoint("domain"), [text[:20_000]], 512)
+    assert_close(stacked(found.s), probabilities(expected))
+
+
+def test_lone_surrogates_are_read_as_replacements_and_kept(domain, checkpoint):
+    texts = ["river \ud800 oven", "\udfff", "plain", "pair \U0001f600"]
+    read_as = ["river \ufffd oven", "\ufffd", "plain", "pair \U0001f600"]
+    found = agrees(domain, checkpoint, texts, read_as, dtype=object)
+    assert [list(map(ord, text)) for text in found.text] == [list(map(ord, t)) for t in texts]
+
+
+@pytest.mark.parametrize("value", [7, 1.5, b"bytes", ["a"], {"a": 1}])
+def test_a_non_string_in_an_object_column_fails_naming_row_and_type(domain, value):
+    texts = pd.Series(["a", None, value], dtype=object, index=[5, 6, 6])
+    frame = pd.DataFrame({"text": texts})
+    message = rf"row 2 \(index label 6\) of column 'text' holds a {type(value).__name__}, not a str"
+    with pytest.raises(TypeError, match=message):
+        domain()(frame)
+    with dask.config.set({"dataframe.convert-string": False}):
+        lazy = dd.from_map(lambda part: part, [frame], meta=frame.iloc[:0])
+        with pytest.raises(TypeError, match=message):
+            domain()(lazy).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("null", [None, np.nan, pd.NA, pd.NaT])
+def test_every_null_of_an_object_column_is_null(domain, null):
+    frame = pd.DataFrame({"text": pd.Series(["river", null], dtype=object)})
+    found = domain()(frame)
+    assert found.domain_pred.isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("index", [[0], ["label"], [pd.Timestamp("2024-01-01")]])
+def test_a_frame_of_one_row(domain, checkpoint, index):
+    frame = pd.DataFrame({"text": ["river"]}, index=index)
+    found = domain()(frame)
+    assert found.index.equals(frame.index)
+    assert_close(stacked(found.s), probabilities(raw_outputs(checkpoint("domain"), ["river"])))
+
+
+def test_a_frame_without_rows_keeps_its_columns(domain):
+    found = domain()(pd.DataFrame({"text": pd.Series([], dtype="str"), "id": []}))
+    assert list(found.columns) == ["text", "id", "domain_pred", "s"]
+    assert len(found) == 0
+
+
+def test_a_multi_index_is_unchanged(domain):
+    index = pd.MultiIndex.from_tuples([("a", 1), ("a", 1), ("b", 2)], names=["x", "y"])
+    frame = pd.DataFrame({"text": ["river", None, "oven"]}, index=index)
+    pd.testing.assert_index_equal(domain()(frame).index, index, exact=True)
+
+
+def test_any_checkpoint_of_the_known_layout_is_read_whatever_its_name(checkpoint):
+    found = call(DistributedDataClassifier(model=checkpoint("quality"), autocast=False))
+    assert found.compute(scheduler="sync").preds.isin(["High", "Medium", "Low"]).all()

@@ -1,0 +1,260 @@
+"""Mappers restart anywhere: equal keys, small pickles, one pinned model, and no secrets in any."""
+
+import copy
+import os
+import pickle
+import shutil
+import time
+
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from dask.tokenize import tokenize
+
+from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
+from gpuclassify.classifiers import FAMILIES
+from gpuclassify.hub import ModelChangedError, token_for
+from gpuclassify.inference.residency import MODELS
+from gpuclassify.testing import sample_texts, write_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+SECRET = "hf_" + "Secret0123456789"
+
+
+@pytest.fixture
+def domain(checkpoint):
+    def make(**options):
+        return DomainClassifier(**{"model": checkpoint("domain"), "autocast": False, **options})
+
+    return make
+
+
+def lazy_frame():
+    return dd.from_pandas(pd.DataFrame({"text": sample_texts(8, seed=2)}), npartitions=2)
+
+
+# 7. Everything is restartable.
+
+KEYS = """
+import json, pandas as pd, dask.dataframe as dd
+from dask.tokenize import tokenize
+from gpuclassify import DomainClassifier, FineWebEduClassifier, DistributedDataClassifier
+ddf = dd.from_pandas(pd.DataFrame({{"text": ["b", "a"]}}), npartitions=1)
+mappers = [
+    DomainClassifier(model={domain!r}, filter_by={{"Games", "Sports", "News", "Health"}}),
+    FineWebEduClassifier(model={education!r}, min_score=3, filter_by={{"high_quality"}}),
+    DistributedDataClassifier(
+        model={sequence!r}, score_field="s", min_score={{"LABEL_2": 0.1, "LABEL_0": 0.2}}
+    ),
+]
+print(json.dumps([
+    [tokenize(m), m(ddf)._name, ddf.map_partitions(m)._name, sorted(map(str, m(ddf).dask))]
+    for m in mappers
+]))
+"""
+
+
+def test_equal_settings_give_equal_keys_in_two_processes(
+    run_python, checkpoint, sequence_classifier
+):
+    body = KEYS.format(
+        domain=str(checkpoint("domain")),
+        education=str(checkpoint("fineweb-edu")),
+        sequence=str(sequence_classifier()),
+    )
+    first, second = (run_python(body, PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert first == second
+
+
+def test_equal_settings_are_equal_however_they_are_spelt(domain, checkpoint):
+    mappers = [
+        domain(filter_by=["News", "Games"], score_field="p"),
+        domain(filter_by=("Games", "News"), score_field="p"),
+        domain(filter_by={"Games", "News"}, prob_column="p"),
+        domain(model=str(checkpoint("domain")), filter_by=["Games", "News"], prob_column="p"),
+    ]
+    assert len(set(mappers)) == 1
+    assert len({tokenize(mapper) for mapper in mappers}) == 1
+    frame = lazy_frame()
+    assert len({mapper(frame)._name for mapper in mappers}) == 1
+
+
+def test_looking_and_computing_do_not_change_a_mappers_key(domain):
+    untouched, used = domain(), domain()
+    _ = used.labels
+    used(lazy_frame()).compute(scheduler="sync")
+    assert tokenize(used) == tokenize(untouched)
+    assert used == untouched
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"filter_by": "Games"},
+        {"max_chars": 100},
+        {"text_field": "other"},
+        {"dtype": "bfloat16"},
+        {"overwrite": True},
+        {"loader": "crossfit"},
+        {"label_field": "label"},
+        {"model": "other"},
+    ],
+)
+def test_every_setting_counts_in_the_key(domain, sequence_classifier, tmp_path, options):
+    if "model" in options:
+        options = {"model": write_checkpoint(tmp_path / "other", "domain", seed=5)}
+    assert tokenize(domain(**options)) != tokenize(domain())
+    assert domain(**options) != domain()
+
+
+def test_classes_with_the_same_settings_have_different_keys(checkpoint):
+    settings = {"model": checkpoint("domain"), "label_field": "label", "max_chars": None}
+    settings["max_seq_length"] = None
+    classes = (DomainClassifier, DistributedDataClassifier)
+    assert len({tokenize(kind(**settings)) for kind in classes}) == 2
+
+
+def test_a_mapper_mapped_by_dask_itself_does_the_same(domain):
+    frame = lazy_frame()
+    expected = domain()(frame)
+    mapped = frame.map_partitions(domain())
+    pd.testing.assert_frame_equal(mapped._meta, expected._meta)
+    pd.testing.assert_frame_equal(
+        mapped.compute(scheduler="sync"), expected.compute(scheduler="sync")
+    )
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "checkpoint"])
+def test_a_used_mapper_is_small_to_pickle_and_comes_back_equal(checkpoint, family):
+    mapper = FAMILIES[family](model=checkpoint(family), autocast=False)
+    frame = lazy_frame()
+    expected = mapper(frame).compute(scheduler="sync")
+    pickled = pickle.dumps(mapper)
+    assert len(pickled) < 10_000
+    for copied in (pickle.loads(pickled), copy.deepcopy(mapper)):
+        assert copied == mapper
+        assert repr(copied) == repr(mapper)
+        assert tokenize(copied) == tokenize(mapper)
+        pd.testing.assert_frame_equal(copied(frame).compute(scheduler="sync"), expected)
+
+
+def test_a_subclass_with_its_own_constructor_is_a_mapper_too(checkpoint):
+    class MyClassifier(DistributedDataClassifier):
+        def __init__(self, cache_dir=None, label_field="my_pred", **settings):
+            super().__init__(
+                model_identifier=str(checkpoint("domain")),
+                cache_dir=cache_dir,
+                label_field=label_field,
+                max_chars=3000,
+                max_seq_length=512,
+                **settings,
+            )
+
+    frame = lazy_frame()
+    found = MyClassifier(autocast=False)(frame).compute(scheduler="sync")
+    expected = DomainClassifier(model=checkpoint("domain"), autocast=False)(frame)
+    assert list(found.my_pred) == list(expected.compute(scheduler="sync").domain_pred)
+    assert tokenize(MyClassifier()) == tokenize(MyClassifier())
+
+
+# 8. One identity.
+
+
+@pytest.fixture
+def own_model(checkpoint, tmp_path):
+    """A copy of the domain checkpoint that a test may change; not resident in this process."""
+    shutil.copytree(checkpoint("domain"), tmp_path / "own")
+    yield tmp_path / "own"
+    MODELS.evict_idle()
+
+
+def rewrite(model):
+    shutil.rmtree(model)
+    write_checkpoint(model, "domain", seed=9)
+
+
+def touch_weights(model):
+    later = time.time_ns() + 10**9
+    os.utime(model / "model.safetensors", ns=(later, later))
+
+
+@pytest.mark.parametrize("change", [rewrite, touch_weights])
+def test_a_changed_directory_is_another_model(own_model, change):
+    frame = lazy_frame()
+    before = DomainClassifier(model=own_model)
+    names = [before(frame)._name]
+    change(own_model)
+    after = DomainClassifier(model=own_model)
+    names.append(after(frame)._name)
+    assert len(set(names)) == 2
+    assert tokenize(before) != tokenize(after)
+
+
+@pytest.mark.parametrize("change", [rewrite, touch_weights])
+def test_a_directory_changed_after_planning_is_refused_by_the_run(own_model, change):
+    planned = DomainClassifier(model=own_model, autocast=False)(lazy_frame())
+    change(own_model)
+    with pytest.raises(ModelChangedError, match="build the classifier and its frame again"):
+        planned.compute(scheduler="sync")
+
+
+def test_a_mapper_stays_with_the_model_that_it_was_pinned_to(own_model):
+    classifier = DomainClassifier(model=own_model, autocast=False)
+    _ = classifier.labels
+    rewrite(own_model)
+    with pytest.raises(ModelChangedError, match="own"):
+        classifier(lazy_frame())
+
+
+def test_a_resident_model_serves_the_plan_that_loaded_it(own_model):
+    frame = lazy_frame()
+    planned = DomainClassifier(model=own_model, score_field="s", autocast=False)(frame)
+    before = planned.compute(scheduler="sync")
+    rewrite(own_model)
+    pd.testing.assert_frame_equal(planned.compute(scheduler="sync"), before)
+    fresh = DomainClassifier(model=own_model, score_field="s", autocast=False)(frame)
+    assert not fresh.compute(scheduler="sync").s.equals(before.s)
+
+
+# 9. Secrets stay secret.
+
+
+@pytest.mark.parametrize("spelling", ["token", "hf_token"])
+def test_a_token_is_in_no_state_pickle_repr_graph_or_key(domain, checkpoint, spelling):
+    frame = lazy_frame()
+    mapper = domain(**{spelling: SECRET})
+    assert token_for(str(checkpoint("domain"))) == SECRET
+    lazy = mapper(frame)
+    shown = [repr(mapper), str(vars(mapper)), str(mapper.options), repr(lazy), str(lazy.dask)]
+    shown += [str(mapper.__dask_tokenize__()), str(mapper.__getstate__())]
+    assert not any(SECRET in text for text in shown)
+    for value in (mapper, lazy, dict(lazy.dask)):
+        assert SECRET.encode() not in pickle.dumps(value)
+    assert mapper == domain()
+    assert tokenize(mapper) == tokenize(domain())
+    assert lazy._name == domain()(frame)._name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "/no/such/directory"},
+        {"modle": "x"},
+        {"hf_token": "another"},
+        {"batch_size": 0},
+        {"token": SECRET + "\nhttp header"},
+    ],
+)
+def test_a_token_is_in_no_error(settings):
+    with pytest.raises((OSError, TypeError, ValueError)) as caught:
+        _ = FineWebEduClassifier(**{"token": SECRET, **settings}).checkpoint
+    error = caught.value
+    while error is not None:
+        assert SECRET not in f"{error!r} {error}"
+        error = error.__cause__ or error.__context__
+
+
+def test_a_token_in_two_spellings_is_refused():
+    with pytest.raises(TypeError, match="'token' twice: 'hf_token' is an older spelling"):
+        DomainClassifier(token=SECRET, hf_token="another")
