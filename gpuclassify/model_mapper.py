@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -53,6 +54,7 @@ class ModelMapper(PartitionMap):
     Options: ClassVar[type[ModelOptions]] = ModelOptions
     defaults: ClassVar[dict[str, Any]] = {}
     family: ClassVar[str] = "checkpoint"
+    _is_out_of_reach = False  # asked once here, and again on each worker
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -170,6 +172,8 @@ class ModelMapper(PartitionMap):
 
         Such a client must pin the Hub revision itself, because nobody else does it once for all.
         """
+        if self._is_out_of_reach:
+            return False
         try:
             _ = self.checkpoint
         except (hub.HubUnreachableError, hub.ModelNotFoundError) as err:
@@ -185,15 +189,15 @@ class ModelMapper(PartitionMap):
                 "%s cannot be read here; its settings are checked in the first partition",
                 self.options.model,
             )
-            return False
-        return True
+            self._is_out_of_reach = True
+        return not self._is_out_of_reach
 
     def _pinned(self) -> Any:
         """What tells this model from every other: its description, or as much as is known."""
-        try:
-            return self.checkpoint
-        except (hub.HubUnreachableError, hub.ModelNotFoundError):
-            return (self.options.model, self.options.revision)
+        if not self._is_out_of_reach:
+            with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
+                return self.checkpoint
+        return (self.options.model, self.options.revision)
 
     # On a worker.
 
