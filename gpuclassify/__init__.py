@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FineWebMixtralEduClassifier,
         FineWebNemotronEduClassifier,
         MultilingualDomainClassifier,
+        PromptTaskComplexityClassifier,
         QualityClassifier,
     )
     from gpuclassify.cluster import get_client
@@ -35,6 +36,7 @@ _HOMES = {
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
+    "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
     "get_client": "gpuclassify.cluster",
     "to_parquet": "gpuclassify.jobs.writers",
@@ -48,6 +50,7 @@ __all__ = [
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
     "MultilingualDomainClassifier",
+    "PromptTaskComplexityClassifier",
     "QualityClassifier",
     "get_client",
     "to_parquet",

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 FAILED = 1
 # What the library raises for wrong settings and inputs, at the call.
-WRONG_CALL = (ValueError, TypeError, FileNotFoundError, FileExistsError, PermissionError)
+WRONG_CALL = (
+    ValueError,
+    TypeError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 class Commands(click.Group):
@@ -191,19 +198,22 @@ def demo(directory: str, documents: int | None, as_json: bool) -> None:
 
 def print_summary(summary: JobSummary, console: Console) -> None:
     """A short table: rows, speed, labels."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("label", "rows", "share")
     for label, count in summary.labels.items():
-        table.add_row(label, f"{count:,}", f"{count / max(1, summary.rows_out):.1%}")
+        share = count / max(1, summary.rows_out)
+        table.add_row(escape(label), f"{count:,}", f"{share:.1%}")
     if summary.labels:
         console.print(table)
     totals = summary.totals
-    padding = totals.get("padded_tokens", 0) / max(1, totals.get("tokens", 0)) - 1
+    tokens = totals.get("tokens", 0)
+    padding = totals.get("padded_tokens", 0) / tokens - 1 if tokens else 0.0
     console.print(
         f"{summary.rows_in:,} rows in, {summary.rows_out:,} rows out, "
         f"{summary.elapsed_seconds:.1f} s, {summary.rows_per_second:,.1f} rows/s, "
-        f"{totals.get('tokens', 0) / max(1e-9, summary.elapsed_seconds):,.0f} tokens/s, "
+        f"{tokens / max(1e-9, summary.elapsed_seconds):,.0f} tokens/s, "
         f"padding {padding:.1%}, {int(totals.get('truncated_texts', 0)):,} texts truncated",
         highlight=False,
         soft_wrap=True,
@@ -289,7 +299,7 @@ def _run_job(
 
     quiet_dask()
     with wrong_call_exits():
-        tasks = plan_job(
+        plan = plan_job(
             inputs,
             output,
             classifier,
@@ -301,7 +311,7 @@ def _run_job(
         client = _client(settings)
     title = type(classifier).__name__
     with client, JobProgress(title, _console(stderr=True)) as progress:
-        return run_job(tasks, client, progress.parts)
+        return run_job(plan, client, progress.parts)
 
 
 def _client(settings: dict[str, Any]) -> Any:
@@ -312,8 +322,18 @@ def _client(settings: dict[str, Any]) -> Any:
     scheduler = settings["scheduler"]
     if scheduler is None:
         return get_client(settings["cluster"], n_workers=settings["n_workers"])
+    if settings["n_workers"] is not None or settings["cluster"] != "auto":
+        raise ValueError(
+            "--scheduler connects to a cluster that is running; --workers and --cluster start a "
+            "new one: give one or the other"
+        )
     if Path(scheduler).exists():
         return get_client(scheduler_file=scheduler)
+    if ":" not in scheduler:
+        raise FileNotFoundError(
+            f"--scheduler {scheduler!r} is neither an address, such as tcp://host:8786, nor a file "
+            "that is there"
+        )
     return get_client(address=scheduler)
 
 

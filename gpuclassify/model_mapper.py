@@ -54,6 +54,10 @@ class ModelMapper(PartitionMap):
     Options: ClassVar[type[ModelOptions]] = ModelOptions
     defaults: ClassVar[dict[str, Any]] = {}
     family: ClassVar[str] = "checkpoint"
+    # What `gpuclassify models` shows of a published model.
+    purpose: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
+    is_gated: ClassVar[bool] = False
     _is_out_of_reach = False  # asked once here, and again on each worker
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -109,6 +113,11 @@ class ModelMapper(PartitionMap):
     def max_chars(self) -> int | None:
         """Characters of a text that the model gets to see."""
         return self.options.max_chars
+
+    @property
+    def label_field(self) -> str | None:
+        """The column whose values a summary counts, if there is one."""
+        return None
 
     @property
     def is_overwriting(self) -> bool:
@@ -226,7 +235,7 @@ class ModelMapper(PartitionMap):
     @property
     def output_count(self) -> int:
         """Outputs of the model for one text."""
-        return len(self.checkpoint.labels)
+        return self.checkpoint.output_count
 
     def _infer(
         self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]

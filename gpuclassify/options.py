@@ -207,6 +207,9 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ),
     ("*", "keep_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
     ("*", "use_existing_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
+    ("prompts", "filter_by"): Withdrawn(
+        (None, (), []), "a prompt gets several labels and scores: compare the columns instead"
+    ),
     ("checkpoint", "model_identifier"): Renamed("model"),
     ("checkpoint", "pred_column"): Renamed("label_field"),
     ("checkpoint", "prob_column"): Renamed("score_field"),

@@ -7,6 +7,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -307,6 +308,17 @@ def test_a_frame_of_one_row(domain, checkpoint, index):
     found = domain()(frame)
     assert found.index.equals(frame.index)
     assert_close(stacked(found.s), probabilities(raw_outputs(checkpoint("domain"), ["river"])))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_every_arrow_string_is_text(domain, checkpoint, kind):
+    found = agrees(domain, checkpoint, ["river", "oven" * 900], dtype=pd.ArrowDtype(kind))
+    assert found.dtypes["domain_pred"] == pd.ArrowDtype(kind)
+
+
+def test_any_name_is_good_for_an_output_column(domain):
+    found = domain(label_field="self")(pd.DataFrame({"text": ["river"]}))
+    assert list(found.columns) == ["text", "self", "s"]
 
 
 def test_a_frame_without_rows_keeps_its_columns(domain):

@@ -1,12 +1,16 @@
 """The command line, driven as its users do."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from gpuclassify.cli import print_summary
+from gpuclassify.jobs.run import JobSummary
 from gpuclassify.testing import sample_texts, write_checkpoint
 
 
@@ -72,6 +76,12 @@ def test_filters_json_summary_and_jsonl_output(job):
         (["--classifier", "checkpoint"], "needs model="),
         (["--classifier", "domain", "--model", "model", "--min-score", "x"], "--min-score"),
         (["--classifier", "domain", "--model", "model", "--part-size", "big"], "part-size"),
+        (["--classifier", "domain", "--model", "model", "--workers", "0"], "n_workers=0"),
+        (["--classifier", "domain", "--model", "model", "--scheduler", "no.json"], "no.json"),
+        (
+            ["--classifier", "domain", "--model", "model", "--scheduler", "h:1", "--workers", "2"],
+            "--workers and --cluster start a new one",
+        ),
     ],
 )
 def test_a_wrong_call_leaves_with_2_names_the_cure_and_writes_nothing(job, arguments, words):
@@ -90,6 +100,23 @@ def test_missing_input_and_occupied_output(job):
     (job / "taken" / "part-00000.parquet").write_bytes(b"")
     done = run("classify", "in.jsonl", "taken", *options, cwd=job)
     assert (done.returncode, "--overwrite" in done.stderr) == (2, True)
+
+
+def test_earlier_results_stay_when_no_cluster_is_reached(job):
+    (job / "earlier").mkdir()
+    (job / "earlier" / "part-00000.parquet").write_bytes(b"earlier")
+    options = ["--classifier", "domain", "--model", "model", "--overwrite"]
+    done = run(
+        "classify", "in.jsonl", "earlier", *options, "--scheduler", "tcp://127.0.0.1:1", cwd=job
+    )
+    assert (done.returncode, "no Dask scheduler answers" in done.stderr) == (1, True)
+    assert (job / "earlier" / "part-00000.parquet").read_bytes() == b"earlier"
+
+
+def test_labels_that_look_like_markup_are_shown():
+    console = Console(record=True, file=io.StringIO(), width=80)
+    print_summary(JobSummary(rows_out=1, labels={"[/red]": 1}), console)
+    assert "[/red]" in console.export_text()
 
 
 def test_work_that_fails_leaves_with_1_and_says_why(job):

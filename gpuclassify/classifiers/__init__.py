@@ -14,12 +14,15 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
+from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
+from gpuclassify.model_mapper import ModelMapper
 
-FAMILIES: dict[str, type[Classifier]] = {
+FAMILIES: dict[str, type[ModelMapper]] = {
     "domain": DomainClassifier,
     "multilingual-domain": MultilingualDomainClassifier,
     "quality": QualityClassifier,
     "content-type": ContentTypeClassifier,
+    "prompt-task-complexity": PromptTaskComplexityClassifier,
     "fineweb-edu": FineWebEduClassifier,
     "fineweb-mixtral-edu": FineWebMixtralEduClassifier,
     "fineweb-nemotron-edu": FineWebNemotronEduClassifier,
@@ -36,5 +39,6 @@ __all__ = [
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
     "MultilingualDomainClassifier",
+    "PromptTaskComplexityClassifier",
     "QualityClassifier",
 ]

@@ -26,9 +26,6 @@ class Classifier(ModelMapper):
     """
 
     Options = ClassifierOptions
-    purpose: ClassVar[str] = ""
-    licence: ClassVar[str] = ""
-    is_gated: ClassVar[bool] = False
 
     @property
     def labels(self) -> list[str]:
@@ -96,6 +93,12 @@ class Classifier(ModelMapper):
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raise unless the checkpoint is of the declared kind and has the declared labels."""
         super().check_checkpoint(checkpoint)
+        if checkpoint.heads:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} has several heads "
+                f"({', '.join(name for name, _ in checkpoint.heads)}): it is no checkpoint of a "
+                "single classifier; PromptTaskComplexityClassifier reads it"
+            )
         if checkpoint.problem_type != self.expected_problem_type(checkpoint):
             raise CheckpointError(
                 f"{type(self).__qualname__} takes a {self.problem_type} model, and "

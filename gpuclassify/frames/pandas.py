@@ -46,6 +46,8 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
     if not _is_arrow_text(series.dtype):
         return _object_texts(series, max_chars)
     values = pa.array(series.array, from_pandas=True)
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.large_string())  # views cannot be sliced
     if max_chars is not None:
         values = pc.utf8_slice_codeunits(values, 0, max_chars)
     return values.to_pylist()
@@ -58,9 +60,10 @@ def with_columns(
 
     Arrays carry no index, so nothing is aligned and duplicate index labels are safe.
     """
-    return frame.assign(
-        **{name: _pandas_array(columns[name], schema.field(name), string_dtype) for name in columns}
-    )
+    result = frame.copy(deep=False)
+    for name, array in columns.items():
+        result[name] = _pandas_array(array, schema.field(name), string_dtype)
+    return result
 
 
 def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:

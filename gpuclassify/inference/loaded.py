@@ -17,7 +17,13 @@ from torch import nn
 from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
-from gpuclassify.models.checkpoint import LINEAR_HEAD, Checkpoint, position_limit
+from gpuclassify.models.checkpoint import (
+    LINEAR_HEAD,
+    POOLED_HEADS,
+    SEQUENCE_CLASSIFICATION,
+    Checkpoint,
+    position_limit,
+)
 from gpuclassify.models.loading import load_module, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -140,7 +146,8 @@ def load_model(
     """
     tokenizer = load_tokenizer(checkpoint, directory)
     module = load_module(checkpoint, directory, dtype).to(device)
-    backbone: Any = module.model if checkpoint.layout == LINEAR_HEAD else module
+    inner = {LINEAR_HEAD: "model", POOLED_HEADS: "backbone"}.get(checkpoint.layout)
+    backbone: Any = module if inner is None else getattr(module, inner)
     config = backbone.config
     return LoadedModel(
         module=module,
@@ -152,7 +159,7 @@ def load_model(
         max_tokens=_max_tokens(checkpoint.sizes, tokenizer),
         accepts_positions=_accepts_positions(module, backbone),
         score_rule=_score_rule(config, dtype),
-        output_size=len(checkpoint.labels),
+        output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
     )
 
@@ -190,7 +197,5 @@ def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
 
 def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
     """Decoders find a row's last token by the padding id; without one they take single rows."""
-    is_encoder = (
-        checkpoint.layout == LINEAR_HEAD or getattr(config, "pad_token_id", None) is not None
-    )
-    return not is_encoder
+    has_padding = getattr(config, "pad_token_id", None) is not None
+    return checkpoint.layout == SEQUENCE_CLASSIFICATION and not has_padding

@@ -65,7 +65,7 @@ class JobProgress:
             self._console.print(f"{self._title}: {done:.0%} {status}", highlight=False)
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
-        """Show a job's progress; fits `gpuclassify.jobs.run.classify_files` as its report."""
+        """Show a job's progress; fits `gpuclassify.jobs.run.run_job` as its report."""
         status = f"{done}/{total} parts"
         if done:
             left = summary.elapsed_seconds / done * (total - done)

@@ -28,6 +28,7 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 SAMPLE_BYTES = 1 << 20
 SAMPLE_FILES = 16
+LARGEST_BLOCK_BYTES = (1 << 31) - 2  # what pyarrow's JSON reader takes
 # Some 200 parts show progress and even out workers; parts this small or large lose speed.
 PARTS_AIMED_AT = 200
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 256 << 10, 64 << 20
@@ -53,13 +54,17 @@ class Part:
     length: int | None = None
 
     def __str__(self) -> str:
-        if self.row_groups is not None:
+        if self.row_groups:
             return f"{self.path}, row groups {self.row_groups[0]} to {self.row_groups[-1]}"
         return self.path if self.length is None else f"{self.path}, from byte {self.start}"
 
 
 class UnreadableInputError(ValueError):
     """An input file is missing, broken, or does not fit the others."""
+
+
+# What pyarrow and fsspec raise for files that are broken or gone.
+BROKEN = (pa.ArrowException, ValueError, EOFError, OSError)
 
 
 def read_files(
@@ -101,7 +106,13 @@ def read_files(
     parts = plan_parts(paths, part_bytes, options)
     meta = _to_pandas(schema.empty_table())
     return dd.from_map(
-        read_part, parts, schema=schema, storage_options=options, meta=meta, label="read"
+        read_part,
+        parts,
+        schema=schema,
+        storage_options=options,
+        is_projected=fields is not None,
+        meta=meta,
+        label="read",
     )
 
 
@@ -141,8 +152,13 @@ def plan_parts(
     return parts
 
 
-def read_part(part: Part, schema: pa.Schema, storage_options: dict[str, Any]) -> pd.DataFrame:
+def read_part(
+    part: Part, schema: pa.Schema, storage_options: dict[str, Any], is_projected: bool = False
+) -> pd.DataFrame:
     """One part as a pandas frame with the dtypes of `schema`.
+
+    Columns that this file lacks are null. Fields that the schema lacks are left out if it is a
+    projection, and refused if it stands for all columns, so that no data is lost unseen.
 
     Raises
     ------
@@ -156,9 +172,14 @@ def read_part(part: Part, schema: pa.Schema, storage_options: dict[str, Any]) ->
                     list(part.row_groups), columns=schema.names
                 )
         else:
-            table = _parse_json(_lines(part, storage_options), schema)
-        return _to_pandas(table.select(schema.names).cast(schema))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowKeyError, ValueError, EOFError) as err:
+            table = _parse_json(_lines(part, storage_options), schema, is_projected)
+        for column in schema:
+            if column.name not in table.column_names:
+                table = table.append_column(column, pa.nulls(len(table), column.type))
+        table = table.select(schema.names).cast(schema)
+        table.validate(full=True)  # finds text that is not UTF-8, which pyarrow's readers let pass
+        return _to_pandas(table)
+    except BROKEN as err:
         raise UnreadableInputError(f"{part} cannot be read: {err}") from err
 
 
@@ -166,12 +187,12 @@ def _expand(name: str, storage_options: dict[str, Any]) -> list[str]:
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(name, **storage_options)
-    if glob.has_magic(path):
-        found = sorted(filesystem.glob(path))
-    elif filesystem.isdir(path):
+    if filesystem.isdir(path):
         found = sorted(filesystem.find(path))
     elif filesystem.exists(path):
         found = [path]
+    elif glob.has_magic(path):
+        found = sorted(filesystem.glob(path))
     else:
         raise UnreadableInputError(f"no such input: {name}")
     # Names that begin with a dot or underscore are bookkeeping (_SUCCESS, _metadata), not data.
@@ -200,6 +221,8 @@ def _compression(path: str) -> str | None:
 def _parquet_parts(path: str, part_bytes: int, storage_options: dict[str, Any]) -> list[Part]:
     with _open(path, storage_options) as file:
         metadata = pq.read_metadata(file)
+    if metadata.num_row_groups == 0:
+        return [Part(path, row_groups=())]
     parts: list[Part] = []
     group: list[int] = []
     size = 0
@@ -226,17 +249,32 @@ def _read_schema(
             else:
                 sample = _lines(Part(path, length=SAMPLE_BYTES), storage_options)
                 schemas.append(_parse_json(sample, None).schema)
-        except (pa.ArrowInvalid, ValueError, EOFError) as err:
+        except BROKEN as err:
             raise UnreadableInputError(f"{path} cannot be read: {err}") from err
     try:
         schema = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
         raise UnreadableInputError(f"the inputs' columns do not fit together: {err}") from err
-    # A column that is null all over the sample may hold text further on.
-    schema = pa.schema(
-        [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema]
-    )
+    is_json = _format(paths[0]) == "jsonl"
+    schema = pa.schema([f.with_type(_readable_type(f.type, is_json)) for f in schema])
     return schema if fields is None else _project(schema, fields)
+
+
+def _readable_type(kind: pa.DataType, is_json: bool) -> pa.DataType:
+    """The type that a column is read as, given the one that was found in files or samples."""
+    if pa.types.is_null(kind):  # null all over the sample, but maybe text further on
+        return pa.string()
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if not is_json:
+        return kind
+    if pa.types.is_timestamp(kind):  # JSON has no dates: strings that look like some stay strings
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_readable_type(kind.value_type, is_json))
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_readable_type(f.type, is_json)) for f in kind.fields])
+    return kind
 
 
 def _project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
@@ -266,25 +304,51 @@ def _lines(part: Part, storage_options: dict[str, Any]) -> bytes:
             return read_block(file, part.start, part.length, delimiter=b"\n")
         with pa.input_stream(file, compression=compression) as stream:
             lines = stream.read(part.length)
-    if part.length is None:
-        return lines
-    return lines[: lines.rfind(b"\n") + 1] or lines  # a sample: ranges need random access
+            if part.length is None:
+                return lines
+            # A sample, as ranges need random access: whole lines, and one at least.
+            while b"\n" not in lines and (more := stream.read(part.length)):
+                lines += more
+    return lines[: lines.rfind(b"\n") + 1] or lines
 
 
-def _parse_json(lines: bytes, schema: pa.Schema | None) -> pa.Table:
+def _parse_json(lines: bytes, schema: pa.Schema | None, is_projected: bool = False) -> pa.Table:
     from pyarrow import json
 
     if not lines.strip():
         return (schema or pa.schema([])).empty_table()
-    return json.read_json(
+    if len(lines) > LARGEST_BLOCK_BYTES:
+        raise ValueError(
+            f"{len(lines):,} bytes in one piece, and {LARGEST_BLOCK_BYTES:,} are the most that can "
+            "be read: split the file, or decompress it so that it is read in parts"
+        )
+    table = json.read_json(
         io.BytesIO(lines),
         # One block holds everything: a line may not cross blocks, and it may be long.
         read_options=json.ReadOptions(block_size=len(lines) + 1),
         parse_options=json.ParseOptions(
             explicit_schema=schema,
-            unexpected_field_behavior="infer" if schema is None else "ignore",
+            unexpected_field_behavior="ignore" if is_projected else "infer",
         ),
     )
+    if schema is not None and not is_projected:
+        _check_nothing_is_lost(table.schema, schema)
+    return table
+
+
+def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
+    """Raise ValueError if JSON has fields, other than nulls, that the sampled schema lacks."""
+    late = [
+        f.name
+        for f in found
+        if not pa.types.is_null(f.type)
+        and (f.name not in schema.names or f.type != schema.field(f.name).type)
+    ]
+    if late:
+        raise ValueError(
+            f"{', '.join(late)} has fields that are not in the beginnings of the files, from which "
+            "columns are read: name the columns to keep (fields=, --field), which leaves out others"
+        )
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:

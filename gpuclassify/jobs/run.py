@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gpuclassify.classifiers import Classifier
-from gpuclassify.jobs.readers import read_files
-from gpuclassify.jobs.writers import PARQUET, write_tasks
-from gpuclassify.model_mapper import EVENT_TOPIC
+from gpuclassify.jobs.readers import find_files, read_files
+from gpuclassify.jobs.storage import open_directory
+from gpuclassify.jobs.writers import FORMATS, PARQUET, write_tasks
+from gpuclassify.model_mapper import EVENT_TOPIC, ModelMapper
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,44 @@ class JobSummary:
         return {**asdict(self), "rows_per_second": self.rows_per_second}
 
 
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job will do; nothing has been written or removed yet.
+
+    Attributes
+    ----------
+    dataset : dask.dataframe.DataFrame
+        The classified frame.
+    output : str
+        Directory or URL.
+    file_format : {"parquet", "jsonl"}
+    overwrite : bool
+        Remove part files that `output` has already when the job starts.
+    label_field : str, optional
+        Column whose values are counted.
+    """
+
+    dataset: Any
+    output: str
+    file_format: str
+    overwrite: bool
+    label_field: str | None
+
+
 Report = Callable[[int, int, JobSummary], None]
 
 
 def plan_job(
     inputs: Sequence[str],
     output: str,
-    classifier: Classifier,
+    classifier: ModelMapper,
     *,
     fields: Sequence[str] | None = None,
     file_format: str = PARQUET,
     part_bytes: int | None = None,
     overwrite: bool = False,
-) -> list[Any]:
-    """The tasks of a job, one a part; checks everything that can be checked without a cluster.
+) -> JobPlan:
+    """Plan a job; checks everything that can be checked without a cluster, and writes nothing.
 
     Parameters
     ----------
@@ -88,19 +112,18 @@ def plan_job(
         Files, directories, globs or URLs; see `gpuclassify.jobs.readers.read_files`.
     output : str
         Directory or URL.
-    classifier : Classifier
+    classifier : ModelMapper
     fields : sequence of str, optional
         Columns to read and keep beside the text. Default: all.
     file_format : {"parquet", "jsonl"}
     part_bytes : int, optional
         Bytes of a part of the input.
     overwrite : bool, default False
-        Remove part files that `output` has already.
+        Remove part files that `output` has already, once the job starts.
 
     Returns
     -------
-    list of dask.delayed.Delayed
-        Each gives a `PartSummary`.
+    JobPlan
 
     Raises
     ------
@@ -109,23 +132,38 @@ def plan_job(
     """
     if fields is not None and classifier.text_field not in fields:
         fields = [classifier.text_field, *fields]
+    directory = open_directory(output)
+    for path in find_files(inputs, {}):
+        if directory.holds(path):
+            raise ValueError(
+                f"the input {path} lies in the output directory {output}, whose part files a job "
+                "replaces: choose an output directory outside the input"
+            )
     dataset = classifier(read_files(inputs, fields=fields, part_bytes=part_bytes))
-    summarize = functools.partial(summarize_part, label_field=classifier.label_field)
-    return write_tasks(dataset, output, file_format, overwrite=overwrite, summarize=summarize)
+    directory.check(overwrite, [f".{name}" for name in FORMATS])
+    return JobPlan(dataset, output, file_format, overwrite, classifier.label_field)
 
 
-def run_job(tasks: list[Any], client: Any, report: Report | None = None) -> JobSummary:
-    """Run the tasks that `plan_job` made.
+def run_job(plan: JobPlan, client: Any, report: Report | None = None) -> JobSummary:
+    """Run a job that `plan_job` planned.
 
     Parameters
     ----------
-    tasks : list of dask.delayed.Delayed
+    plan : JobPlan
     client : distributed.Client
     report : callable, optional
         ``report(parts_done, parts, summary_so_far)``, at first and after every part.
     """
     from distributed import as_completed
 
+    tasks = write_tasks(
+        plan.dataset,
+        plan.output,
+        plan.file_format,
+        overwrite=plan.overwrite,
+        summarize=functools.partial(summarize_part, label_field=plan.label_field),
+        keep_index=False,  # positions within parts of the input: no data
+    )
     summary = JobSummary()
     labels: Counter[str] = Counter()
     totals: Counter[str] = Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import posixpath
 import uuid
 from collections.abc import Iterator, Sequence
@@ -34,8 +35,15 @@ class Directory:
             if posixpath.basename(path).startswith("part-") and path.endswith(tuple(suffixes))
         )
 
-    def prepare(self, overwrite: bool, suffixes: Sequence[str]) -> None:
-        """Make the directory; remove earlier part files if told to, and nothing else.
+    def holds(self, path: str) -> bool:
+        """Whether the file at `path`, a path or URL, lies in this directory or below it."""
+        other = open_directory(path)
+        if other.filesystem != self.filesystem:
+            return False
+        return _real(other).startswith(f"{_real(self)}/")
+
+    def check(self, overwrite: bool, suffixes: Sequence[str]) -> None:
+        """Raise unless part files may be written here.
 
         Raises
         ------
@@ -52,7 +60,17 @@ class Directory:
                 f"{self.root} has {len(earlier)} part files already: choose another directory, "
                 "or overwrite them (overwrite=True, --overwrite)"
             )
-        for path in earlier:
+
+    def prepare(self, overwrite: bool, suffixes: Sequence[str]) -> None:
+        """Make the directory; remove earlier part files if told to, and nothing else.
+
+        Raises
+        ------
+        FileExistsError, NotADirectoryError
+            See `check`.
+        """
+        self.check(overwrite, suffixes)
+        for path in self.parts(suffixes):
             self.filesystem.rm_file(path)
         self.filesystem.makedirs(self.root, exist_ok=True)
 
@@ -70,6 +88,12 @@ class Directory:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem.rm_file(private)
             raise
+
+
+def _real(directory: Directory) -> str:
+    """The root without symbolic links, where the file system has them."""
+    is_local = "file" in directory.filesystem.protocol
+    return os.path.realpath(directory.root) if is_local else directory.root
 
 
 def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> Directory:

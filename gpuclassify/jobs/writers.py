@@ -52,11 +52,21 @@ def to_parquet(
     ------
     FileExistsError
         `path` holds part files and `overwrite` is not set.
+    ValueError
+        `dataset` is read from `path`, where overwriting would remove it before it is read.
     """
     import dask
 
+    is_lazy = dask.is_dask_collection(dataset)
+    if is_lazy and overwrite:
+        _check_is_not_read(dataset, path, storage_options)
     tasks = write_tasks(
-        dataset, path, PARQUET, overwrite=overwrite, storage_options=storage_options
+        dataset,
+        path,
+        PARQUET,
+        overwrite=overwrite,
+        storage_options=storage_options,
+        keep_index=True if is_lazy else None,
     )
     written = dask.delayed(list)(tasks)
     return written.compute() if compute else written
@@ -70,6 +80,7 @@ def write_tasks(
     overwrite: bool = False,
     storage_options: dict[str, Any] | None = None,
     summarize: Callable[[Any, str], Any] | None = None,
+    keep_index: bool | None = None,
 ) -> list[Any]:
     """One delayed task a partition that writes it and returns its path.
 
@@ -84,6 +95,9 @@ def write_tasks(
     storage_options : dict, optional
     summarize : callable, optional
         ``summarize(frame, path)`` is returned by the task instead of the path.
+    keep_index : bool, optional
+        Whether Parquet files get the index as a column. None decides by the index of each part, so
+        that a filter would give some parts the column and others not.
     """
     import dask
 
@@ -93,7 +107,15 @@ def write_tasks(
     digits = max(5, len(str(len(parts) - 1)))
     write = dask.delayed(write_part, pure=False)
     return [
-        write(part, path, f"part-{number:0{digits}d}", file_format, storage_options, summarize)
+        write(
+            part,
+            path,
+            f"part-{number:0{digits}d}",
+            file_format,
+            storage_options,
+            summarize,
+            keep_index,
+        )
         for number, part in enumerate(parts)
     ]
 
@@ -105,6 +127,7 @@ def write_part(
     file_format: str,
     storage_options: dict[str, Any] | None,
     summarize: Callable[[Any, str], Any] | None,
+    keep_index: bool | None = None,
 ) -> Any:
     """Write one plain frame as the file `name` under `path`; returns its path or its summary.
 
@@ -114,20 +137,34 @@ def write_part(
     target = posixpath.join(directory.root, f"{name}.{file_format}")
     with directory.replacing(target) as file:
         if file_format == PARQUET:
-            pq.write_table(arrow_table(frame), file, compression="zstd")
+            pq.write_table(arrow_table(frame, keep_index), file, compression="zstd")
         else:
             _write_json_lines(frame, file)
     return target if summarize is None else summarize(frame, target)
 
 
-def arrow_table(frame: Any) -> pa.Table:
+def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
     """An Arrow table of a plain pandas or cudf frame, with metadata that plain readers take."""
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):
-        return frame.to_arrow()
-    table = pa.Table.from_pandas(frame)
+        return frame.to_arrow(preserve_index=keep_index)
+    table = pa.Table.from_pandas(frame, preserve_index=keep_index)
     return table.replace_schema_metadata(_plain_metadata(table.schema.metadata))
+
+
+def _check_is_not_read(dataset: Any, path: str, storage_options: dict[str, Any] | None) -> None:
+    from dask.dataframe.dask_expr.io.parquet import ReadParquet
+
+    directory = open_directory(path, storage_options)
+    for read in dataset.expr.find_operations(ReadParquet):
+        sources = read.path if isinstance(read.path, list) else [read.path]
+        for source in map(str, sources):
+            if directory.holds(source) or directory.holds(posixpath.join(source, "part")):
+                raise ValueError(
+                    f"the dataset is read from {source}, and overwriting {path} would remove it "
+                    "first: write to another directory"
+                )
 
 
 def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:

@@ -16,6 +16,7 @@ from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 
 LINEAR_HEAD = "linear_head"
+POOLED_HEADS = "pooled_heads"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 
 # Architectures whose learned positions begin after the padding id.
@@ -31,7 +32,7 @@ _OFFSET_POSITIONS = {
     "xmod",
 }
 # Buffers that old versions saved; they hold nothing that the network does not know.
-LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids"})
+LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
 
 
@@ -46,17 +47,20 @@ class Checkpoint:
     Attributes
     ----------
     identity : Identity
-    layout : {"linear_head", "sequence_classification"}
-        A backbone under ``model.`` with one linear layer ``fc`` on the first token; or
-        transformers' own classes for sequence classification.
+    layout : {"linear_head", "pooled_heads", "sequence_classification"}
+        A backbone under ``model.`` with one linear layer ``fc`` on the first token; one under
+        ``backbone.`` with several on the mean of all tokens; or transformers' own classes for
+        sequence classification.
     labels : tuple of str
-        In id order.
+        In id order; of the first head if there are several.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression".
     config_json : str
         The model's ``config.json``.
     backbone_json : str, optional
         The backbone's, for layouts whose own configuration has no sizes.
+    heads : tuple of (str, int)
+        Name and outputs of each head in order, for the layout with several.
     """
 
     identity: Identity
@@ -65,6 +69,17 @@ class Checkpoint:
     problem_type: str
     config_json: str
     backbone_json: str | None = None
+    heads: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def output_count(self) -> int:
+        """Outputs of the network for one text."""
+        return sum(size for _, size in self.heads) or len(self.labels)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's ``config.json``, parsed."""
+        return json.loads(self.config_json)
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -102,10 +117,7 @@ def read_checkpoint(
             "Pass the directory or Hub name of a saved model."
         )
     if "target_sizes" in config:
-        raise CheckpointError(
-            f"{identity.name} has several heads ({', '.join(config['target_sizes'])}): "
-            "it is no checkpoint of a single classifier"
-        )
+        return _several_heads(config, identity, base_model, cache_dir)
     if _is_linear_head(config):
         backbone = _read_backbone(config, identity, base_model, cache_dir)
         return Checkpoint(
@@ -232,6 +244,29 @@ def _sequence_classifier(
     if declared is None:
         declared = "regression" if len(labels) == 1 else "single_label_classification"
     return Checkpoint(identity, SEQUENCE_CLASSIFICATION, labels, declared, json.dumps(config))
+
+
+def _several_heads(
+    config: dict[str, Any], identity: Identity, base_model: str | None, cache_dir: str | None
+) -> Checkpoint:
+    # The order of the heads is the order of the keys in the file.
+    heads = tuple((str(name), int(size)) for name, size in config["target_sizes"].items())
+    labels = labels_in_order({"id2label": config.get("task_type_map")}, identity.name)
+    if len(labels) != heads[0][1]:
+        raise CheckpointError(
+            f"task_type_map of {identity.name} has {len(labels)} labels, and its first head "
+            f"{heads[0][1]} outputs: they must be as many"
+        )
+    backbone = _read_backbone(config, identity, base_model, cache_dir)
+    return Checkpoint(
+        identity,
+        POOLED_HEADS,
+        labels,
+        "single_label_classification",
+        json.dumps(config),
+        json.dumps(backbone),
+        heads,
+    )
 
 
 def _is_linear_head(config: Mapping[str, Any]) -> bool:

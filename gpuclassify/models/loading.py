@@ -15,12 +15,13 @@ from torch import nn
 
 from gpuclassify.models.checkpoint import (
     LEGACY_BUFFERS,
-    LINEAR_HEAD,
+    POOLED_HEADS,
+    SEQUENCE_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
     refuse_wrong_tensors,
 )
-from gpuclassify.models.heads import LinearHead
+from gpuclassify.models.heads import LinearHead, PooledHeads
 
 # transformers' loading and building switch process-wide state (default dtype, progress bars).
 _building = threading.Lock()
@@ -35,10 +36,10 @@ def load_module(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> 
         Tensors are missing, unknown or of another shape.
     """
     with _building, _quiet_transformers():
-        if checkpoint.layout == LINEAR_HEAD:
-            module = _load_linear_head(checkpoint, directory, dtype)
-        else:
+        if checkpoint.layout == SEQUENCE_CLASSIFICATION:
             module = _load_sequence_classifier(checkpoint, directory, dtype)
+        else:
+            module = _load_published_heads(checkpoint, directory, dtype)
     return module.eval().requires_grad_(False)
 
 
@@ -90,10 +91,13 @@ def _build(checkpoint: Checkpoint) -> nn.Module:
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     config = _config(checkpoint)
-    if checkpoint.layout == LINEAR_HEAD:
+    if checkpoint.layout != SEQUENCE_CLASSIFICATION:
         backbone = AutoModel.from_config(config, dtype=torch.float32)
-        dropout = json.loads(checkpoint.config_json).get("fc_dropout", 0.0)
-        return LinearHead(backbone, len(checkpoint.labels), dropout)
+        if checkpoint.layout == POOLED_HEADS:
+            return PooledHeads(backbone, [size for _, size in checkpoint.heads])
+        return LinearHead(
+            backbone, len(checkpoint.labels), checkpoint.config.get("fc_dropout", 0.0)
+        )
     try:
         return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as err:
@@ -117,7 +121,7 @@ def _config(checkpoint: Checkpoint) -> Any:
     return config_type.from_dict(sizes)
 
 
-def _load_linear_head(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
+def _load_published_heads(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
     module = _build(checkpoint)
     tensors = _read_tensors(directory, dtype)
     expected = module.state_dict()

@@ -9,10 +9,13 @@ from gpuclassify.testing.configs import (
     EDUCATION,
     FAMILIES,
     FAMILY_LABELS,
+    PROMPT_HEADS,
+    PROMPTS,
     backbone_config,
     category_config,
     checked_labels,
     education_config,
+    prompt_config,
 )
 from gpuclassify.testing.files import empty_directory, write_json
 from gpuclassify.testing.texts import documents_of
@@ -40,9 +43,9 @@ def write_checkpoint(
     directory : path
         Where to write; created if missing.
     family : str
-        One of ``FAMILIES``. The four categories are DeBERTa with one linear head, whose
-        backbone configuration lies in the sub-directory ``backbone``; the three FineWeb
-        scorers are BERT with one regression output.
+        One of ``FAMILIES``. The four categories are DeBERTa with one linear head, and the prompt
+        classifier is DeBERTa with eight; their backbone's configuration lies in the sub-directory
+        ``backbone``. The three FineWeb scorers are BERT with one regression output.
     labels : sequence of str, optional
         Labels in id order in place of the published ones; one name for a FineWeb scorer.
     seed : int
@@ -91,7 +94,9 @@ def write_checkpoint(
         "max_positions": max_positions or 512,
     }
     ids = token_ids(tokenizer, documents, sizes["max_positions"])
-    write = _write_education if is_education else _write_category
+    write = {PROMPTS: _write_prompts}.get(
+        family, _write_education if is_education else _write_category
+    )
     # Families of one layout differ, or a test could not tell one from another.
     write(path, labels, sizes, ids, seed * len(FAMILIES) + FAMILIES.index(family))
     return path
@@ -117,6 +122,36 @@ def _write_category(
     tensors |= {f"fc.{name}": tensor for name, tensor in head.state_dict().items()}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(category_config(labels), encoding="utf-8")
+    (path / "backbone").mkdir()
+    write_json(path / "backbone" / "config.json", config)
+
+
+def _write_prompts(
+    path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = backbone_config(**sizes)
+    outputs = [len(labels), *(size for size, _, _ in list(PROMPT_HEADS.values())[1:])]
+    backbone, *heads = seeded(
+        lambda: (
+            DebertaV2Model(DebertaV2Config(**config)).float().eval(),
+            *(torch.nn.Linear(sizes["hidden_size"], size).float() for size in outputs),
+        ),
+        seed,
+    )
+    tensors = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    for number, head in enumerate(heads):
+
+        def outputs_of(row: Any, head: Any = head) -> Any:
+            return head(backbone(row).last_hidden_state[0].mean(0))
+
+        fit_head(head, outputs_of, ids)
+        tensors |= {f"head_{number}.fc.{name}": t for name, t in head.state_dict().items()}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(prompt_config(labels), encoding="utf-8")
     (path / "backbone").mkdir()
     write_json(path / "backbone" / "config.json", config)
 

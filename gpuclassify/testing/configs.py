@@ -30,8 +30,34 @@ FAMILY_LABELS: dict[str, tuple[str, ...]] = {
     ),
 }
 FAMILY_LABELS["multilingual-domain"] = FAMILY_LABELS["domain"]
+FAMILY_LABELS["prompt-task-complexity"] = (
+    "Brainstorming",
+    "Chatbot",
+    "Classification",
+    "Closed QA",
+    "Code Generation",
+    "Extraction",
+    "Open QA",
+    "Other",
+    "Rewrite",
+    "Summarization",
+    "Text Generation",
+    "Unknown",
+)
 EDUCATION = ("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu")
-FAMILIES = ("domain", "multilingual-domain", "quality", "content-type", *EDUCATION)
+PROMPTS = "prompt-task-complexity"
+FAMILIES = ("domain", "multilingual-domain", "quality", "content-type", *EDUCATION, PROMPTS)
+# Head, outputs, weights of the outputs and divisor; the order of the heads is the file's.
+PROMPT_HEADS: dict[str, tuple[int, list[int], int]] = {
+    "task_type": (12, [], 1),
+    "creativity_scope": (3, [2, 1, 0], 2),
+    "reasoning": (2, [0, 1], 1),
+    "contextual_knowledge": (2, [0, 1], 1),
+    "number_of_few_shots": (6, [0, 1, 2, 3, 4, 5], 1),
+    "domain_knowledge": (4, [3, 1, 2, 0], 3),
+    "no_label_reason": (1, [0], 1),
+    "constraint_ct": (2, [1, 0], 1),
+}
 
 
 def category_config(labels: Sequence[str], base_model: str = "backbone") -> str:
@@ -59,6 +85,34 @@ def category_config(labels: Sequence[str], base_model: str = "backbone") -> str:
         "pretrained": True,
     }
     return json.dumps(config, indent=2, sort_keys=True)
+
+
+def prompt_config(labels: Sequence[str], base_model: str = "backbone") -> str:
+    """The text of config.json of the prompt task and complexity classifier.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        Task types in id order.
+    base_model : str
+        As in `category_config`.
+
+    Returns
+    -------
+    str
+        JSON whose keys stand in the heads' order, which is what orders the heads.
+    """
+    sizes = {name: size for name, (size, _, _) in PROMPT_HEADS.items()}
+    sizes["task_type"] = len(labels)
+    scored = {name: head for name, head in PROMPT_HEADS.items() if name != "task_type"}
+    config = {
+        "base_model": base_model,
+        "target_sizes": sizes,
+        "task_type_map": {str(number): label for number, label in enumerate(labels)},
+        "weights_map": {name: weights for name, (_, weights, _) in scored.items()},
+        "divisor_map": {name: divisor for name, (_, _, divisor) in scored.items()},
+    }
+    return json.dumps(config, indent=2)
 
 
 def education_config(

@@ -58,6 +58,77 @@ def test_meta_is_the_dtype_of_every_part(tmp_path):
     assert ddf.dtypes["ok"] == pd.BooleanDtype()
 
 
+def test_strings_that_look_like_dates_stay_as_they_are(tmp_path):
+    record = {"text": "2024-01-01", "when": "2024-01-01T00:00:00Z", "at": {"all": ["2024-01-02"]}}
+    path = write_json(tmp_path / "a.jsonl", [record])
+    ddf = read_files([path])
+    row = ddf.compute().iloc[0]
+    assert (row["text"], row["when"]) == ("2024-01-01", "2024-01-01T00:00:00Z")
+    assert list(row["at"]["all"]) == ["2024-01-02"]
+    assert pd.api.types.is_string_dtype(ddf.dtypes["when"])
+
+
+@pytest.mark.parametrize("late", [{"extra": 1}, {"meta": {"a": 1, "extra": 2}}])
+def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, monkeypatch, late):
+    monkeypatch.setattr(readers, "SAMPLE_BYTES", 1_000)
+    records = [{"text": "x" * 100, "meta": {"a": 1}} for _ in range(50)]
+    path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", "extra": None}])
+    assert len(read_files([path]).compute()) == 51  # a null is no loss
+    path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", **late}])
+    with pytest.raises(UnreadableInputError, match=rf"{next(iter(late))} has fields.*--field"):
+        read_files([path]).compute(scheduler="sync")
+    assert len(read_files([path], fields=["text"]).compute()) == 51
+
+
+def test_a_column_that_one_file_lacks_is_null_there(tmp_path):
+    pq.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["b"]}), tmp_path / "b.parquet")
+    assert read_files([str(tmp_path)]).compute()["id"].isna().tolist() == [False, True]
+
+
+def test_dictionary_encoded_text_is_text(tmp_path):
+    values = pa.array(["a", None, "a"]).dictionary_encode()
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    ddf = read_files([str(tmp_path / "a.parquet")])
+    assert pd.api.types.is_string_dtype(ddf.dtypes["text"])
+    assert ddf.compute()["text"].isna().tolist() == [False, True, False]
+
+
+def test_a_file_without_row_groups_has_no_rows(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.ParquetWriter(path, pa.schema([("text", pa.string())])).close()
+    assert len(read_files([str(path)]).compute()) == 0
+
+
+def test_a_name_with_brackets_is_a_name_where_such_a_file_is(tmp_path, records):
+    path = write_json(tmp_path / "a[1].jsonl", records)
+    assert len(read_files([path]).compute()) == 500
+
+
+def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "SAMPLE_BYTES", 100)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in ("a" * 5_000, "b"))
+    assert read_files([str(tmp_path / "a.jsonl.gz")]).compute()["text"].str.len().tolist() == [
+        5_000,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl.gz", b"no gzip"),
+        ("b.jsonl.gz", gzip.compress(bytes(range(256)) * 40)[:-20]),
+        ("c.jsonl", '{"text": "ü"}\n'.encode("latin-1")),
+    ],
+)
+def test_broken_bytes_name_the_file(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UnreadableInputError, match=f"{name}.* cannot be read"):
+        read_files([str(tmp_path / name)]).compute(scheduler="sync")
+
+
 def test_integers_keep_all_their_digits_beside_nulls(tmp_path):
     big = 2**62 + 1
     path = write_json(tmp_path / "a.jsonl", [{"text": "a", "id": big}, {"text": "b", "id": None}])

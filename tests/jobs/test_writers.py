@@ -108,6 +108,25 @@ def test_earlier_parts_are_refused_or_removed_and_nothing_else_is(frame, tmp_pat
     assert len(pd.read_parquet(path / "part-00000.parquet")) == 3
 
 
+def test_a_filter_gives_all_parts_one_schema(tmp_path):
+    frame = pd.DataFrame({"text": [*"abcdefgh"], "n": range(8)})
+    ddf = dd.from_pandas(frame, npartitions=2)
+    kept = ddf[ddf.n.isin([0, 1, 2, 3, 4, 7])]
+    files = to_parquet(kept, str(tmp_path / "out"))
+    assert len({tuple(pq.read_schema(file).names) for file in files}) == 1
+    assert pd.read_parquet(tmp_path / "out").index.tolist() == [0, 1, 2, 3, 4, 7]
+
+
+def test_a_dataset_is_not_overwritten_by_what_is_read_from_it(frame, tmp_path):
+    path = str(tmp_path / "out")
+    to_parquet(frame[["text"]], path)
+    for source in (path, f"{path}/part-00000.parquet", f"{path}/*.parquet"):
+        with pytest.raises(ValueError, match=r"is read from .*would remove it first"):
+            to_parquet(dd.read_parquet(source), path, overwrite=True)
+    assert len(pd.read_parquet(path)) == 3
+    assert len(to_parquet(dd.read_parquet(path), str(tmp_path / "other"), overwrite=True)) == 1
+
+
 def test_a_file_that_fails_while_written_leaves_nothing(tmp_path):
     path = tmp_path / "out"
     bad = pd.DataFrame({"text": [object()]})

@@ -9,6 +9,7 @@ from gpuclassify import hub
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.checkpoint import (
     LINEAR_HEAD,
+    POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
     CheckpointError,
     check_tensors,
@@ -25,7 +26,7 @@ def described(directory, **options):
     return read_checkpoint(hub.resolve(str(directory)), **options)
 
 
-@pytest.mark.parametrize("family", list(FAMILY_LABELS))
+@pytest.mark.parametrize("family", ["domain", "multilingual-domain", "quality", "content-type"])
 def test_the_category_layout(checkpoint, family):
     found = described(checkpoint(family))
     assert found.layout == LINEAR_HEAD
@@ -95,9 +96,19 @@ def test_what_transformers_leaves_out_is_filled_as_it_does(
     assert found.problem_type == (problem_type or "single_label_classification")
 
 
-def test_a_checkpoint_of_several_heads_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"target_sizes": {"task": 12, "scope": 3}}))
-    with pytest.raises(CheckpointError, match=r"several heads \(task, scope\)"):
+def test_the_prompt_layout_has_its_heads_in_the_order_of_the_file(checkpoint):
+    found = described(checkpoint("prompt-task-complexity"))
+    assert found.layout == POOLED_HEADS
+    assert found.labels == FAMILY_LABELS["prompt-task-complexity"]
+    assert [size for _, size in found.heads] == [12, 3, 2, 2, 6, 4, 1, 2]
+    assert found.output_count == 32
+    check_tensors(found)
+
+
+def test_a_first_head_that_does_not_fit_the_task_types_is_refused(tmp_path):
+    config = {"target_sizes": {"task": 3, "scope": 3}, "task_type_map": {"0": "a", "1": "b"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="2 labels, and its first head 3 outputs"):
         described(tmp_path)
 
 

@@ -1,0 +1,150 @@
+"""What a prompt asks for, and how hard it is: one backbone pass, eight heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.classifiers.outputs import softmax
+from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.partition_map import NewColumns
+
+TASK = "task_type"
+FEW_SHOTS = "number_of_few_shots"
+DIMENSIONS = (
+    "creativity_scope",
+    "reasoning",
+    "contextual_knowledge",
+    FEW_SHOTS,
+    "domain_knowledge",
+    "no_label_reason",
+    "constraint_ct",
+)
+# The published ensemble, on dimensions that are rounded before.
+COMPLEXITY_WEIGHTS = {
+    "creativity_scope": 0.35,
+    "reasoning": 0.25,
+    "constraint_ct": 0.15,
+    "domain_knowledge": 0.15,
+    "contextual_knowledge": 0.05,
+    FEW_SHOTS: 0.05,
+}
+COMPLEXITY, PROBABILITY = "prompt_complexity_score", "task_type_prob"
+FIRST_TASK, SECOND_TASK = "task_type_1", "task_type_2"
+NO_SECOND_TASK, SECOND_TASK_FROM = "NA", 0.1
+FEW_SHOTS_FROM = 0.05
+
+
+class PromptTaskComplexityClassifier(ModelMapper):
+    """Gives English prompts two task types and seven dimensions of complexity.
+
+    Adds, in this order, ``prompt_complexity_score``, ``task_type_1``, ``task_type_2``,
+    ``task_type_prob``, ``creativity_scope``, ``reasoning``, ``contextual_knowledge``,
+    ``number_of_few_shots``, ``domain_knowledge``, ``no_label_reason`` and ``constraint_ct``:
+    strings and float32. ``task_type_2`` is ``NA`` where its probability, rounded to three
+    decimals, is below 0.1. Dimensions are rounded to four decimals, and the score is computed from
+    those, as published.
+
+    Parameters
+    ----------
+    model : str, default "nvidia/prompt-task-and-complexity-classifier"
+    max_seq_length : int, default 512
+    **options
+        See `gpuclassify.options.ModelOptions`. There is no filter: compare the columns instead.
+
+    Examples
+    --------
+    >>> ddf = PromptTaskComplexityClassifier()(ddf)  # doctest: +SKIP
+    >>> ddf = ddf[ddf["prompt_complexity_score"] > 0.4]  # doctest: +SKIP
+    """
+
+    family = "prompts"
+    purpose = "task type and complexity of English prompts"
+    licence = "NVIDIA Open Model License"
+    defaults = {
+        "model": "nvidia/prompt-task-and-complexity-classifier",
+        "max_seq_length": 512,
+    }
+
+    @property
+    def labels(self) -> list[str]:
+        """The task types in id order."""
+        return list(self.checkpoint.labels)
+
+    @property
+    def label_field(self) -> str:
+        """The column of the first task type."""
+        return FIRST_TASK
+
+    def schema(self) -> pa.Schema:
+        """The eleven columns in their published order."""
+        text, number = pa.string(), pa.float32()
+        columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
+        columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
+        return pa.schema(columns)
+
+    def columns(self, outputs: np.ndarray) -> NewColumns:
+        """Columns for the logits of all heads side by side, float32 (texts, outputs)."""
+        logits = self._by_head(outputs)
+        config = self.checkpoint.config
+        dimensions = {
+            name: weighted(logits[name], config["weights_map"][name], config["divisor_map"][name])
+            for name in DIMENSIONS
+        }
+        few_shots = dimensions[FEW_SHOTS]
+        dimensions[FEW_SHOTS] = np.where(few_shots >= FEW_SHOTS_FROM, few_shots, 0.0)
+        weighted_dimensions = [w * dimensions[name] for name, w in COMPLEXITY_WEIGHTS.items()]
+        complexity = np.sum(weighted_dimensions, axis=0).round(5)
+        first, second, probability = top_tasks(logits[TASK], self.labels)
+        texts = {FIRST_TASK: first, SECOND_TASK: second}
+        numbers: dict[str, Any] = {COMPLEXITY: complexity, PROBABILITY: probability, **dimensions}
+        arrays = {name: pa.array(values, pa.string()) for name, values in texts.items()}
+        arrays |= {name: pa.array(v.astype(np.float32)) for name, v in numbers.items()}
+        return NewColumns({name: arrays[name] for name in self.schema().names})
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint has the eight heads and their weights."""
+        if not checkpoint.heads:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} has one head, and {type(self).__qualname__} takes a "
+                f"model with the heads {', '.join((TASK, *DIMENSIONS))}: use "
+                "DistributedDataClassifier for other models"
+            )
+        names = [name for name, _ in checkpoint.heads]
+        missing = [name for name in (TASK, *DIMENSIONS) if name not in names]
+        if missing:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} has no heads {missing}; it has {names}"
+            )
+        config = checkpoint.config
+        for name, size in checkpoint.heads[1:]:
+            weights = config.get("weights_map", {}).get(name, ())
+            if len(weights) != size or name not in config.get("divisor_map", {}):
+                raise CheckpointError(
+                    f"config.json of {checkpoint.identity.name} needs {size} weights in "
+                    f"weights_map and a divisor in divisor_map for {name!r}"
+                )
+        super().check_checkpoint(checkpoint)
+
+    def _by_head(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        sizes = [size for _, size in self.checkpoint.heads]
+        parts = np.split(outputs, np.cumsum(sizes)[:-1], axis=1)
+        return {name: part for (name, _), part in zip(self.checkpoint.heads, parts, strict=True)}
+
+
+def weighted(logits: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
+    """A dimension, float64 (texts,): probabilities weighted, divided and rounded to 4 decimals."""
+    scores = softmax(logits) @ np.asarray(weights, dtype=np.float64)
+    return (scores / divisor).round(4)
+
+
+def top_tasks(logits: np.ndarray, labels: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The two most probable task types, and the first one's probability to 3 decimals."""
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :2]
+    rounded = np.take_along_axis(softmax(logits), order, axis=1).astype(np.float64).round(3)
+    tasks = np.asarray(labels, dtype=object)[order]
+    second = np.where(rounded[:, 1] < SECOND_TASK_FROM, NO_SECOND_TASK, tasks[:, 1])
+    return tasks[:, 0], second, rounded[:, 0]
