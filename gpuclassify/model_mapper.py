@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import logging
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -341,8 +342,27 @@ def take_token(owner: str, arguments: dict[str, Any]) -> str | None:
     return next((token for token in tokens if token is not None), None)
 
 
+_collector: contextvars.ContextVar[list[RunStats] | None] = contextvars.ContextVar(
+    "collector", default=None
+)
+
+
+@contextlib.contextmanager
+def collected_stats() -> Iterator[list[RunStats]]:
+    """The stats of what this thread maps in the block, for a task that reports them itself."""
+    runs: list[RunStats] = []
+    reset = _collector.set(runs)
+    try:
+        yield runs
+    finally:
+        _collector.reset(reset)
+
+
 def publish(stats: RunStats) -> None:
-    """Log the run as an event of the Dask worker that this is, if it is one."""
+    """Hand the run's stats to who collects them, and log them as an event of a Dask worker."""
+    runs = _collector.get()
+    if runs is not None:
+        runs.append(stats)
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return

@@ -83,8 +83,7 @@ class Document:
 
 
 def collect_documents(*, max_documents: int = 7000) -> list[Document]:
-    """
-    Read the docstrings of the modules named in `AREAS`, without importing any of them.
+    """Read the docstrings of the modules named in `AREAS`, without importing any of them.
 
     Docstrings of modules, classes and functions of at least 80 characters count. The packages of
     an area take turns, so that a small one is whole before a large one fills what is left. A
@@ -124,8 +123,7 @@ def collect_documents(*, max_documents: int = 7000) -> list[Document]:
 def split_documents(
     documents: list[Document], seed: int = 0
 ) -> tuple[list[Document], list[Document]]:
-    """
-    Deal whole top-level packages into a training and a held-out half.
+    """Deal whole top-level packages into a training and a held-out half.
 
     Of many random deals the one is kept whose areas are divided most evenly. A held-out document
     that opens like a training document is dropped, so that no text stands in both halves.

@@ -27,8 +27,7 @@ class Settings:
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
-    """
-    Train a DeBERTa-v2 tokenizer: Unigram, lower-casing, punctuation apart.
+    """Train a DeBERTa-v2 tokenizer: Unigram, lower-casing, punctuation apart.
 
     Parameters
     ----------
@@ -70,8 +69,7 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
 
 
 def build_classifier(vocabulary: int, labels: int, settings: Settings) -> Any:
-    """
-    Build the untrained module with the published state-dict names.
+    """Build the untrained module with the published state-dict names.
 
     Parameters
     ----------

@@ -82,9 +82,9 @@ def run_demo(
     write_documents(held_out, directory / "input")
     classifier = DomainClassifier(model=str(model), score_field="domain_scores")
     output = directory / "output"
-    tasks = plan_job([str(directory / "input")], str(output), classifier, overwrite=True)
+    plan = plan_job([str(directory / "input")], str(output), classifier, overwrite=True)
     with get_client() as client, JobProgress("DomainClassifier", console) as progress:
-        job = run_job(tasks, client, progress.parts)
+        job = run_job(plan, client, progress.parts)
     areas = Counter(document.area for document in held_out)
     return DemoResult(
         job=job,

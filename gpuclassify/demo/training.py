@@ -45,8 +45,7 @@ def train(
     settings: Settings | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """
-    Train a classifier of the documents' areas and save it like ``nvidia/domain-classifier``.
+    """Train a classifier of the documents' areas and save it like ``nvidia/domain-classifier``.
 
     The directory then holds ``config.json``, ``model.safetensors``, the tokenizer's files and
     ``backbone/config.json``, which ``base_model`` in ``config.json`` names relative to it.
@@ -104,8 +103,7 @@ def cached_model(
     settings: Settings | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """
-    Return the directory of a classifier trained on these documents, training it only once.
+    """Return the directory of a classifier trained on these documents, training it only once.
 
     Parameters
     ----------
@@ -150,8 +148,7 @@ def cached_model(
 
 
 def default_cache_dir() -> Path:
-    """
-    Return where `cached_model` keeps its classifiers on this platform.
+    """Return where `cached_model` keeps its classifiers on this platform.
 
     Returns
     -------
@@ -165,8 +162,7 @@ def default_cache_dir() -> Path:
 
 
 class _Batches:
-    """
-    Endless training batches of documents of like length, with most tokens left out.
+    """Endless training batches of documents of like length, with most tokens left out.
 
     Each time another random share of a document's tokens is shown, so that no single telling
     word (a package's own name, above all) can be relied on: held-out packages do not have it.

@@ -59,6 +59,37 @@ class Part:
         return self.path if self.length is None else f"{self.path}, from byte {self.start}"
 
 
+@dataclass(frozen=True)
+class Form:
+    """What all parts of an input have in common.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Columns of every part.
+    storage_options : dict
+        For fsspec.
+    is_projected : bool
+        Whether columns beside those of `schema` are left out on purpose.
+    """
+
+    schema: pa.Schema
+    storage_options: dict[str, Any]
+    is_projected: bool
+
+    def meta(self) -> pd.DataFrame:
+        """The empty frame with the dtypes of every part."""
+        return _to_pandas(self.schema.empty_table())
+
+
+@dataclass(frozen=True)
+class Source:
+    """Planned input: its parts, and what they have in common."""
+
+    parts: tuple[Part, ...]
+    form: Form
+
+
 class UnreadableInputError(ValueError):
     """An input file is missing, broken, or does not fit the others."""
 
@@ -100,20 +131,26 @@ def read_files(
     """
     import dask.dataframe as dd
 
+    source = plan_source(
+        inputs, fields=fields, part_bytes=part_bytes, storage_options=storage_options
+    )
+    return dd.from_map(
+        read_part, source.parts, form=source.form, meta=source.form.meta(), label="read"
+    )
+
+
+def plan_source(
+    inputs: Iterable[str],
+    *,
+    fields: Sequence[str] | None = None,
+    part_bytes: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Source:
+    """What `read_files` reads, with the same parameters and errors."""
     options = storage_options or {}
     paths = find_files(inputs, options)
-    schema = _read_schema(paths, fields, options)
-    parts = plan_parts(paths, part_bytes, options)
-    meta = _to_pandas(schema.empty_table())
-    return dd.from_map(
-        read_part,
-        parts,
-        schema=schema,
-        storage_options=options,
-        is_projected=fields is not None,
-        meta=meta,
-        label="read",
-    )
+    form = Form(_read_schema(paths, fields, options), options, is_projected=fields is not None)
+    return Source(tuple(plan_parts(paths, part_bytes, options)), form)
 
 
 def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[str]:
@@ -152,12 +189,10 @@ def plan_parts(
     return parts
 
 
-def read_part(
-    part: Part, schema: pa.Schema, storage_options: dict[str, Any], is_projected: bool = False
-) -> pd.DataFrame:
-    """One part as a pandas frame with the dtypes of `schema`.
+def read_part(part: Part, form: Form) -> pd.DataFrame:
+    """One part as a pandas frame with the dtypes of `form`.
 
-    Columns that this file lacks are null. Fields that the schema lacks are left out if it is a
+    Columns that this file lacks are null. Fields that the form lacks are left out if it is a
     projection, and refused if it stands for all columns, so that no data is lost unseen.
 
     Raises
@@ -165,14 +200,15 @@ def read_part(
     UnreadableInputError
         Names the file, the part and what is wrong.
     """
+    schema = form.schema
     try:
         if part.row_groups is not None:
-            with _open(part.path, storage_options) as file:
+            with _open(part.path, form.storage_options) as file:
                 table = pq.ParquetFile(file).read_row_groups(
                     list(part.row_groups), columns=schema.names
                 )
         else:
-            table = _parse_json(_lines(part, storage_options), schema, is_projected)
+            table = _parse_json(_lines(part, form.storage_options), schema, form.is_projected)
         for column in schema:
             if column.name not in table.column_names:
                 table = table.append_column(column, pa.nulls(len(table), column.type))

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gpuclassify.jobs.readers import find_files, read_files
+from gpuclassify.jobs.readers import Form, Part, find_files, plan_source, read_part
 from gpuclassify.jobs.storage import open_directory
-from gpuclassify.jobs.writers import FORMATS, PARQUET, write_tasks
-from gpuclassify.model_mapper import EVENT_TOPIC, ModelMapper
+from gpuclassify.jobs.writers import PARQUET, SUFFIXES, part_names, write_part
+from gpuclassify.model_mapper import ModelMapper, collected_stats
 
 
 @dataclass(frozen=True)
 class PartSummary:
-    """What one task wrote.
+    """What one task did.
 
     Attributes
     ----------
     path : str
-    rows : int
+        The file it wrote.
+    rows_in, rows_out : int
     labels : dict of str to int
-        Rows by label.
+        Rows written by label.
+    stats : dict of str to float
+        Its `RunStats`.
     """
 
     path: str
-    rows: int
+    rows_in: int
+    rows_out: int
     labels: dict[str, int]
+    stats: dict[str, float]
 
 
 @dataclass
@@ -47,7 +51,7 @@ class JobSummary:
     elapsed_seconds : float
         From the first task to the last.
     totals : dict of str to float
-        Sums of all partitions' `RunStats`.
+        Sums of all parts' `RunStats`.
     """
 
     files: list[str] = field(default_factory=list)
@@ -62,9 +66,38 @@ class JobSummary:
         """Rows read per second."""
         return self.rows_in / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
+    def add(self, part: PartSummary) -> None:
+        """Count what one more part did."""
+        self.files.append(part.path)
+        self.rows_in += part.rows_in
+        self.rows_out += part.rows_out
+        self.labels = dict((Counter(self.labels) + Counter(part.labels)).most_common())
+        for name, value in part.stats.items():
+            self.totals[name] = self.totals.get(name, 0) + value
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
         return {**asdict(self), "rows_per_second": self.rows_per_second}
+
+
+@dataclass(frozen=True)
+class PartWork:
+    """What every task of a job does with its part.
+
+    Attributes
+    ----------
+    form : Form
+        Columns of the input.
+    classifier : ModelMapper
+    output : str
+        Directory or URL.
+    file_format : {"parquet", "jsonl"}
+    """
+
+    form: Form
+    classifier: ModelMapper
+    output: str
+    file_format: str
 
 
 @dataclass(frozen=True)
@@ -73,22 +106,16 @@ class JobPlan:
 
     Attributes
     ----------
-    dataset : dask.dataframe.DataFrame
-        The classified frame.
-    output : str
-        Directory or URL.
-    file_format : {"parquet", "jsonl"}
+    parts : tuple of Part
+        The input, a task each.
+    work : PartWork
     overwrite : bool
-        Remove part files that `output` has already when the job starts.
-    label_field : str, optional
-        Column whose values are counted.
+        Remove part files that the output has already when the job starts.
     """
 
-    dataset: Any
-    output: str
-    file_format: str
+    parts: tuple[Part, ...]
+    work: PartWork
     overwrite: bool
-    label_field: str | None
 
 
 Report = Callable[[int, int, JobSummary], None]
@@ -139,9 +166,12 @@ def plan_job(
                 f"the input {path} lies in the output directory {output}, whose part files a job "
                 "replaces: choose an output directory outside the input"
             )
-    dataset = classifier(read_files(inputs, fields=fields, part_bytes=part_bytes))
-    directory.check(overwrite, [f".{name}" for name in FORMATS])
-    return JobPlan(dataset, output, file_format, overwrite, classifier.label_field)
+    source = plan_source(inputs, fields=fields, part_bytes=part_bytes)
+    classifier.check(source.form.meta())
+    classifier.prepare()
+    directory.check(overwrite, SUFFIXES)
+    work = PartWork(source.form, classifier, output, file_format)
+    return JobPlan(source.parts, work, overwrite)
 
 
 def run_job(plan: JobPlan, client: Any, report: Report | None = None) -> JobSummary:
@@ -156,53 +186,41 @@ def run_job(plan: JobPlan, client: Any, report: Report | None = None) -> JobSumm
     """
     from distributed import as_completed
 
-    tasks = write_tasks(
-        plan.dataset,
-        plan.output,
-        plan.file_format,
-        overwrite=plan.overwrite,
-        summarize=functools.partial(summarize_part, label_field=plan.label_field),
-        keep_index=False,  # positions within parts of the input: no data
-    )
+    open_directory(plan.work.output).prepare(plan.overwrite, SUFFIXES)
+    names = part_names(len(plan.parts))
     summary = JobSummary()
-    labels: Counter[str] = Counter()
-    totals: Counter[str] = Counter()
-
-    def add(event: tuple[float, dict[str, Any]]) -> None:
-        totals.update({name: value for name, value in event[1].items() if name != "worker"})
-
-    client.subscribe_topic(EVENT_TOPIC, add)
     if report is not None:
-        report(0, len(tasks), summary)
+        report(0, len(plan.parts), summary)
     started = time.perf_counter()
-    futures = client.compute(tasks)
+    futures = client.map(run_part, plan.parts, names, work=plan.work, pure=False)
     try:
         for done, future in enumerate(as_completed(futures), 1):
-            part = future.result()
-            summary.files.append(part.path)
-            summary.rows_out += part.rows
-            labels.update(part.labels)
-            summary.labels = dict(labels.most_common())
+            summary.add(future.result())
             summary.elapsed_seconds = time.perf_counter() - started
-            summary.totals = dict(totals)
-            summary.rows_in = int(totals["rows"])
             if report is not None:
-                report(done, len(tasks), summary)
+                report(done, len(plan.parts), summary)
     except BaseException:
         client.cancel(futures, force=True)
         raise
-    finally:
-        client.unsubscribe_topic(EVENT_TOPIC)
     summary.files.sort()
     return summary
 
 
-def summarize_part(frame: Any, path: str, label_field: str | None) -> PartSummary:
-    """Rows and label counts of a plain frame that was written to `path`."""
-    labels: dict[str, int] = {}
-    if label_field is not None and len(frame):
-        counts = frame[label_field].value_counts()
-        if hasattr(counts, "to_pandas"):
-            counts = counts.to_pandas()
-        labels = {str(label): int(count) for label, count in counts.items()}
-    return PartSummary(path, len(frame), labels)
+def run_part(part: Part, name: str, work: PartWork) -> PartSummary:
+    """The task: read one part, classify it, write it as the file `name`."""
+    frame = read_part(part, work.form)
+    with collected_stats() as runs:
+        classified = work.classifier.map_frame(frame)
+    # The index is a position within the part: no data.
+    path = write_part(classified, work.output, name, work.file_format, keep_index=False)
+    stats: Counter[str] = Counter()
+    for run in runs:
+        stats.update(run.as_dict())
+    labels = _count_labels(classified, work.classifier.label_field)
+    return PartSummary(path, len(frame), len(classified), labels, dict(stats))
+
+
+def _count_labels(frame: Any, label_field: str | None) -> dict[str, int]:
+    if label_field is None or not len(frame):
+        return {}
+    return {str(label): int(count) for label, count in frame[label_field].value_counts().items()}

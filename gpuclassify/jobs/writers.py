@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 from gpuclassify.jobs.storage import open_directory
 
 PARQUET, JSONL = "parquet", "jsonl"
-FORMATS = (PARQUET, JSONL)
+SUFFIXES = (".parquet", ".jsonl")
 
 
 def to_parquet(
@@ -60,64 +59,24 @@ def to_parquet(
     is_lazy = dask.is_dask_collection(dataset)
     if is_lazy and overwrite:
         _check_is_not_read(dataset, path, storage_options)
-    tasks = write_tasks(
-        dataset,
-        path,
-        PARQUET,
-        overwrite=overwrite,
-        storage_options=storage_options,
-        keep_index=True if is_lazy else None,
+    open_directory(path, storage_options).prepare(overwrite, SUFFIXES)
+    parts = dataset.to_delayed() if is_lazy else [dataset]
+    write = dask.delayed(write_part, pure=False)
+    # Decided once: by the index of each part, a filter would give only some parts the column.
+    keep_index = True if is_lazy else None
+    written = dask.delayed(list)(
+        [
+            write(part, path, name, PARQUET, storage_options, keep_index)
+            for part, name in zip(parts, part_names(len(parts)), strict=True)
+        ]
     )
-    written = dask.delayed(list)(tasks)
     return written.compute() if compute else written
 
 
-def write_tasks(
-    dataset: Any,
-    path: str,
-    file_format: str,
-    *,
-    overwrite: bool = False,
-    storage_options: dict[str, Any] | None = None,
-    summarize: Callable[[Any, str], Any] | None = None,
-    keep_index: bool | None = None,
-) -> list[Any]:
-    """One delayed task a partition that writes it and returns its path.
-
-    Parameters
-    ----------
-    dataset : frame
-        Of Dask, pandas or cudf.
-    path : str
-        Directory or URL.
-    file_format : {"parquet", "jsonl"}
-    overwrite : bool
-    storage_options : dict, optional
-    summarize : callable, optional
-        ``summarize(frame, path)`` is returned by the task instead of the path.
-    keep_index : bool, optional
-        Whether Parquet files get the index as a column. None decides by the index of each part, so
-        that a filter would give some parts the column and others not.
-    """
-    import dask
-
-    directory = open_directory(path, storage_options)
-    directory.prepare(overwrite, [f".{name}" for name in FORMATS])
-    parts = dataset.to_delayed() if dask.is_dask_collection(dataset) else [dataset]
-    digits = max(5, len(str(len(parts) - 1)))
-    write = dask.delayed(write_part, pure=False)
-    return [
-        write(
-            part,
-            path,
-            f"part-{number:0{digits}d}",
-            file_format,
-            storage_options,
-            summarize,
-            keep_index,
-        )
-        for number, part in enumerate(parts)
-    ]
+def part_names(count: int) -> list[str]:
+    """Names of part files, without suffix, that sort in the order of the parts."""
+    digits = max(5, len(str(count - 1)))
+    return [f"part-{number:0{digits}d}" for number in range(count)]
 
 
 def write_part(
@@ -125,13 +84,25 @@ def write_part(
     path: str,
     name: str,
     file_format: str,
-    storage_options: dict[str, Any] | None,
-    summarize: Callable[[Any, str], Any] | None,
+    storage_options: dict[str, Any] | None = None,
     keep_index: bool | None = None,
-) -> Any:
-    """Write one plain frame as the file `name` under `path`; returns its path or its summary.
+) -> str:
+    """Write one plain frame as the file `name` in the directory `path`; returns the file's path.
 
     The file appears under its name only when it is whole.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or cudf.DataFrame
+    path : str
+        Directory or URL.
+    name : str
+        Without suffix.
+    file_format : {"parquet", "jsonl"}
+    storage_options : dict, optional
+        For fsspec.
+    keep_index : bool, optional
+        Whether a Parquet file gets the index as a column; None leaves out a plain count only.
     """
     directory = open_directory(path, storage_options)
     target = posixpath.join(directory.root, f"{name}.{file_format}")
@@ -140,7 +111,7 @@ def write_part(
             pq.write_table(arrow_table(frame, keep_index), file, compression="zstd")
         else:
             _write_json_lines(frame, file)
-    return target if summarize is None else summarize(frame, target)
+    return target
 
 
 def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:

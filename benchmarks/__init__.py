@@ -1,0 +1,1 @@
+"""Measurements of gpuclassify: one file for each question. See README.md."""
