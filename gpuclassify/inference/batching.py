@@ -10,6 +10,9 @@ import numpy as np
 from gpuclassify.inference.memory import BatchLimits
 from gpuclassify.inference.tokens import TokenBatch
 
+# A row shorter than this share of the batch's width begins a new batch, if this one is large enough.
+MOST_PADDED_SHARE = 0.9
+
 
 @dataclass(frozen=True)
 class PaddedBatch:
@@ -112,6 +115,9 @@ def _stop_of_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
     while stop < len(lengths):
         length = int(lengths[stop])
         if limits.is_equal_length and length != width:
+            break
+        is_enough = (stop - start) * width >= limits.enough_tokens
+        if is_enough and length < width * MOST_PADDED_SHARE:
             break
         width = max(width, length)
         if stop + 1 - start > limits.rows(width):

@@ -16,9 +16,11 @@ logger = logging.getLogger(__name__)
 
 # Batches of 512 to 2,048 padded tokens are fastest on CPUs; beyond, activations leave the caches.
 CPU_MAX_TOKENS = 2_048
+CPU_ENOUGH_TOKENS = 512
 # On a GPU more tokens than this fill the device no better, while padding grows.
 GPU_MAX_TOKENS = 65_536
 GPU_PROBE_TOKENS = 4_096
+GPU_ENOUGH_TOKENS = 16_384
 GPU_UNMEASURED_TOKENS = 16_384  # where torch's memory cannot be measured
 GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
 CPU_SCORE_BYTES = 64 * 2**20
@@ -65,6 +67,8 @@ class BatchLimits:
     max_score_bytes : int
     is_equal_length : bool
         Never pad: only texts of equal length share a batch.
+    enough_tokens : int
+        From this size on a larger batch is no faster, so that one is ended rather than padded.
     """
 
     max_tokens: int
@@ -72,6 +76,7 @@ class BatchLimits:
     score_rule: ScoreRule | None = None
     max_score_bytes: int = CPU_SCORE_BYTES
     is_equal_length: bool = False
+    enough_tokens: int = CPU_ENOUGH_TOKENS
 
     def rows(self, width: int) -> int:
         """How many rows of `width` tokens fit, at least 1."""
@@ -258,6 +263,7 @@ def find_limits(
         max_tokens,
         score_rule=score_rule,
         max_score_bytes=min(GPU_SCORE_BYTES, int(free_bytes(device) * GPU_SHARE)),
+        enough_tokens=GPU_ENOUGH_TOKENS,
     )
     logger.info("%s: limits %s", device, limits)
     return limits

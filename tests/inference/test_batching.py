@@ -154,3 +154,17 @@ def test_the_score_rule_lowers_the_rows_that_the_token_budget_allows():
     assert limits.rows(512) == 3
     assert limits.rows(256) == 6
     assert limits.rows(100_001) == 1
+
+
+def test_a_batch_that_is_large_enough_is_ended_rather_than_padded():
+    limits = BatchLimits(2_048, enough_tokens=512)
+
+    def cuts(*lengths):
+        return list(cut_batches(np.concatenate(lengths), lambda: limits))
+
+    hundreds, sixties = np.full(6, 100), np.full(6, 60)
+    assert cuts(hundreds, sixties) == [(0, 6), (6, 12)]
+    # 500 tokens are not enough yet: one more row is worth its padding.
+    assert cuts(hundreds[:5], sixties) == [(0, 6), (6, 11)]
+    # Nearly as long is no reason to end a batch.
+    assert cuts(hundreds, np.full(6, 95)) == [(0, 12)]
