@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         QualityClassifier,
     )
     from gpuclassify.cluster import get_client
+    from gpuclassify.jobs.readers import read_files
     from gpuclassify.jobs.writers import to_parquet
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _HOMES = {
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
     "get_client": "gpuclassify.cluster",
+    "read_files": "gpuclassify.jobs.readers",
     "to_parquet": "gpuclassify.jobs.writers",
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "PromptTaskComplexityClassifier",
     "QualityClassifier",
     "get_client",
+    "read_files",
     "to_parquet",
 ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 LOADERS = ("sorted", "crossfit")
 DTYPES = ("float32", "bfloat16", "float16")
 PADDING_SIDES = ("left", "right")
+DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,13 @@ class ModelOptions:
         check_text("text_field", self.text_field, 'a column name such as "text"')
         if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
             object.__setattr__(self, "max_chars", None)
+        for name in ("base_model", "revision", "cache_dir"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name), "a string, or None")
+        if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
+            raise ValueError(
+                f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
+            )
         for name in ("max_chars", "max_seq_length", "batch_size"):
             check_count(name, getattr(self, name))
         for name in ("sort_by_length", "autocast", "overwrite"):
@@ -139,10 +148,12 @@ class ClassifierOptions(ModelOptions):
         object.__setattr__(self, "filter_by", label_tuple("filter_by", self.filter_by))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         object.__setattr__(self, "min_score", _minimum_score(self.min_score))
-        if self.min_confidence is not None and not 0 <= self.min_confidence <= 1:
-            raise ValueError(
-                f"min_confidence={self.min_confidence!r} is no probability: pass 0 to 1, or None"
-            )
+        if self.min_confidence is not None:
+            check_number("min_confidence", self.min_confidence)
+            if not 0 <= self.min_confidence <= 1:
+                raise ValueError(
+                    f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
+                )
         if self.keep_field is not None and not self.filters:
             raise ValueError(
                 f"keep_field={self.keep_field!r} has no decision to write: "
@@ -356,6 +367,12 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value} must be at least 1; None means no limit")
 
 
+def check_number(name: str, value: Any, what: str = "a number") -> None:
+    """Raise TypeError unless `value` is an int or a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
+
+
 def check_flag(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a bool."""
     if not isinstance(value, bool):
@@ -374,15 +391,13 @@ def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:
     if isinstance(value, Mapping):
         if not value:
             raise ValueError("min_score={} names no label: pass at least one, or None")
-        return tuple(sorted((label, _number(minimum)) for label, minimum in value.items()))
-    if value is None or isinstance(value, tuple):
-        return value
-    return _number(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"min_score={value!r} is a {type(value).__name__}: pass a number")
+        for label, minimum in value.items():
+            check_text("min_score's key", label, "a label")
+            check_number("min_score", minimum)
+        return tuple(sorted((label, float(minimum)) for label, minimum in value.items()))
+    if value is None:
+        return None
+    check_number("min_score", value, "a number, or a dict of label to number")
     return float(value)
 
 

@@ -239,12 +239,6 @@ def test_more_tokens_than_positions_are_refused_at_the_call(checkpoint):
         call(FineWebEduClassifier(model=checkpoint("fineweb-edu"), max_seq_length=600))
 
 
-@pytest.mark.parametrize("device", ["gpu0", "cudaa"])
-def test_an_unknown_device_is_refused(domain, device):
-    with pytest.raises(ValueError, match=f"device='{device}' is no torch device"):
-        call(domain(device=device)).compute(scheduler="sync")
-
-
 # Unusual text: no error, and the contract is kept.
 
 
@@ -339,3 +333,30 @@ def test_a_multi_index_is_unchanged(domain):
 def test_any_checkpoint_of_the_known_layout_is_read_whatever_its_name(checkpoint):
     found = call(DistributedDataClassifier(model=checkpoint("quality"), autocast=False))
     assert found.compute(scheduler="sync").preds.isin(["High", "Medium", "Low"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"min_confidence": "0.5"}, TypeError, "min_confidence='0.5' is a str"),
+        ({"min_confidence": True}, TypeError, "is a bool"),
+        ({"min_score": [0.5]}, TypeError, "min_score"),
+        ({"min_score": {1: 0.5}}, TypeError, "is not a label"),
+        ({"device": "cudaa"}, ValueError, "device='cudaa'"),
+        ({"device": "gpu"}, ValueError, "device='gpu' is not auto, cpu, mps, cuda"),
+        ({"device": None}, ValueError, "device=None"),
+        ({"cache_dir": 3}, TypeError, "cache_dir=3"),
+        ({"base_model": ""}, TypeError, "base_model=''"),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused_at_the_constructor(arguments, error, words):
+    with pytest.raises(error, match=words):
+        DomainClassifier(**arguments)
+
+
+def test_a_file_in_place_of_a_directory_is_told(checkpoint, monkeypatch):
+    directory = checkpoint("domain")
+    monkeypatch.chdir(directory.parent)
+    for name in (directory / "config.json", f"{directory.name}/config.json"):
+        with pytest.raises(FileNotFoundError, match=r"config\.json.* a file"):
+            DomainClassifier(model=name)(pd.DataFrame({"text": ["a"]}))

@@ -95,6 +95,8 @@ def resolve(
                 "directory: leave it out, or rename the directory if the Hub model was meant"
             )
         return Identity(str(folder), digest, is_directory=True)
+    if Path(name).is_file():
+        raise ModelNotFoundError(f"{name} is a file: name the directory that holds the model")
     _check_repo_name(name)
     revision = revision or "main"
     if re.fullmatch("[0-9a-fA-F]{40}", revision):

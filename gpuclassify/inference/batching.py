@@ -10,7 +10,7 @@ import numpy as np
 from gpuclassify.inference.memory import BatchLimits
 from gpuclassify.inference.tokens import TokenBatch
 
-# A row shorter than this share of the batch's width begins a new batch, if this one is large enough.
+# A row shorter than this share of the batch's width begins a new batch, if this one is enough.
 MOST_PADDED_SHARE = 0.9
 
 

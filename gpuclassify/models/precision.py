@@ -13,7 +13,7 @@ def pick_device(name: str) -> torch.device:
     Raises
     ------
     ValueError
-        `name` is no device, or not one that this process has.
+        This process has no such device.
     """
     if name == "auto":
         name = "cpu"
@@ -21,12 +21,7 @@ def pick_device(name: str) -> torch.device:
             name = "cuda"
         elif torch.backends.mps.is_available():
             name = "mps"
-    try:
-        device = torch.device(name)
-    except RuntimeError as err:
-        raise ValueError(
-            f"device={name!r} is no torch device: pass auto, cpu, cuda or mps"
-        ) from err
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={name!r}, but torch {torch.__version__} sees no CUDA device here: "
