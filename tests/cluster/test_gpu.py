@@ -165,7 +165,7 @@ def test_what_a_machine_lacks_is_named_in_full():
         assert (module in missing) is (importlib.util.find_spec(module) is None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dask_cuda") is None, reason="needs dask-cuda")
+@pytest.mark.gpu
 def test_dask_cuda_has_every_argument_that_is_built():
     from dask_cuda import LocalCUDACluster
 
