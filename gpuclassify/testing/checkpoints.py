@@ -106,7 +106,6 @@ def _write_category(
     path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
 ) -> None:
     import torch
-    from safetensors.torch import save_file
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = backbone_config(**sizes)
@@ -120,17 +119,13 @@ def _write_category(
     fit_head(head, lambda row: head(backbone(row).last_hidden_state[0, 0]), ids)
     tensors = {f"model.{name}": tensor for name, tensor in backbone.state_dict().items()}
     tensors |= {f"fc.{name}": tensor for name, tensor in head.state_dict().items()}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(category_config(labels), encoding="utf-8")
-    (path / "backbone").mkdir()
-    write_json(path / "backbone" / "config.json", config)
+    _save_beside_backbone(path, tensors, category_config(labels), config)
 
 
 def _write_prompts(
     path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
 ) -> None:
     import torch
-    from safetensors.torch import save_file
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = backbone_config(**sizes)
@@ -150,10 +145,18 @@ def _write_prompts(
 
         fit_head(head, outputs_of, ids)
         tensors |= {f"head_{number}.fc.{name}": t for name, t in head.state_dict().items()}
+    _save_beside_backbone(path, tensors, prompt_config(labels), config)
+
+
+def _save_beside_backbone(
+    path: Path, tensors: dict[str, Any], config: str, backbone: dict[str, Any]
+) -> None:
+    from safetensors.torch import save_file
+
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(prompt_config(labels), encoding="utf-8")
+    (path / "config.json").write_text(config, encoding="utf-8")
     (path / "backbone").mkdir()
-    write_json(path / "backbone" / "config.json", config)
+    write_json(path / "backbone" / "config.json", backbone)
 
 
 def _write_education(
