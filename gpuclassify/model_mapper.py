@@ -26,7 +26,7 @@ from gpuclassify.models.checkpoint import (
     position_limit,
     read_checkpoint,
 )
-from gpuclassify.options import ModelOptions, parse_options, signature_of
+from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
 from gpuclassify.partition_map import NewColumns, PartitionMap
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ class ModelMapper(PartitionMap):
 
     def __init__(self, **arguments: Any) -> None:
         owner = type(self).__qualname__
-        token = take_token(owner, arguments)
-        self.options: Any = parse_options(
-            owner, self.family, self.Options, self.defaults, arguments
-        )
+        given = modern_spellings(owner, self.family, arguments)
+        token = given.pop("token", None)  # before anything could show or keep it
+        self.options: Any = parse_options(owner, self.Options, self.defaults, given)
         self._known_checkpoint: Checkpoint | None = None
         if token is not None:
             hub.remember_token(self.options.model, token)
@@ -326,20 +325,6 @@ def unfold(new: NewColumns, positions: np.ndarray) -> NewColumns:
     keep = np.zeros(len(positions), dtype=bool)
     keep[positions >= 0] = new.keep[positions[positions >= 0]]
     return NewColumns(arrays, keep, new.keep_field)
-
-
-def take_token(owner: str, arguments: dict[str, Any]) -> str | None:
-    """Take the Hub token out of constructor `arguments`, so that no message can show it.
-
-    Raises
-    ------
-    TypeError
-        It is given in both spellings.
-    """
-    tokens = [arguments.pop(name, None) for name in ("token", "hf_token")]
-    if None not in tokens:
-        raise TypeError(f"{owner} got 'token' twice: 'hf_token' is an older spelling of it")
-    return next((token for token in tokens if token is not None), None)
 
 
 _collector: contextvars.ContextVar[list[RunStats] | None] = contextvars.ContextVar(

@@ -237,35 +237,31 @@ Options = TypeVar("Options")
 
 def parse_options(
     owner: str,
-    family: str,
     options_type: type[Options],
     defaults: Mapping[str, Any],
-    arguments: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> Options:
-    """Settings from constructor arguments in any accepted spelling.
+    """Settings from constructor arguments.
 
     Parameters
     ----------
     owner : str
         Name of the class, for messages.
-    family : str
-        Which rows of `OLD_SPELLINGS` apply.
     options_type : type
         The frozen dataclass to make.
     defaults : mapping
         The class's own defaults, which win over those of `options_type`.
-    arguments : mapping
-        What the caller passed.
+    given : mapping
+        What the caller passed, as `modern_spellings` gives it.
 
     Raises
     ------
     TypeError
-        Unknown argument (with the nearest known one), or one given in two spellings.
+        Unknown argument (with the nearest known one).
     ValueError
         A value out of range.
     """
     names = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
-    given = modern_spellings(owner, family, arguments)
     for name in given:
         if name not in names:
             raise TypeError(_unknown_argument(owner, name, [*names, "token"]))
@@ -276,7 +272,13 @@ def parse_options(
 
 
 def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the older spellings of `OLD_SPELLINGS` replaced by today's names."""
+    """`arguments` with the older spellings of `OLD_SPELLINGS` replaced by today's names.
+
+    Raises
+    ------
+    TypeError
+        One is given in two spellings, or has no effect any more; the message shows no token.
+    """
     given: dict[str, Any] = {}
     for name, value in arguments.items():
         spelling = OLD_SPELLINGS.get((family, name)) or OLD_SPELLINGS.get(("*", name))
@@ -407,7 +409,7 @@ def _pass_or_refuse(owner: str, name: str, value: Any, spelling: Withdrawn) -> N
     message = f"{owner}: {name}={value!r} has no effect, because {spelling.reason}"
     if spelling.is_refused:
         raise TypeError(f"{message}. Leave it out.")
-    warnings.warn(message, UserWarning, stacklevel=5)
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _unknown_argument(owner: str, name: str, names: list[str]) -> str:
