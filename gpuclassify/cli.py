@@ -247,8 +247,8 @@ def wrong_call_exits() -> Iterator[None]:
 
 
 def _classifier(settings: dict[str, Any]) -> Any:
+    from gpuclassify.checks import nearest
     from gpuclassify.classifiers import FAMILIES
-    from gpuclassify.options import nearest
 
     family = settings["family"]
     if family not in FAMILIES:

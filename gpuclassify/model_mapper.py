@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import logging
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
+from gpuclassify.arrow import COLUMN_TYPES, arrow_array
+from gpuclassify.coverage import NOTHING_READ, Reading, coverage_columns, coverage_fields
+from gpuclassify.events import publish
 from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import (
     Checkpoint,
     CheckpointError,
     check_tensors,
+    find_tokenizer,
     position_limit,
     read_checkpoint,
 )
 from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
-from gpuclassify.partition_map import NewColumns, PartitionMap
+from gpuclassify.partition_map import NewColumns, TextMap
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from gpuclassify.inference.engine import BatchSettings, RunStats
     from gpuclassify.inference.loaded import LoadedModel
-    from gpuclassify.inference.tokens import TokenBatch
+    from gpuclassify.inference.tokens import TextTokens, TokenBatch
 
 logger = logging.getLogger(__name__)
 
-EVENT_TOPIC = "gpuclassify"
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -44,7 +48,7 @@ class NonFiniteOutputError(ArithmeticError):
     """The model gives NaN or infinity for a text, also alone and in float32."""
 
 
-class ModelMapper(PartitionMap):
+class ModelMapper(TextMap):
     """Runs one model over a text column.
 
     The constructor stores settings and reads nothing. The checkpoint is looked up once, when a
@@ -59,6 +63,8 @@ class ModelMapper(PartitionMap):
     purpose: ClassVar[str] = ""
     licence: ClassVar[str] = ""
     is_gated: ClassVar[bool] = False
+    # Output columns that a subclass declares: name to one of COLUMN_TYPES.
+    new_columns: ClassVar[Mapping[str, str]] = {}
     _is_out_of_reach = False  # asked once here, and again on each worker
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -74,12 +80,14 @@ class ModelMapper(PartitionMap):
         owner = type(self).__qualname__
         given = modern_spellings(owner, self.family, arguments)
         token = given.pop("token", None)  # before anything could show or keep it
-        self.options: Any = parse_options(owner, self.Options, self.defaults, given)
+        defaults = dict(self.defaults)
+        if given.get("long_text") == "windows":
+            defaults.pop("max_chars", None)  # windows are there to read the whole text
+        self.options: Any = parse_options(owner, self.Options, defaults, given)
         self._known_checkpoint: Checkpoint | None = None
         if token is not None:
-            hub.remember_token(self.options.model, token)
-            if self.options.base_model is not None:
-                hub.remember_token(self.options.base_model, token)
+            for name in self.repositories:
+                hub.remember_token(name, token)
 
     # What a mapper is, for Dask, pickle and people.
 
@@ -110,9 +118,14 @@ class ModelMapper(PartitionMap):
         return self.options.text_field
 
     @property
+    def repositories(self) -> list[str]:
+        """Every model repository or directory that this mapper may read."""
+        return [name for name in (self.options.model, self.options.base_model) if name]
+
+    @property
     def max_chars(self) -> int | None:
-        """Characters of a text that the model gets to see."""
-        return self.options.max_chars
+        """Characters that are taken of a text: all, if a column has to tell how many there were."""
+        return None if coverage_fields(self.options) else self.options.max_chars
 
     @property
     def label_field(self) -> str | None:
@@ -145,15 +158,44 @@ class ModelMapper(PartitionMap):
     def checkpoint(self) -> Checkpoint:
         """The model's description, read once from its ``config.json``."""
         if self._known_checkpoint is None:
-            checkpoint = read_checkpoint(
-                self.identity,
-                base_model=self.options.base_model,
-                problem_type=getattr(self.options, "problem_type", None),
-                cache_dir=self.options.cache_dir,
-            )
+            checkpoint = self.read_checkpoint()
             self.check_checkpoint(checkpoint)
             self._known_checkpoint = checkpoint
         return self._known_checkpoint
+
+    def read_checkpoint(self) -> Checkpoint:
+        """Read what the checkpoint declares; no weights."""
+        base_model, cache_dir = self.options.base_model, self.options.cache_dir
+        checkpoint = read_checkpoint(
+            self.identity,
+            base_model=base_model,
+            problem_type=getattr(self.options, "problem_type", None),
+            has_own_module=self._build is not None,
+            cache_dir=cache_dir,
+        )
+        return find_tokenizer(checkpoint, base_model, cache_dir)
+
+    def build_module(self, config: dict[str, Any]) -> nn.Module:
+        """Make a torch module of one's own; override it to run another network than transformers'.
+
+        Parameters
+        ----------
+        config : dict
+            The checkpoint's ``config.json``; empty if it has none.
+
+        Returns
+        -------
+        nn.Module
+            With random weights: those in ``model.safetensors`` are loaded into it by name. Its
+            ``forward(input_ids, attention_mask)`` takes int64 (rows, width) tensors, the mask with
+            1 for a token and 0 for padding, and returns (rows, outputs).
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} runs transformers' own modules")
+
+    @property
+    def _build(self) -> Callable[[dict[str, Any]], nn.Module] | None:
+        is_own = type(self).build_module is not ModelMapper.build_module
+        return self.build_module if is_own else None
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError or ValueError if the settings do not fit the checkpoint."""
@@ -171,10 +213,16 @@ class ModelMapper(PartitionMap):
             identity = self.checkpoint.identity
             if identity.is_directory:  # nothing to fetch; refuses files that changed since
                 hub.download(identity, cache_dir=self.options.cache_dir)
-            check_tensors(self.checkpoint, self.options.cache_dir)
-        hub.share_tokens_with_workers(
-            name for name in (self.options.model, self.options.base_model) if name
-        )
+            self.check_weights()
+        hub.share_tokens_with_workers(self.repositories)
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if the headers of the weights do not fit the network."""
+        check_tensors(self.checkpoint, self.options.cache_dir, self._build)
+        if self._build is not None:
+            from gpuclassify.models.loading import check_own_module
+
+            check_own_module(self.checkpoint, self._build, self.options.unpack_inference_batch)
 
     def _can_read_checkpoint(self) -> bool:
         """Whether the checkpoint can be read here; a client that gives `labels` need not.
@@ -208,56 +256,153 @@ class ModelMapper(PartitionMap):
                 return self.checkpoint
         return (self.options.model, self.options.revision)
 
-    # On a worker.
+    # What comes out.
+
+    def schema(self) -> pa.Schema:
+        """The new columns: the model's, and what was read of each text as far as asked for."""
+        return pa.schema([*self.output_fields(), *coverage_fields(self.options)])
+
+    def output_fields(self) -> list[pa.Field]:
+        """The columns made of the model's outputs; those in `new_columns` unless overridden."""
+        return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in self.new_columns.items()]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """What can be averaged over the windows of a text, float32 as `outputs`."""
+        return outputs
 
     @abstractmethod
-    def columns(self, outputs: np.ndarray) -> NewColumns:
-        """Columns for the model's outputs, float32 (texts, outputs), one value a text."""
+    def columns(self, outputs: np.ndarray) -> NewColumns | Mapping[str, Any]:
+        """Columns for activated outputs, float32 (texts, outputs), one value a text.
+
+        An array or list for each name in `new_columns` will do.
+        """
+
+    def empty_columns(self) -> NewColumns:
+        """The columns of no text at all."""
+        return NewColumns({field.name: pa.array([], field.type) for field in self.output_fields()})
+
+    # On a worker.
+
+    def setup(self) -> None:
+        """Download the model once for this machine and load it into this process.
+
+        The first partition of a worker does the same; call it to have that done before.
+        """
+        device, dtype = self._device_and_dtype()
+        with self._lease(device, dtype):
+            pass
+
+    def teardown(self) -> None:
+        """Give the memory of this mapper's model back, here and on the workers of a Dask client."""
+        self._evict()
+        distributed = sys.modules.get("distributed")
+        with contextlib.suppress(ValueError):  # no client
+            if distributed is not None:
+                distributed.get_client().run(self._evict)
+
+    def _evict(self) -> None:
+        from gpuclassify.inference.residency import MODELS
+
+        MODELS.evict(lambda key: isinstance(key, tuple) and key[0] == self.checkpoint)
 
     def compute(self, texts: list[str | None], name_row: Callable[[int], str]) -> NewColumns:
         """The new columns for `texts`: each distinct text is run once."""
         from gpuclassify.inference.engine import RunStats
         from gpuclassify.inference.tokens import fold
 
-        distinct, positions = fold(texts)
+        most = self.options.max_chars
+        distinct, positions = fold([text if text is None else text[:most] for text in texts])
         null_rows = int((positions < 0).sum())
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
+        new, reading = self.empty_columns(), NOTHING_READ
         if distinct:
-            outputs = self._infer(
+            outputs, reading = self._infer(
                 distinct, stats, lambda i: name_row(int((positions == i).argmax()))
             )
-        else:
-            outputs = np.zeros((0, self.output_count), dtype=np.float32)
+            new = self._as_new_columns(self.columns(outputs))
         publish(stats)
-        return unfold(self.columns(outputs), positions)
+        new = unfold(new, positions)
+        coverage = coverage_columns(self.options, texts, positions, reading)
+        return replace(new, arrays={**new.arrays, **coverage})
 
-    @property
-    def output_count(self) -> int:
-        """Outputs of the model for one text."""
-        return self.checkpoint.output_count
+    def _as_new_columns(self, made: NewColumns | Mapping[str, Any]) -> NewColumns:
+        if isinstance(made, NewColumns):
+            return made
+        fields = self.output_fields()
+        declared = [field.name for field in fields]
+        if sorted(made) != sorted(declared):
+            raise ValueError(
+                f"{type(self).__qualname__}.columns() gave {sorted(made)}, and new_columns "
+                f"declares {sorted(declared)}: they must be the same"
+            )
+        return NewColumns({field.name: arrow_array(made[field.name], field) for field in fields})
 
     def _infer(
         self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, Reading]:
+        """Activated outputs, one row a text, and what was read of the texts."""
+        from gpuclassify.inference.tokens import first_windows
+        from gpuclassify.inference.windows import aggregate, all_windows
+
+        device, dtype = self._device_and_dtype()
+        with self._lease(device, dtype) as model:
+            encoded = self._encode(model, texts, stats)
+            if not self._scores_windows:
+                tokens = first_windows(encoded)
+                counts = np.fromiter((len(text.windows) for text in encoded), dtype=np.int64)
+                outputs = self._run(model, tokens, stats, name_text)
+                return self.activate(outputs), Reading(counts, tokens.seen_share)
+            windows = all_windows(encoded)
+            outputs = self._run(
+                model, windows.tokens, stats, lambda row: name_text(windows.text_of(row))
+            )
+        values = aggregate(self.activate(outputs), windows, self.options.window_aggregation)
+        return values, Reading(windows.counts, np.ones(len(texts), dtype=np.float32))
+
+    @property
+    def _scores_windows(self) -> bool:
+        return self.options.has_windows and self.options.window_aggregation != "first"
+
+    def _encode(self, model: LoadedModel, texts: list[str], stats: RunStats) -> list[TextTokens]:
         import time
 
+        from gpuclassify.inference import sharing
+
+        started = time.perf_counter()
+        options = self.options
+        tokenizer = model.text_tokenizer(
+            options.max_seq_length, options.has_windows, options.window_overlap
+        )
+        encoded, shared = sharing.encode(tokenizer, texts)
+        stats.tokenize_seconds += time.perf_counter() - started
+        stats.shared_texts += shared
+        return encoded
+
+    def _run(
+        self,
+        model: LoadedModel,
+        tokens: TokenBatch,
+        stats: RunStats,
+        name_text: Callable[[int], str],
+    ) -> np.ndarray:
+        """Outputs of every text or window, all of them finite."""
         from gpuclassify.inference import engine
+
+        stats.truncated_texts += tokens.truncated
+        stats.windows += len(tokens)
+        key = self._key(model.device, model.dtype)
+        outputs = engine.run(model, key, tokens, self._batch_settings(), stats)
+        for row in np.flatnonzero(~np.isfinite(outputs).all(axis=1)):
+            outputs[row] = self._rescue(model, tokens, int(row), name_text)
+            stats.rescued_texts += 1
+        return outputs
+
+    def _device_and_dtype(self) -> tuple[Any, Any]:
         from gpuclassify.models.precision import pick_device, pick_dtype
 
         device = pick_device(self.options.device)
-        dtype = pick_dtype(self.options, device)
-        with self._lease(device, dtype) as model:
-            started = time.perf_counter()
-            tokens = model.text_tokenizer(self.options.max_seq_length)(texts)
-            stats.tokenize_seconds += time.perf_counter() - started
-            stats.truncated_texts += tokens.truncated
-            key = self._key(device, dtype)
-            outputs = engine.run(model, key, tokens, self._batch_settings(), stats)
-            for row in np.flatnonzero(~np.isfinite(outputs).all(axis=1)):
-                outputs[row] = self._rescue(model, tokens, int(row), name_text)
-                stats.rescued_texts += 1
-        return outputs
+        return device, pick_dtype(self.options, device)
 
     def _rescue(
         self, model: LoadedModel, tokens: TokenBatch, row: int, name_text: Callable[[int], str]
@@ -286,8 +431,18 @@ class ModelMapper(PartitionMap):
         from gpuclassify.inference.residency import MODELS
 
         def load() -> LoadedModel:
-            directory = hub.download(self.checkpoint.identity, cache_dir=self.options.cache_dir)
-            return load_model(self.checkpoint, directory, device, dtype)
+            cache_dir = self.options.cache_dir
+            directory = hub.download(self.checkpoint.identity, cache_dir=cache_dir)
+            home = self.checkpoint.tokenizer or self.checkpoint.identity
+            return load_model(
+                self.checkpoint,
+                directory,
+                device,
+                dtype,
+                tokenizer_directory=hub.download(home, cache_dir=cache_dir),
+                build=self._build,
+                unpacks=self.options.unpack_inference_batch,
+            )
 
         def needed_bytes() -> int:
             shapes = hub.read_tensor_shapes(
@@ -299,8 +454,17 @@ class ModelMapper(PartitionMap):
             self._key(device, dtype), load, needed_bytes, functools.partial(free_bytes, device)
         )
 
-    def _key(self, device: Any, dtype: Any) -> tuple[Checkpoint, str, str]:
-        return (self.checkpoint, str(device), str(dtype))
+    def _key(self, device: Any, dtype: Any) -> tuple[Any, ...]:
+        return (self.checkpoint, str(device), str(dtype), *self._own_code())
+
+    def _own_code(self) -> tuple[Any, ...]:
+        """What tells a module of one's own from an earlier definition of it in a notebook."""
+        if self._build is None:
+            return ()
+        function = type(self).build_module
+        named = (function.__globals__.get(name) for name in function.__code__.co_names)
+        classes = tuple(value for value in named if isinstance(value, type))
+        return (type(self), classes, self.options.unpack_inference_batch)
 
     def _batch_settings(self) -> BatchSettings:
         from gpuclassify.inference.engine import BatchSettings
@@ -325,37 +489,6 @@ def unfold(new: NewColumns, positions: np.ndarray) -> NewColumns:
     keep = np.zeros(len(positions), dtype=bool)
     keep[positions >= 0] = new.keep[positions[positions >= 0]]
     return NewColumns(arrays, keep, new.keep_field)
-
-
-_collector: contextvars.ContextVar[list[RunStats] | None] = contextvars.ContextVar(
-    "collector", default=None
-)
-
-
-@contextlib.contextmanager
-def collected_stats() -> Iterator[list[RunStats]]:
-    """The stats of what this thread maps in the block, for a task that reports them itself."""
-    runs: list[RunStats] = []
-    reset = _collector.set(runs)
-    try:
-        yield runs
-    finally:
-        _collector.reset(reset)
-
-
-def publish(stats: RunStats) -> None:
-    """Hand the run's stats to who collects them, and log them as an event of a Dask worker."""
-    runs = _collector.get()
-    if runs is not None:
-        runs.append(stats)
-    distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return
-    try:
-        worker = distributed.get_worker()
-    except ValueError:  # not in a task
-        return
-    worker.log_event(EVENT_TOPIC, stats.as_dict())
 
 
 __all__ = ["CheckpointError", "ModelMapper", "NonFiniteOutputError"]

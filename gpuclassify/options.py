@@ -6,7 +6,6 @@ strings), so that equal settings are equal in every process and give equal Dask 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
@@ -15,9 +14,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
+from gpuclassify.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    check_optional_texts,
+    check_text,
+    label_tuple,
+    nearest,
+)
+
 LOADERS = ("sorted", "crossfit")
 DTYPES = ("float32", "bfloat16", "float16")
 PADDING_SIDES = ("left", "right")
+LONG_TEXT = ("truncate", "windows")
+AGGREGATIONS = ("mean", "max", "first", "tokens")
+COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
@@ -60,6 +73,24 @@ class ModelOptions:
         What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader.
     overwrite : bool
         Replace output columns that the dataset already has instead of refusing.
+    unpack_inference_batch : bool
+        Call a module of one's own with tensors as keyword arguments; ``False`` hands it one dict.
+    long_text : {"truncate", "windows"}
+        What happens to texts of more than `max_seq_length` tokens: cut, or read in overlapping
+        windows of that length, whose outputs are aggregated to one row. With windows, a class's
+        own `max_chars` does not apply; one that is given does.
+    window_overlap : int, optional
+        Tokens that neighbouring windows share. Default: an eighth of the window.
+    window_aggregation : {"mean", "max", "first", "tokens"}
+        How windows become a row: mean or maximum of every score, the first window alone, or the
+        mean weighted by the windows' tokens.
+    windows_field : str, optional
+        Output column (Int64) of the number of windows.
+    seen_field : str, optional
+        Output column (float32) of the share of the text, 0 to 1, that the model read: characters
+        left by `max_chars` times tokens left by `max_seq_length`.
+    truncated_field : str, optional
+        Output column (boolean) that says whether the model read less than the whole text.
     """
 
     model: str
@@ -77,6 +108,13 @@ class ModelOptions:
     device: str = "auto"
     loader: str = "sorted"
     overwrite: bool = False
+    unpack_inference_batch: bool = True
+    long_text: str = "truncate"
+    window_overlap: int | None = None
+    window_aggregation: str = "mean"
+    windows_field: str | None = None
+    seen_field: str | None = None
+    truncated_field: str | None = None
 
     def __post_init__(self) -> None:
         check_text(
@@ -85,43 +123,102 @@ class ModelOptions:
         check_text("text_field", self.text_field, 'a column name such as "text"')
         if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
             object.__setattr__(self, "max_chars", None)
-        for name in ("base_model", "revision", "cache_dir"):
-            if getattr(self, name) is not None:
-                check_text(name, getattr(self, name), "a string, or None")
+        check_optional_texts(self, ("base_model", "revision", "cache_dir"), "a string, or None")
+        check_optional_texts(self, COVERAGE_FIELDS, "a column name or None")
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
             )
         for name in ("max_chars", "max_seq_length", "batch_size"):
             check_count(name, getattr(self, name))
-        for name in ("sort_by_length", "autocast", "overwrite"):
+        for name in ("sort_by_length", "autocast", "overwrite", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
         check_choice("dtype", self.dtype, (None, *DTYPES))
         check_choice("padding_side", self.padding_side, (None, *PADDING_SIDES))
+        check_choice("long_text", self.long_text, LONG_TEXT)
+        check_choice("window_aggregation", self.window_aggregation, AGGREGATIONS)
+        self._check_windows()
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether long texts are read in windows."""
+        return self.long_text == "windows"
+
+    def _check_windows(self) -> None:
+        if not self.has_windows:
+            for name in ("window_overlap", "windows_field"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} has no meaning with "
+                        f'long_text="truncate": pass long_text="windows" with it'
+                    )
+        if self.window_overlap is not None:
+            if isinstance(self.window_overlap, bool) or not isinstance(self.window_overlap, int):
+                raise TypeError(f"window_overlap={self.window_overlap!r}: pass an int, or None")
+            if self.window_overlap < 0:
+                raise ValueError(f"window_overlap={self.window_overlap} must be at least 0")
+            if self.max_seq_length is not None and self.window_overlap >= self.max_seq_length:
+                raise ValueError(
+                    f"window_overlap={self.window_overlap} leaves windows of "
+                    f"{self.max_seq_length} tokens no way forward: pass a smaller one"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierOptions(ModelOptions):
-    """Settings of a classifier, beside those of `ModelOptions`.
+class LabelOptions(ModelOptions):
+    """Settings of every mapper that gives labels, beside those of `ModelOptions`.
 
     Attributes
     ----------
     label_field : str, optional
         Output column of the label. ``None`` writes none.
+    filter_by : str or list of str, optional
+        Keep only rows with these labels.
+    keep_field : str, optional
+        Write the filters' decision to this boolean column and drop nothing.
+    """
+
+    label_field: str | None = None
+    filter_by: tuple[str, ...] | None = None
+    keep_field: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
+        object.__setattr__(self, "filter_by", label_tuple("filter_by", self.filter_by))
+        if self.keep_field is not None and not self.filters:
+            raise ValueError(
+                f"keep_field={self.keep_field!r} has no decision to write: "
+                f"pass {' or '.join(self.filter_names)} with it"
+            )
+
+    @property
+    def filter_names(self) -> tuple[str, ...]:
+        """The settings that filter rows."""
+        return ("filter_by",)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierOptions(LabelOptions):
+    """Settings of a classifier with scores, beside those of `LabelOptions`.
+
+    Attributes
+    ----------
     score_field : str, optional
         Output column of the scores: list<float32> of all classes in id order for category and
         multi-label models, float32 for a regression model. ``None`` writes none.
     confidence_field : str, optional
         Output column (float32) of the probability of the label given.
-    filter_by : str or list of str, optional
-        Keep only rows with these labels.
     min_confidence : float, optional
         Keep only rows whose label has at least this probability.
     min_score : float or dict of str to float, optional
         Keep only rows that score at least this much; with several classes, a minimum by label.
-    keep_field : str, optional
-        Write the filters' decision to this boolean column and drop nothing.
     labels : list of str, optional
         The labels in id order, for a client that cannot read the checkpoint; workers verify them.
     problem_type : str, optional
@@ -129,23 +226,17 @@ class ClassifierOptions(ModelOptions):
         checkpoint whose configuration does not say.
     """
 
-    label_field: str | None = None
     score_field: str | None = None
     confidence_field: str | None = None
-    filter_by: tuple[str, ...] | None = None
     min_confidence: float | None = None
     min_score: float | tuple[tuple[str, float], ...] | None = None
-    keep_field: str | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("label_field", "score_field", "confidence_field", "keep_field"):
-            if getattr(self, name) is not None:
-                check_text(name, getattr(self, name), "a column name or None")
+        check_optional_texts(self, ("score_field", "confidence_field"), "a column name or None")
         check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
-        object.__setattr__(self, "filter_by", label_tuple("filter_by", self.filter_by))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         object.__setattr__(self, "min_score", _minimum_score(self.min_score))
         if self.min_confidence is not None:
@@ -154,36 +245,11 @@ class ClassifierOptions(ModelOptions):
                 raise ValueError(
                     f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
                 )
-        if self.keep_field is not None and not self.filters:
-            raise ValueError(
-                f"keep_field={self.keep_field!r} has no decision to write: "
-                "pass filter_by, min_confidence or min_score with it"
-            )
 
     @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return any(
-            setting is not None for setting in (self.filter_by, self.min_confidence, self.min_score)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EducationOptions(ClassifierOptions):
-    """Settings of the FineWeb family, beside those of `ClassifierOptions`.
-
-    Attributes
-    ----------
-    int_score_field : str, optional
-        Output column (Int64) of the score rounded half to even.
-    """
-
-    int_score_field: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.int_score_field is not None:
-            check_text("int_score_field", self.int_score_field, "a column name or None")
+    def filter_names(self) -> tuple[str, ...]:
+        """The settings that filter rows."""
+        return ("filter_by", "min_confidence", "min_score")
 
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -311,74 +377,6 @@ def signature_of(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
     ]
     return inspect.Signature(parameters)
-
-
-def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Labels as a tuple without repeats: sorted, or in the order given.
-
-    Raises
-    ------
-    TypeError
-        Neither a string nor a collection of strings.
-    ValueError
-        No label at all.
-    """
-    if labels is None:
-        return None
-    if isinstance(labels, str):
-        return (labels,)
-    if not isinstance(labels, Iterable) or isinstance(labels, Mapping):
-        raise TypeError(f"{name}={labels!r}: pass a label or a list of labels")
-    labels = tuple(labels)
-    wrong = [label for label in labels if not isinstance(label, str)]
-    if wrong:
-        raise TypeError(
-            f"{name} holds {wrong[0]!r} of type {type(wrong[0]).__name__}: labels are str"
-        )
-    if not labels:
-        raise ValueError(f"{name}=[] names no label: pass at least one, or None for all")
-    return labels if keep_order else tuple(sorted(set(labels)))
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A phrase that suggests the known name nearest to `name`, or nothing."""
-    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
-
-
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        hint = nearest(value, [c for c in choices if c]) if isinstance(value, str) else ""
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}.{hint}")
-
-
-def check_text(name: str, value: Any, what: str) -> None:
-    """Raise TypeError unless `value` is a non-empty string."""
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{name}={value!r} is not {what}")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raise unless `value` is None or an integer of at least 1."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass an int, or None")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1; None means no limit")
-
-
-def check_number(name: str, value: Any, what: str = "a number") -> None:
-    """Raise TypeError unless `value` is an int or a float."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise TypeError unless `value` is a bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
 
 
 def _normal(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""PartitionMap: a function of one frame, mapped lazily over the partitions of a dataset."""
+"""PartitionMap: a function of one frame, mapped lazily over the partitions of a dataset.
+
+TextMap is one that computes new columns from a text column.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.checks import nearest
 from gpuclassify.frames import backend_of, name_row
-from gpuclassify.options import nearest
 
 
 @dataclass(frozen=True)
@@ -48,32 +51,39 @@ class PartitionMap(ABC):
         """Names the tasks on Dask's dashboard; without it an address would be part of the key."""
         return type(self).__qualname__
 
-    @property
     @abstractmethod
-    def text_field(self) -> str:
-        """Name of the column that is read."""
-
-    @property
-    @abstractmethod
-    def is_overwriting(self) -> bool:
-        """Whether columns that the dataset already has are replaced."""
-
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The new columns in order; types as in `gpuclassify.frames`."""
-
-    @abstractmethod
-    def compute(self, texts: list[str | None], name_row: Any) -> NewColumns:
-        """The new columns for `texts` (None where null); ``name_row(i)`` names row i in errors."""
-
-    @property
-    @abstractmethod
-    def max_chars(self) -> int | None:
-        """Characters of a text that are read; None for all."""
+    def check(self, frame: Any) -> None:
+        """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
 
     @abstractmethod
     def prepare(self) -> None:
         """Look up in the client what workers will need; called once a dataset is given."""
+
+    @abstractmethod
+    def meta(self, frame: Any) -> Any:
+        """The empty frame that announces the result's columns and dtypes.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame or cudf.DataFrame
+            Frame of the input's columns; its rows are ignored.
+        """
+
+    @abstractmethod
+    def announced(self, frame: Any) -> Any:
+        """What `map_frame` must know of the dataset's meta: one partition may look different."""
+
+    @abstractmethod
+    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+        """Map one plain frame, as a worker does with each partition.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame or cudf.DataFrame
+            One partition.
+        announced : optional
+            What `announced` gave for the meta; default: for the frame itself.
+        """
 
     def __call__(self, dataset: Any) -> Any:
         """Map over `dataset`.
@@ -102,60 +112,76 @@ class PartitionMap(ABC):
         self.prepare()
         return self.map_frame(dataset)
 
-    def check(self, frame: Any) -> None:
-        """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
-        self._check_text_column(frame)
-        self._check_new_columns(frame)
-
-    def map_frame(self, frame: Any, string_dtype: Any = None) -> Any:
-        """Map one plain frame, as a worker does with each partition.
-
-        Parameters
-        ----------
-        frame : pandas.DataFrame or cudf.DataFrame
-            One partition.
-        string_dtype : dtype, optional
-            What new string columns get; default: by the frame's own text column. Dask passes the
-            dtype that meta announced, because a partition without strings may look different.
-        """
-        backend = backend_of(frame)
-        if string_dtype is None:
-            string_dtype = backend.string_dtype(frame, self.text_field)
-        texts = backend.texts(frame, self.text_field, self.max_chars)
-        new = self.compute(texts, functools.partial(name_row, frame))
-        arrays = new.arrays
-        if new.keep is not None and new.keep_field is not None:
-            arrays = {**arrays, new.keep_field: pa.array(new.keep)}
-        result = backend.with_columns(frame, arrays, self.schema(), string_dtype)
-        if new.keep is None or new.keep_field is not None:
-            return result
-        return backend.take_rows(result, new.keep)
-
-    def meta(self, frame: Any) -> Any:
-        """The empty frame that announces the result's columns and dtypes.
-
-        Parameters
-        ----------
-        frame : pandas.DataFrame or cudf.DataFrame
-            Frame of the input's columns; its rows are ignored.
-        """
-        backend = backend_of(frame)
-        empty = {field.name: pa.array([], field.type) for field in self.schema()}
-        string_dtype = backend.string_dtype(frame, self.text_field)
-        return backend.with_columns(frame.iloc[:0], empty, self.schema(), string_dtype)
-
     def _map_lazily(self, dataset: Any) -> Any:
         meta = dataset._meta
-        backend = backend_of(meta)
+        backend_of(meta)
         self.check(meta)
         self.prepare()
         return dataset.map_partitions(
             map_partition,
             self,
-            string_dtype=backend.string_dtype(meta, self.text_field),
+            announced=self.announced(meta),
             meta=self.meta(meta),
             token=self.__name__,
         )
+
+
+class TextMap(PartitionMap):
+    """Computes new columns from one text column."""
+
+    @property
+    @abstractmethod
+    def text_field(self) -> str:
+        """Name of the column that is read."""
+
+    @property
+    @abstractmethod
+    def is_overwriting(self) -> bool:
+        """Whether columns that the dataset already has are replaced."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The new columns in order; types as in `gpuclassify.frames`."""
+
+    @abstractmethod
+    def compute(self, texts: list[str | None], name_row: Any) -> NewColumns:
+        """The new columns for `texts` (None where null); ``name_row(i)`` names row i in errors."""
+
+    @property
+    @abstractmethod
+    def max_chars(self) -> int | None:
+        """Characters of a text that are read; None for all."""
+
+    def check(self, frame: Any) -> None:
+        """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
+        self._check_text_column(frame)
+        self._check_new_columns(frame)
+
+    def announced(self, frame: Any) -> Any:
+        """The dtype of new string columns; a partition without strings may suggest another."""
+        return backend_of(frame).string_dtype(frame, self.text_field)
+
+    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+        """Map one plain frame, as a worker does with each partition."""
+        backend = backend_of(frame)
+        string_dtype = self.announced(frame) if announced is None else announced
+        texts = backend.texts(frame, self.text_field, self.max_chars)
+        new = self.compute(texts, functools.partial(name_row, frame))
+        arrays = new.arrays
+        if new.keep is not None and new.keep_field is not None:
+            arrays = {**arrays, new.keep_field: pa.array(new.keep)}
+        schema = self.schema()
+        arrays = {name: arrays[name] for name in schema.names}  # in the order that meta announced
+        result = backend.with_columns(frame, arrays, schema, string_dtype)
+        if new.keep is None or new.keep_field is not None:
+            return result
+        return backend.take_rows(result, new.keep)
+
+    def meta(self, frame: Any) -> Any:
+        """The empty frame that announces the result's columns and dtypes."""
+        backend = backend_of(frame)
+        empty = {field.name: pa.array([], field.type) for field in self.schema()}
+        return backend.with_columns(frame.iloc[:0], empty, self.schema(), self.announced(frame))
 
     def _check_text_column(self, frame: Any) -> None:
         columns = list(frame.columns)
@@ -187,9 +213,9 @@ class PartitionMap(ABC):
             )
 
 
-def map_partition(frame: Any, mapper: PartitionMap, string_dtype: Any) -> Any:
+def map_partition(frame: Any, mapper: PartitionMap, announced: Any) -> Any:
     """The task that Dask runs on each partition."""
-    return mapper.map_frame(frame, string_dtype)
+    return mapper.map_frame(frame, announced)
 
 
 def _is_dask_frame(dataset: Any) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.classifiers.outputs import SCORES, list_array, sigmoid, softmax
+from gpuclassify.arrow import SCORES, list_array
+from gpuclassify.checks import nearest
+from gpuclassify.classifiers.outputs import sigmoid, softmax
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import ClassifierOptions, nearest
+from gpuclassify.options import ClassifierOptions
 from gpuclassify.partition_map import NewColumns
 
 SINGLE_LABEL = "single_label_classification"
@@ -49,25 +52,32 @@ class Classifier(ModelMapper):
 
     @property
     def output_count(self) -> int:
-        """Outputs of the model for one text."""
+        """Scores of one text."""
         return len(self.labels)
 
-    def schema(self) -> pa.Schema:
-        """The new columns, as far as they are named: label, score, confidence and decision."""
+    def output_fields(self) -> list[pa.Field]:
+        """The columns as far as they are named: label, score, confidence and decision."""
+        if self.new_columns:
+            return super().output_fields()
         return self.named_fields(
             pa.field(self.label_field or "", pa.string()),
             pa.field(self.score_field or "", SCORES),
             pa.field(self.options.confidence_field or "", pa.float32()),
         )
 
-    def named_fields(self, *new: pa.Field) -> pa.Schema:
-        """Schema of those columns that have a name, with the decision's last."""
+    def named_fields(self, *new: pa.Field) -> list[pa.Field]:
+        """Those columns that have a name, with the decision's last."""
         keep = pa.field(self.options.keep_field or "", pa.bool_(), nullable=False)
-        return pa.schema([column for column in (*new, keep) if column.name])
+        return [column for column in (*new, keep) if column.name]
 
-    def columns(self, outputs: np.ndarray) -> NewColumns:
-        """Columns for logits, float32 (texts, labels); ties go to the lowest id."""
-        probabilities = (sigmoid if self.problem_type == MULTI_LABEL else softmax)(outputs)
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities for logits, or outputs as they are, float32 (texts, outputs)."""
+        if self.new_columns or self.problem_type == REGRESSION:
+            return outputs
+        return (sigmoid if self.problem_type == MULTI_LABEL else softmax)(outputs)
+
+    def columns(self, probabilities: np.ndarray) -> NewColumns | Mapping[str, Any]:
+        """Columns for probabilities, float32 (texts, labels); ties go to the lowest id."""
         ids = probabilities.argmax(axis=1)
         confidence = probabilities[np.arange(len(ids)), ids]
         labels = np.asarray(self.labels, dtype=object)[ids]
@@ -81,7 +91,7 @@ class Classifier(ModelMapper):
             keep,
         )
 
-    def decided(self, arrays: dict[str | None, pa.Array], keep: np.ndarray) -> NewColumns:
+    def decided(self, arrays: Mapping[Any, pa.Array], keep: np.ndarray) -> NewColumns:
         """The columns that have a name, and the decision as rows to keep or as a column."""
         columns = {name: array for name, array in arrays.items() if name is not None}
         if not self.options.filters:
@@ -90,9 +100,27 @@ class Classifier(ModelMapper):
             return NewColumns(columns, keep)
         return NewColumns(columns, keep, self.options.keep_field)
 
+    def empty_columns(self) -> NewColumns:
+        """The columns of no text, of which none is kept."""
+        if self.new_columns:
+            return super().empty_columns()
+        empty = super().empty_columns().arrays
+        keep_field = self.options.keep_field
+        return self.decided(
+            {name: array for name, array in empty.items() if name != keep_field},
+            np.zeros(0, dtype=bool),
+        )
+
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raise unless the checkpoint is of the declared kind and has the declared labels."""
         super().check_checkpoint(checkpoint)
+        if self.new_columns:
+            return
+        if not checkpoint.labels:
+            raise CheckpointError(
+                f"config.json of {checkpoint.identity.name} has no id2label: add the labels by id, "
+                f"or declare new_columns in {type(self).__qualname__} and write columns()"
+            )
         if checkpoint.heads:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has several heads "
@@ -123,8 +151,18 @@ class Classifier(ModelMapper):
     def check(self, frame: Any) -> None:
         """Raise unless the frame's columns and the labels to filter by exist."""
         super().check(frame)
-        if self.options.labels is not None or self._can_read_checkpoint():
+        if self.new_columns:
+            self._refuse_filters()
+        elif self.options.labels is not None or self._can_read_checkpoint():
             self.check_filters()
+
+    def _refuse_filters(self) -> None:
+        for name in self.options.filter_names:
+            if getattr(self.options, name) is not None:
+                raise ValueError(
+                    f"{name} has no meaning for {type(self).__qualname__}, which declares columns "
+                    "of its own: compare those columns instead"
+                )
 
     def check_filters(self) -> None:
         """Raise ValueError unless the filters fit the model's labels."""
@@ -220,14 +258,14 @@ class DistributedDataClassifier(Classifier):
             return self.options.score_field or "score"
         return self.options.score_field
 
-    def schema(self) -> pa.Schema:
-        """The new columns; the score of a regression model is a plain number."""
-        if self.problem_type == REGRESSION and self.output_count == 1:
+    def output_fields(self) -> list[pa.Field]:
+        """The columns; the score of a regression model is a plain number."""
+        if not self.new_columns and self.problem_type == REGRESSION and self.output_count == 1:
             return self.named_fields(pa.field(self.score_field, pa.float32()))
-        return super().schema()
+        return super().output_fields()
 
-    def columns(self, outputs: np.ndarray) -> NewColumns:
-        """Columns for logits or raw outputs, float32 (texts, outputs)."""
+    def columns(self, outputs: np.ndarray) -> NewColumns | Mapping[str, Any]:
+        """Columns for probabilities or raw outputs, float32 (texts, outputs)."""
         if self.problem_type != REGRESSION:
             return super().columns(outputs)
         if self.output_count > 1:

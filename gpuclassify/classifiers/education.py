@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.checks import check_optional_texts
 from gpuclassify.classifiers.base import REGRESSION, Classifier
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import EducationOptions
+from gpuclassify.options import ClassifierOptions
 from gpuclassify.partition_map import NewColumns
 
 LOWEST, HIGHEST = 0.0, 5.0
 HIGH_QUALITY_FROM = 2.5
 QUALITY_LABELS = ("low_quality", "high_quality")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EducationOptions(ClassifierOptions):
+    """Settings of the FineWeb family, beside those of `ClassifierOptions`.
+
+    Attributes
+    ----------
+    int_score_field : str, optional
+        Output column (Int64) of the score rounded half to even.
+    """
+
+    int_score_field: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optional_texts(self, ("int_score_field",), "a column name or None")
 
 
 class EducationClassifier(Classifier):
@@ -42,8 +61,8 @@ class EducationClassifier(Classifier):
         """One score a text."""
         return 1
 
-    def schema(self) -> pa.Schema:
-        """The new columns, as far as they are named: score, integer score, label and decision."""
+    def output_fields(self) -> list[pa.Field]:
+        """The columns as far as they are named: score, integer score, label and decision."""
         return self.named_fields(
             pa.field(self.score_field or "", pa.float32()),
             pa.field(self.options.int_score_field or "", pa.int64()),
@@ -122,7 +141,7 @@ class FineWebEduClassifier(EducationClassifier):
     label_field : str, default "fineweb-edu-score-label"
     max_seq_length : int, default 512
     **options
-        See `gpuclassify.options.EducationOptions`.
+        See `gpuclassify.classifiers.education.EducationOptions`.
 
     Examples
     --------
@@ -150,7 +169,7 @@ class FineWebMixtralEduClassifier(EducationClassifier):
     label_field : str, default "fineweb-mixtral-edu-score-label"
     max_seq_length : int, default 512
     **options
-        See `gpuclassify.options.EducationOptions`.
+        See `gpuclassify.classifiers.education.EducationOptions`.
     """
 
     purpose = "educational value from 0 to 5 (Mixtral annotations)"
@@ -173,7 +192,7 @@ class FineWebNemotronEduClassifier(EducationClassifier):
     label_field : str, default "fineweb-nemotron-edu-score-label"
     max_seq_length : int, default 512
     **options
-        See `gpuclassify.options.EducationOptions`.
+        See `gpuclassify.classifiers.education.EducationOptions`.
     """
 
     purpose = "educational value from 0 to 5 (Nemotron annotations)"

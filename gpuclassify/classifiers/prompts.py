@@ -79,31 +79,36 @@ class PromptTaskComplexityClassifier(ModelMapper):
         """The column of the first task type."""
         return FIRST_TASK
 
-    def schema(self) -> pa.Schema:
+    def output_fields(self) -> list[pa.Field]:
         """The eleven columns in their published order."""
         text, number = pa.string(), pa.float32()
         columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
         columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
-        return pa.schema(columns)
+        return [pa.field(name, kind) for name, kind in columns]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities of each head, float32 (texts, outputs), for logits side by side."""
+        return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, outputs: np.ndarray) -> NewColumns:
-        """Columns for the logits of all heads side by side, float32 (texts, outputs)."""
-        logits = self._by_head(outputs)
+        """Columns for the probabilities of all heads side by side, float32 (texts, outputs)."""
+        probabilities = self._by_head(outputs)
         config = self.checkpoint.config
+        weights, divisors = config["weights_map"], config["divisor_map"]
         dimensions = {
-            name: weighted(logits[name], config["weights_map"][name], config["divisor_map"][name])
+            name: weighted(probabilities[name], weights[name], divisors[name])
             for name in DIMENSIONS
         }
         few_shots = dimensions[FEW_SHOTS]
         dimensions[FEW_SHOTS] = np.where(few_shots >= FEW_SHOTS_FROM, few_shots, 0.0)
         weighted_dimensions = [w * dimensions[name] for name, w in COMPLEXITY_WEIGHTS.items()]
         complexity = np.sum(weighted_dimensions, axis=0).round(5)
-        first, second, probability = top_tasks(logits[TASK], self.labels)
+        first, second, probability = top_tasks(probabilities[TASK], self.labels)
         texts = {FIRST_TASK: first, SECOND_TASK: second}
         numbers: dict[str, Any] = {COMPLEXITY: complexity, PROBABILITY: probability, **dimensions}
         arrays = {name: pa.array(values, pa.string()) for name, values in texts.items()}
         arrays |= {name: pa.array(v.astype(np.float32)) for name, v in numbers.items()}
-        return NewColumns({name: arrays[name] for name in self.schema().names})
+        return NewColumns(arrays)
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless the checkpoint has the eight heads and their weights."""
@@ -135,16 +140,18 @@ class PromptTaskComplexityClassifier(ModelMapper):
         return {name: part for (name, _), part in zip(self.checkpoint.heads, parts, strict=True)}
 
 
-def weighted(logits: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
+def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
     """A dimension, float64 (texts,): probabilities weighted, divided and rounded to 4 decimals."""
-    scores = softmax(logits) @ np.asarray(weights, dtype=np.float64)
+    scores = probabilities @ np.asarray(weights, dtype=np.float64)
     return (scores / divisor).round(4)
 
 
-def top_tasks(logits: np.ndarray, labels: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def top_tasks(
+    probabilities: np.ndarray, labels: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The two most probable task types, and the first one's probability to 3 decimals."""
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :2]
-    rounded = np.take_along_axis(softmax(logits), order, axis=1).astype(np.float64).round(3)
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
+    rounded = np.take_along_axis(probabilities, order, axis=1).astype(np.float64).round(3)
     tasks = np.asarray(labels, dtype=object)[order]
     second = np.where(rounded[:, 1] < SECOND_TASK_FROM, NO_SECOND_TASK, tasks[:, 1])
     return tasks[:, 0], second, rounded[:, 0]

@@ -30,8 +30,9 @@ class RunStats:
     ----------
     rows, null_rows, folded_rows : int
         Rows given, rows without text, and rows whose text another row of the partition has too.
-    truncated_texts : int
-        Distinct texts that were cut to the model's length.
+    truncated_texts, shared_texts, windows : int
+        Distinct texts that were cut to the model's length, those whose tokens another mapper had
+        made, and the windows that were run: as many as distinct texts, unless long ones have more.
     tokens, padded_tokens : int
         Real tokens, and tokens that the model ran padding included.
     batches, out_of_memory : int
@@ -45,6 +46,8 @@ class RunStats:
     null_rows: int = 0
     folded_rows: int = 0
     truncated_texts: int = 0
+    shared_texts: int = 0
+    windows: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     batches: int = 0

@@ -18,13 +18,17 @@ from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
 from gpuclassify.models.checkpoint import (
-    LINEAR_HEAD,
-    POOLED_HEADS,
+    OWN_MODULE,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
     position_limit,
 )
-from gpuclassify.models.loading import load_module, load_tokenizer
+from gpuclassify.models.loading import (
+    Build,
+    load_module,
+    load_tokenizer,
+    refuse_wrong_outputs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +60,11 @@ class LoadedModel:
     score_rule : ScoreRule, optional
         How large the attention scores are that the model materialises.
     output_size : int
-        Outputs of a text.
+        Outputs of a text; 0 if the module has to be run to know.
     needs_single_rows : bool
         Whether the model has no padding id to find the last token of a row by.
+    unpacks : bool
+        Whether the module takes tensors as keyword arguments, rather than in one dict.
     """
 
     module: nn.Module
@@ -72,17 +78,27 @@ class LoadedModel:
     score_rule: ScoreRule | None
     output_size: int
     needs_single_rows: bool
-    _tokenizers: dict[int, TextTokenizer] = field(default_factory=dict)
+    unpacks: bool = True
+    _tokenizers: dict[tuple[int, int | None], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def text_tokenizer(self, max_tokens: int | None) -> TextTokenizer:
-        """The tokenizer that cuts at `max_tokens`, or at the model's own limit."""
+    def text_tokenizer(
+        self, max_tokens: int | None, has_windows: bool = False, overlap: int | None = None
+    ) -> TextTokenizer:
+        """The tokenizer that cuts at `max_tokens`, or at the model's own limit.
+
+        With windows, neighbours share `overlap` tokens, or an eighth of the length.
+        """
         length = max_tokens or self.max_tokens
+        shared = None
+        if has_windows:
+            shared = length // 8 if overlap is None else overlap
         with self._lock:
-            if length not in self._tokenizers:
-                self._tokenizers[length] = TextTokenizer(self.new_tokenizer(), length)
-            return self._tokenizers[length]
+            if (length, shared) not in self._tokenizers:
+                tokenizer = TextTokenizer(self.new_tokenizer(), length, shared)
+                self._tokenizers[length, shared] = tokenizer
+            return self._tokenizers[length, shared]
 
     def padding_side(self, wanted: str | None) -> str:
         """The side to pad: what the user wants, else the tokenizer's."""
@@ -104,9 +120,9 @@ class LoadedModel:
         if side == "left" and self.accepts_positions and not batch.mask.all():
             mask = inputs["attention_mask"]
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        outputs = self.module(**inputs)
-        logits = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
-        return logits.float()
+        outputs = self.module(**inputs) if self.unpacks else self.module(inputs)
+        found = refuse_wrong_outputs(self.module, outputs, len(batch.rows), self.output_size)
+        return found.float()
 
     def is_padding_safe(self, side: str) -> bool:
         """Whether padding leaves this model's outputs as they are; measured once a side.
@@ -135,33 +151,67 @@ class LoadedModel:
 
 
 def load_model(
-    checkpoint: Checkpoint, directory: Path, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokenizer_directory: Path | None = None,
+    build: Build | None = None,
+    unpacks: bool = True,
 ) -> LoadedModel:
     """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    directory : Path
+    device : torch.device
+    dtype : torch.dtype
+    tokenizer_directory : Path, optional
+        Where the tokenizer is, if not in `directory`.
+    build : callable, optional
+        Makes a module of one's own from the parsed ``config.json``.
+    unpacks : bool
+        Whether that module takes tensors as keyword arguments, rather than in one dict.
 
     Raises
     ------
     CheckpointError
         Tensors are missing, unknown or of another shape; or there is no tokenizer.
     """
-    tokenizer = load_tokenizer(checkpoint, directory)
-    module = load_module(checkpoint, directory, dtype).to(device)
-    inner = {LINEAR_HEAD: "model", POOLED_HEADS: "backbone"}.get(checkpoint.layout)
-    backbone: Any = module if inner is None else getattr(module, inner)
-    config = backbone.config
+    tokenizer_directory = tokenizer_directory or directory
+    tokenizer = load_tokenizer(checkpoint, tokenizer_directory)
+    module = load_module(checkpoint, directory, dtype, build).to(device)
+    backbone = _backbone(module)
+    config = getattr(backbone, "config", None)
     return LoadedModel(
         module=module,
         device=device,
         dtype=dtype,
-        new_tokenizer=lambda: load_tokenizer(checkpoint, directory),
+        new_tokenizer=lambda: load_tokenizer(checkpoint, tokenizer_directory),
         tokenizer=tokenizer,
         pad_id=_pad_id(config, tokenizer),
-        max_tokens=_max_tokens(checkpoint.sizes, tokenizer),
+        max_tokens=_max_tokens(_sizes(checkpoint, config), tokenizer),
         accepts_positions=_accepts_positions(module, backbone),
         score_rule=_score_rule(config, dtype),
         output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
+        unpacks=unpacks,
     )
+
+
+def _backbone(module: nn.Module) -> nn.Module:
+    """The transformers model within a module, or the module itself if there is none."""
+    from transformers import PreTrainedModel
+
+    return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
+
+
+def _sizes(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+    if checkpoint.layout == OWN_MODULE:
+        return {} if config is None else config.to_dict()
+    return checkpoint.sizes
 
 
 def _pad_id(config: Any, tokenizer: Any) -> int:
@@ -183,7 +233,10 @@ def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
     """Whether positions may be passed: not to models that derive them from the padding id."""
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         return False
-    return "position_ids" in inspect.signature(backbone.forward).parameters
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return False
+    taken = inspect.signature(module.forward).parameters.values()
+    return any(p.name == "position_ids" or p.kind is p.VAR_KEYWORD for p in taken)
 
 
 def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:

@@ -83,6 +83,15 @@ class Residency(Generic[Model]):
             count += 1
         return count
 
+    def evict(self, is_wanted: Callable[[Hashable], bool]) -> int:
+        """Drop the models whose key `is_wanted` and that nobody leases; returns how many."""
+        with self._lock:
+            idle = [k for k, held in self._residents.items() if not held.leases and is_wanted(k)]
+            for key in idle:
+                del self._residents[key]
+        release_memory()
+        return len(idle)
+
     def _acquire(self, key: Hashable) -> _Resident[Model] | None:
         with self._lock:
             resident = self._residents.get(key)

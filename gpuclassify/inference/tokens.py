@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +28,14 @@ class TokenBatch:
         Text i has ``ids[offsets[i]:offsets[i + 1]]``.
     type_ids : ndarray of int32, shape (tokens,), optional
         Segment ids, only for tokenizers that give a single text other ids than zero.
-    truncated : int
-        How many texts were cut to the tokenizer's limit.
+    whole_lengths : ndarray of int64, shape (texts,), optional
+        Tokens that each text had before it was cut. ``None``: nothing was cut.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
     type_ids: np.ndarray | None = None
-    truncated: int = 0
+    whole_lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -41,6 +44,39 @@ class TokenBatch:
     def lengths(self) -> np.ndarray:
         """Tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
+
+    @property
+    def seen_share(self) -> np.ndarray:
+        """Share of each whole text's tokens that are here, float32 (texts,)."""
+        if self.whole_lengths is None:
+            return np.ones(len(self), dtype=np.float32)
+        return (self.lengths / self.whole_lengths).astype(np.float32)
+
+    @property
+    def truncated(self) -> int:
+        """How many texts were cut."""
+        if self.whole_lengths is None:
+            return 0
+        return int((self.whole_lengths > self.lengths).sum())
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """Tokens of one text: its only window, or all of them.
+
+    Attributes
+    ----------
+    windows : list of ndarray of int32
+        Special tokens included. One, unless the tokenizer was asked for overlapping windows.
+    type_ids : list of ndarray of int32, optional
+        Segment ids of each window.
+    whole_length : int
+        Tokens of the whole text; more than the only window has if it was cut.
+    """
+
+    windows: list[np.ndarray]
+    type_ids: list[np.ndarray] | None
+    whole_length: int
 
 
 def fold(texts: Sequence[str | None]) -> tuple[list[str], np.ndarray]:
@@ -71,72 +107,133 @@ class TextTokenizer:
         another thread tokenizes is an error in the tokenizers library.
     max_tokens : int
         Most tokens of a text, special tokens included.
+    overlap : int, optional
+        Cut long texts into windows that share this many tokens, instead of dropping their rest.
+
+    Raises
+    ------
+    ValueError
+        Special tokens and overlap leave a window no room.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Any, max_tokens: int, overlap: int | None = None) -> None:
         self.max_tokens = max_tokens
+        self.overlap = overlap
         self._tokenizer = tokenizer
+        self._special_tokens = tokenizer.num_special_tokens_to_add(pair=False)
+        self._check_room()
+        self._has_type_ids = self._gives_type_ids()  # calls the tokenizer, which resets its backend
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             self._backend.no_padding()
-            self._backend.enable_truncation(max_tokens, direction=tokenizer.truncation_side)
-        self._has_type_ids = self._gives_type_ids()
+            self._backend.enable_truncation(
+                max_tokens, stride=overlap or 0, direction=tokenizer.truncation_side
+            )
         self._filler = _first_known(
             tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
         )
 
+    @functools.cached_property
+    def fingerprint(self) -> Hashable:
+        """Equal for tokenizers that give every text equal tokens before anything is cut.
+
+        One written in Python has no complete description, and equals itself only.
+        """
+        if self._backend is None:
+            return id(self)
+        description = json.loads(self._backend.to_str())
+        description.pop("truncation")
+        description.pop("padding")
+        digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+        side = self._tokenizer.truncation_side
+        return (digest, side, self._has_type_ids, self._filler)
+
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize `texts`, special tokens included.
+        """Tokenize `texts`, special tokens included: of each text its first window."""
+        return first_windows(self.encode(texts))
+
+    def encode(self, texts: Sequence[str]) -> list[TextTokens]:
+        """Tokenize each of `texts`.
 
         An empty text of a tokenizer without special tokens becomes its first-or-last-of-text token,
         because a model cannot read nothing.
         """
-        ids: list[np.ndarray] = []
-        type_ids: list[np.ndarray] = []
-        lengths = np.zeros(len(texts) + 1, dtype=np.int64)
-        truncated = 0
-        encoded = itertools.chain.from_iterable(map(self._encode, _blocks(texts)))
-        for row, (row_ids, row_types, is_cut) in enumerate(encoded):
-            row_ids = row_ids or [self._filler]
-            ids.append(np.asarray(row_ids, dtype=np.int32))
-            if self._has_type_ids:
-                type_ids.append(np.asarray(row_types or [0], dtype=np.int32))
-            lengths[row + 1] = len(row_ids)
-            truncated += is_cut
-        return TokenBatch(
-            _flat(ids),
-            np.cumsum(lengths),
-            _flat(type_ids) if self._has_type_ids else None,
-            truncated,
-        )
+        return list(itertools.chain.from_iterable(map(self._encode, _blocks(texts))))
 
-    def _encode(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[int], bool]]:
+    def _encode(self, texts: Sequence[str]) -> Iterator[TextTokens]:
         if self._backend is None:
-            yield from self._encode_slowly(texts)
+            yield from map(self._encode_slowly, texts)
             return
         for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=True):
-            yield encoding.ids, encoding.type_ids, bool(encoding.overflowing)
+            pieces = [encoding, *encoding.overflowing]
+            whole_length = self._whole_length([len(piece) for piece in pieces])
+            kept = pieces[:1] if self.overlap is None else pieces
+            types = [piece.type_ids for piece in kept] if self._has_type_ids else None
+            yield self._text_tokens([piece.ids for piece in kept], types, whole_length)
 
-    def _encode_slowly(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[int], bool]]:
-        """For the few tokenizers that are written in Python."""
-        output = self._tokenizer(
-            list(texts),
-            truncation=True,
-            max_length=self.max_tokens,
-            padding=False,
-            return_token_type_ids=True,
-        )
-        encoded = zip(texts, output["input_ids"], output["token_type_ids"], strict=True)
-        for text, ids, types in encoded:
-            yield ids, types, len(ids) == self.max_tokens and self._is_longer(text)
+    def _encode_slowly(self, text: str) -> TextTokens:
+        """For the few tokenizers that are written in Python, which cut but give no rest."""
+        tokenizer = self._tokenizer
+        inner = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        room = self.max_tokens - self._special_tokens
+        overlap = self.overlap or 0
+        starts = range(0, max(len(inner) - overlap, 1), room - overlap)
+        pieces = [inner[start : start + room] for start in starts]
+        if tokenizer.truncation_side == "left":
+            ends = [len(inner) - start for start in starts]
+            pieces = [inner[max(end - room, 0) : end] for end in ends]
+        whole_length = len(inner) + self._special_tokens
+        if self.overlap is None:
+            pieces = pieces[:1]
+        ids = [tokenizer.build_inputs_with_special_tokens(piece) for piece in pieces]
+        types = [tokenizer.create_token_type_ids_from_sequences(piece) for piece in pieces]
+        return self._text_tokens(ids, types if self._has_type_ids else None, whole_length)
 
-    def _is_longer(self, text: str) -> bool:
-        return len(self._tokenizer(text, verbose=False)["input_ids"]) > self.max_tokens
+    def _text_tokens(
+        self, ids: list[list[int]], type_ids: list[list[int]] | None, whole_length: int
+    ) -> TextTokens:
+        windows = [np.asarray(window or [self._filler], dtype=np.int32) for window in ids]
+        types = None
+        if type_ids is not None:
+            types = [np.asarray(window or [0], dtype=np.int32) for window in type_ids]
+        return TextTokens(windows, types, max(whole_length, 1))
+
+    def _whole_length(self, lengths: list[int]) -> int:
+        """Tokens of a text from those of its windows."""
+        inner = sum(lengths) - self._special_tokens * len(lengths)
+        return inner - (self.overlap or 0) * (len(lengths) - 1) + self._special_tokens
+
+    def _check_room(self) -> None:
+        room = self.max_tokens - self._special_tokens
+        if room < 1 or (self.overlap or 0) >= room:
+            overlap = "" if self.overlap is None else f" and window_overlap={self.overlap}"
+            raise ValueError(
+                f"max_seq_length={self.max_tokens} leaves no room for text beside "
+                f"{self._special_tokens} special tokens{overlap}: pass a larger max_seq_length"
+            )
 
     def _gives_type_ids(self) -> bool:
         if "token_type_ids" not in self._tokenizer.model_input_names:
             return False
-        return any(any(types) for _, types, _ in self._encode(["a probe"]))
+        return any(self._tokenizer("a probe", return_token_type_ids=True)["token_type_ids"])
+
+
+def first_windows(texts: Sequence[TextTokens]) -> TokenBatch:
+    """The first window of each text."""
+    whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
+    types = [text.type_ids[0] for text in texts if text.type_ids is not None]
+    return flat_batch([text.windows[0] for text in texts], types, whole)
+
+
+def flat_batch(
+    rows: Sequence[np.ndarray],
+    type_ids: Sequence[np.ndarray] = (),
+    whole_lengths: np.ndarray | None = None,
+) -> TokenBatch:
+    """Rows of ids end to end."""
+    lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    return TokenBatch(_flat(rows), offsets, _flat(type_ids) if type_ids else None, whole_lengths)
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -152,7 +249,7 @@ def _blocks(texts: Sequence[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _flat(rows: list[np.ndarray]) -> np.ndarray:
+def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.options import nearest
+from gpuclassify.checks import nearest
 
 if TYPE_CHECKING:
     import dask.dataframe as dd

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gpuclassify.events import collected_stats
 from gpuclassify.jobs.readers import Form, Part, find_files, plan_source, read_part
 from gpuclassify.jobs.storage import open_directory
 from gpuclassify.jobs.writers import PARQUET, SUFFIXES, part_names, write_part
-from gpuclassify.model_mapper import ModelMapper, collected_stats
+from gpuclassify.model_mapper import ModelMapper
 
 
 @dataclass(frozen=True)

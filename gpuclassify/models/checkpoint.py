@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpuclassify.models.backbones import KNOWN_BACKBONES
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
+OWN_MODULE = "own_module"
 
 # Architectures whose learned positions begin after the padding id.
 _OFFSET_POSITIONS = {
@@ -33,6 +34,14 @@ _OFFSET_POSITIONS = {
 }
 # Buffers that old versions saved; they hold nothing that the network does not know.
 LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
+_TOKENIZER_FILES = {
+    "spm.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+}
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
 
 
@@ -47,12 +56,14 @@ class Checkpoint:
     Attributes
     ----------
     identity : Identity
-    layout : {"linear_head", "pooled_heads", "sequence_classification"}
-        A backbone under ``model.`` with one linear layer ``fc`` on the first token; one under
-        ``backbone.`` with several on the mean of all tokens; or transformers' own classes for
-        sequence classification.
+    layout : str
+        "linear_head", a backbone under ``model.`` with one linear layer ``fc`` on the first token;
+        "pooled_heads", one under ``backbone.`` with several on the mean of all tokens;
+        "sequence_classification", transformers' own classes; "own_module", a module that the mapper
+        builds.
     labels : tuple of str
-        In id order; of the first head if there are several.
+        In id order; of the first head if there are several. None for a module of one's own whose
+        configuration names none.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression".
     config_json : str
@@ -61,6 +72,8 @@ class Checkpoint:
         The backbone's, for layouts whose own configuration has no sizes.
     heads : tuple of (str, int)
         Name and outputs of each head in order, for the layout with several.
+    tokenizer : Identity, optional
+        Where the tokenizer is, if not beside the weights.
     """
 
     identity: Identity
@@ -70,10 +83,11 @@ class Checkpoint:
     config_json: str
     backbone_json: str | None = None
     heads: tuple[tuple[str, int], ...] = ()
+    tokenizer: Identity | None = None
 
     @property
     def output_count(self) -> int:
-        """Outputs of the network for one text."""
+        """Outputs of the network for one text; 0 if it has to be run to know."""
         return sum(size for _, size in self.heads) or len(self.labels)
 
     @property
@@ -92,6 +106,7 @@ def read_checkpoint(
     *,
     base_model: str | None = None,
     problem_type: str | None = None,
+    has_own_module: bool = False,
     cache_dir: str | None = None,
 ) -> Checkpoint:
     """Describe the checkpoint at `identity` by its ``config.json``.
@@ -103,6 +118,8 @@ def read_checkpoint(
         Whose configuration gives the backbone's sizes, instead of what the checkpoint names.
     problem_type : str, optional
         Overrides what the checkpoint says.
+    has_own_module : bool
+        The mapper builds the network itself, so the configuration may hold anything.
     cache_dir : str, optional
 
     Raises
@@ -111,6 +128,8 @@ def read_checkpoint(
         No ``config.json``, no usable label map, or no way to the backbone's sizes.
     """
     config = hub.read_json(identity, "config.json", cache_dir=cache_dir)
+    if has_own_module:
+        return _own_module(config or {}, identity, problem_type)
     if config is None:
         raise CheckpointError(
             f"{identity.name} has no config.json; it has {_listing(identity, cache_dir)}. "
@@ -119,7 +138,7 @@ def read_checkpoint(
     if "target_sizes" in config:
         return _several_heads(config, identity, base_model, cache_dir)
     if _is_linear_head(config):
-        backbone = _read_backbone(config, identity, base_model, cache_dir)
+        backbone = _backbone_of(config, identity, base_model, cache_dir)
         return Checkpoint(
             identity,
             LINEAR_HEAD,
@@ -182,8 +201,15 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     return int(limit), True
 
 
-def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None) -> None:
+def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None, build: Any = None) -> None:
     """Compare the safetensors headers with what the architecture needs, before any work starts.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    cache_dir : str, optional
+    build : callable, optional
+        As in `gpuclassify.models.loading.load_module`.
 
     Raises
     ------
@@ -193,7 +219,7 @@ def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None) -> None:
     from gpuclassify.models.loading import expected_shapes
 
     found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
-    expected = expected_shapes(checkpoint)
+    expected = expected_shapes(checkpoint, build)
     missing, unknown = set(expected) - set(found), set(found) - set(expected) - LEGACY_BUFFERS
     if checkpoint.layout == SEQUENCE_CLASSIFICATION and unknown:
         # transformers renames tensors of older checkpoints while loading, so with unknown names
@@ -246,6 +272,45 @@ def _sequence_classifier(
     return Checkpoint(identity, SEQUENCE_CLASSIFICATION, labels, declared, json.dumps(config))
 
 
+def find_tokenizer(
+    checkpoint: Checkpoint, base_model: str | None = None, cache_dir: str | None = None
+) -> Checkpoint:
+    """The checkpoint with its base model as `tokenizer`, if none lies beside the weights.
+
+    Saving a torch module saves no tokenizer, so one is looked for where that may have been done.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, and no base model to take one from.
+    """
+    if checkpoint.layout not in (LINEAR_HEAD, OWN_MODULE):
+        return checkpoint
+    identity = checkpoint.identity
+    files = hub.list_files(identity, cache_dir=cache_dir)
+    if _TOKENIZER_FILES & set(files):
+        return checkpoint
+    base = base_model or checkpoint.config.get("base_model") or ""
+    if "/" not in base:  # none, or just a folder within the checkpoint
+        raise CheckpointError(
+            f"{identity.name} has no tokenizer among its files {_some(files)}, and names no base "
+            "model to take one from: save it beside the model with tokenizer.save_pretrained, or "
+            "pass base_model="
+        )
+    return replace(checkpoint, tokenizer=hub.resolve(base, cache_dir=cache_dir))
+
+
+def _own_module(config: dict[str, Any], identity: Identity, problem_type: str | None) -> Checkpoint:
+    has_labels = config.get("id2label") or config.get("label2id")
+    return Checkpoint(
+        identity,
+        OWN_MODULE,
+        labels_in_order(config, identity.name) if has_labels else (),
+        problem_type or config.get("problem_type") or "single_label_classification",
+        json.dumps(config),
+    )
+
+
 def _several_heads(
     config: dict[str, Any], identity: Identity, base_model: str | None, cache_dir: str | None
 ) -> Checkpoint:
@@ -257,7 +322,7 @@ def _several_heads(
             f"task_type_map of {identity.name} has {len(labels)} labels, and its first head "
             f"{heads[0][1]} outputs: they must be as many"
         )
-    backbone = _read_backbone(config, identity, base_model, cache_dir)
+    backbone = _backbone_of(config, identity, base_model, cache_dir)
     return Checkpoint(
         identity,
         POOLED_HEADS,
@@ -273,25 +338,42 @@ def _is_linear_head(config: Mapping[str, Any]) -> bool:
     return "base_model" in config and "fc_dropout" in config
 
 
-def _read_backbone(
+def _backbone_of(
     config: Mapping[str, Any], identity: Identity, base_model: str | None, cache_dir: str | None
 ) -> dict[str, Any]:
-    """Sizes from a local directory, the table of known backbones, or the Hub: never a default."""
-    name = base_model or config["base_model"]
-    inside = None
-    if base_model is None and "/" not in name:
-        inside = hub.read_json(identity, f"{name}/config.json", cache_dir=cache_dir)
-    known = KNOWN_BACKBONES.get(name.lower())
-    is_local = hub.is_directory_name(name) or Path(name).is_dir()
-    if inside is None and known is not None and not is_local:
+    """The sizes of `base_model`, or of the base model that the checkpoint itself names."""
+    inside = identity if base_model is None else None
+    return read_backbone(base_model or config["base_model"], inside, cache_dir)
+
+
+def read_backbone(
+    base_model: str, identity: Identity | None = None, cache_dir: str | None = None
+) -> dict[str, Any]:
+    """Sizes from a folder of the checkpoint, the table of known backbones, a directory or the Hub.
+
+    Never a default: a wrong size would go unnoticed where shapes do not tell, as with heads.
+
+    Raises
+    ------
+    CheckpointError
+        The base model has no ``config.json``.
+    """
+    if identity is not None and "/" not in base_model:
+        inside = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)
+        if inside is not None:
+            return inside
+    known = KNOWN_BACKBONES.get(base_model.lower())
+    is_local = hub.is_directory_name(base_model) or Path(base_model).is_dir()
+    if known is not None and not is_local:
         return dict(known)
-    backbone = inside or hub.read_json(
-        hub.resolve(name, cache_dir=cache_dir), "config.json", cache_dir=cache_dir
+    backbone = hub.read_json(
+        hub.resolve(base_model, cache_dir=cache_dir), "config.json", cache_dir=cache_dir
     )
     if backbone is None:
+        of = "" if identity is None else f" of {identity.name}"
         raise CheckpointError(
-            f"the base model {name} of {identity.name} has no config.json, so the backbone's sizes "
-            "are unknown: pass base_model= with a directory or Hub name that has one"
+            f"the base model {base_model}{of} has no config.json, so the backbone's sizes are "
+            "unknown: pass base_model= with a directory or Hub name that has one"
         )
     return backbone
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,27 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
     refuse_wrong_tensors,
 )
-from gpuclassify.models.heads import LinearHead, PooledHeads
+from gpuclassify.models.deberta import Deberta
+from gpuclassify.models.heads import PooledHeads
+
+Build = Callable[[dict[str, Any]], nn.Module]
 
 # transformers' loading and building switch process-wide state (default dtype, progress bars).
 _building = threading.Lock()
 
 
-def load_module(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
+def load_module(
+    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, build: Build | None = None
+) -> nn.Module:
     """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    directory : Path
+    dtype : torch.dtype
+    build : callable, optional
+        Makes the module from the parsed ``config.json``, for the layout "own_module".
 
     Raises
     ------
@@ -39,7 +52,7 @@ def load_module(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> 
         if checkpoint.layout == SEQUENCE_CLASSIFICATION:
             module = _load_sequence_classifier(checkpoint, directory, dtype)
         else:
-            module = _load_published_heads(checkpoint, directory, dtype)
+            module = _load_strictly(checkpoint, directory, dtype, build)
     return module.eval().requires_grad_(False)
 
 
@@ -80,14 +93,82 @@ def _vocabulary_files(tokenizer: Any) -> set[str]:
     return {*tokenizer.vocab_files_names.values(), "tokenizer.json", "tokenizer.model"}
 
 
-def expected_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def expected_shapes(
+    checkpoint: Checkpoint, build: Build | None = None
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that the architecture needs, found without memory."""
     with _building, torch.device("meta"):
-        module = _build(checkpoint)
+        module = _build(checkpoint, build)
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _build(checkpoint: Checkpoint) -> nn.Module:
+def check_own_module(checkpoint: Checkpoint, build: Build, unpacks: bool) -> None:
+    """Run a module of one's own on a device without memory, before any work starts.
+
+    Raises
+    ------
+    CheckpointError
+        Its forward takes other arguments, or gives another number of outputs than there are labels.
+    """
+    with _building, torch.device("meta"), torch.inference_mode():
+        module = build(checkpoint.config).eval()
+        ids = torch.zeros(2, 4, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        try:
+            outputs = module(**inputs) if unpacks else module(inputs)
+        except (NotImplementedError, RuntimeError):  # what it does needs values, not just shapes
+            return
+        except TypeError as err:
+            taken = "one dict" if not unpacks else "input_ids and attention_mask"
+            raise CheckpointError(
+                f"{type(module).__qualname__}.forward does not take {taken} ({err}): change it, "
+                f"or pass unpack_inference_batch={not unpacks}"
+            ) from err
+    refuse_wrong_outputs(module, outputs, 2, checkpoint.output_count)
+
+
+def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int) -> torch.Tensor:
+    """The outputs as (rows, outputs); a module may give one number a row.
+
+    Parameters
+    ----------
+    module : nn.Module
+        For messages.
+    outputs : Tensor, or an output of transformers with logits
+    rows : int
+        Texts that went in.
+    count : int
+        Outputs that a text must have; 0 for any number.
+
+    Raises
+    ------
+    CheckpointError
+        Any other shape.
+    """
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, torch.Tensor):
+        raise CheckpointError(
+            f"{type(module).__qualname__}.forward gives a {type(outputs).__qualname__}: "
+            "it must return a tensor (texts, outputs)"
+        )
+    if found.shape == (rows,):
+        found = found[:, None]
+    if found.ndim != 2 or len(found) != rows:
+        raise CheckpointError(
+            f"{type(module).__qualname__}.forward gives a tensor of shape {tuple(found.shape)} "
+            f"for {rows} texts: it must return (texts, outputs)"
+        )
+    if count and found.shape[1] != count:
+        raise CheckpointError(
+            f"{type(module).__qualname__} gives {found.shape[1]} outputs a text, and config.json "
+            f"names {count} labels: they must be as many"
+        )
+    return found
+
+
+def _build(checkpoint: Checkpoint, build: Build | None) -> nn.Module:
+    if build is not None:
+        return build(checkpoint.config)
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     config = _config(checkpoint)
@@ -95,9 +176,7 @@ def _build(checkpoint: Checkpoint) -> nn.Module:
         backbone = AutoModel.from_config(config, dtype=torch.float32)
         if checkpoint.layout == POOLED_HEADS:
             return PooledHeads(backbone, [size for _, size in checkpoint.heads])
-        return LinearHead(
-            backbone, len(checkpoint.labels), checkpoint.config.get("fc_dropout", 0.0)
-        )
+        return Deberta(checkpoint.config, backbone)
     try:
         return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as err:
@@ -121,8 +200,10 @@ def _config(checkpoint: Checkpoint) -> Any:
     return config_type.from_dict(sizes)
 
 
-def _load_published_heads(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
-    module = _build(checkpoint)
+def _load_strictly(
+    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, build: Build | None
+) -> nn.Module:
+    module = _build(checkpoint, build)
     tensors = _read_tensors(directory, dtype)
     expected = module.state_dict()
     refuse_wrong_tensors(

@@ -1,11 +1,12 @@
-"""The linear head reads the first token of a text, wherever its padding stands."""
+"""Deberta: its logits, and what it saves and loads."""
 
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from gpuclassify.models.heads import LinearHead
+from gpuclassify.models.deberta import Deberta
 
+CONFIG = {"base_model": "a/bert", "fc_dropout": 0.5, "id2label": {0: "a", 1: "b", 2: "c"}}
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 16,
@@ -19,7 +20,7 @@ SIZES = {
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_on_either_side_gives_the_logits_of_the_text_alone(side):
     torch.manual_seed(0)
-    head = LinearHead(BertModel(BertConfig(**SIZES, initializer_range=0.5)), 3, 0.5).eval()
+    head = Deberta(CONFIG, BertModel(BertConfig(**SIZES, initializer_range=0.5))).eval()
     ids = torch.tensor([[7, 8, 9]])
     padding = torch.zeros(1, 4, dtype=torch.long)
     parts, masks = [ids, padding], [torch.ones_like(ids), torch.zeros_like(padding)]

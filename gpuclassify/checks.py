@@ -1,0 +1,82 @@
+"""Checks of arguments: every message says what arrived and what to pass instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[str, ...] | None:
+    """Labels as a tuple without repeats: sorted, or in the order given.
+
+    Raises
+    ------
+    TypeError
+        Neither a string nor a collection of strings.
+    ValueError
+        No label at all.
+    """
+    if labels is None:
+        return None
+    if isinstance(labels, str):
+        return (labels,)
+    if not isinstance(labels, Iterable) or isinstance(labels, Mapping):
+        raise TypeError(f"{name}={labels!r}: pass a label or a list of labels")
+    labels = tuple(labels)
+    wrong = [label for label in labels if not isinstance(label, str)]
+    if wrong:
+        raise TypeError(
+            f"{name} holds {wrong[0]!r} of type {type(wrong[0]).__name__}: labels are str"
+        )
+    if not labels:
+        raise ValueError(f"{name}=[] names no label: pass at least one, or None for all")
+    return labels if keep_order else tuple(sorted(set(labels)))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A phrase that suggests the known name nearest to `name`, or nothing."""
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        hint = nearest(value, [c for c in choices if c]) if isinstance(value, str) else ""
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}.{hint}")
+
+
+def check_text(name: str, value: Any, what: str) -> None:
+    """Raise TypeError unless `value` is a non-empty string."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name}={value!r} is not {what}")
+
+
+def check_optional_texts(options: Any, names: Iterable[str], what: str) -> None:
+    """Raise TypeError unless each of these settings of `options` is None or a non-empty string."""
+    for name in names:
+        if getattr(options, name) is not None:
+            check_text(name, getattr(options, name), what)
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise unless `value` is None or an integer of at least 1."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass an int, or None")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1; None means no limit")
+
+
+def check_number(name: str, value: Any, what: str = "a number") -> None:
+    """Raise TypeError unless `value` is an int or a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")

@@ -1,0 +1,77 @@
+"""How much of each text the model read, as optional columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.options import ModelOptions
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of some distinct texts, as far as `max_chars` left them.
+
+    Attributes
+    ----------
+    windows : ndarray of int64, shape (texts,)
+    seen_share : ndarray of float32, shape (texts,)
+        Share of the tokens.
+    """
+
+    windows: np.ndarray
+    seen_share: np.ndarray
+
+
+NOTHING_READ = Reading(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
+
+
+def coverage_fields(options: ModelOptions) -> list[pa.Field]:
+    """The columns that are asked for."""
+    fields = [
+        pa.field(options.windows_field or "", pa.int64()),
+        pa.field(options.seen_field or "", pa.float32()),
+        pa.field(options.truncated_field or "", pa.bool_()),
+    ]
+    return [field for field in fields if field.name]
+
+
+def coverage_columns(
+    options: ModelOptions, texts: list[str | None], positions: np.ndarray, reading: Reading
+) -> dict[str, pa.Array]:
+    """The columns that are asked for, null where the text is.
+
+    Parameters
+    ----------
+    options : ModelOptions
+    texts : list of str or None
+        The rows' whole texts, before `max_chars` cut them.
+    positions : ndarray of int64, shape (rows,)
+        Where each row's text is among those of `reading`; -1 for null.
+    reading : Reading
+    """
+    if not coverage_fields(options):
+        return {}
+    is_null = positions < 0
+    read_share = np.ones(len(texts), dtype=np.float32)
+    read_share[~is_null] = reading.seen_share[positions[~is_null]]
+    read_share *= _left_share(texts, options.max_chars)
+    windows = np.zeros(len(texts), dtype=np.int64)
+    windows[~is_null] = reading.windows[positions[~is_null]]
+    columns = {
+        options.windows_field: pa.array(windows, mask=is_null),
+        options.seen_field: pa.array(read_share, mask=is_null),
+        options.truncated_field: pa.array(read_share < 1, mask=is_null),
+    }
+    return {name: column for name, column in columns.items() if name is not None}
+
+
+def _left_share(texts: list[str | None], max_chars: int | None) -> np.ndarray:
+    """Share of each text's characters that `max_chars` leaves, float32 (rows,)."""
+    if max_chars is None:
+        return np.ones(len(texts), dtype=np.float32)
+    lengths = np.fromiter((len(text or "") for text in texts), dtype=np.int64, count=len(texts))
+    lengths = np.maximum(lengths, 1)
+    return (np.minimum(lengths, max_chars) / lengths).astype(np.float32)

@@ -1,0 +1,135 @@
+"""Deberta: a backbone with one linear layer, as the published category classifiers have it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import nn
+
+from gpuclassify import hub
+from gpuclassify.models.backbones import KNOWN_BACKBONES
+from gpuclassify.models.checkpoint import (
+    LINEAR_HEAD,
+    CheckpointError,
+    labels_in_order,
+    read_backbone,
+    read_checkpoint,
+)
+
+INSIDE = "backbone"  # folder of a checkpoint that carries its backbone's configuration itself
+
+
+class Deberta(nn.Module, PyTorchModelHubMixin):
+    """A backbone with one linear layer on its first token.
+
+    The layout of ``nvidia/domain-classifier``, ``nvidia/multilingual-domain-classifier``,
+    ``nvidia/quality-classifier-deberta`` and ``nvidia/content-type-classifier-deberta``: tensors
+    ``model.*``, ``fc.weight`` and ``fc.bias``, without pooler or activation. What
+    ``save_pretrained`` writes is such a checkpoint, and every classifier of this package reads it.
+
+    Parameters
+    ----------
+    config : mapping
+        ``base_model`` (Hub name or directory that gives the backbone's sizes), ``id2label``, and
+        ``fc_dropout``, the probability while training (default 0).
+    backbone : nn.Module, optional
+        A transformers encoder. Default: one of the base model's sizes with random weights.
+
+    Examples
+    --------
+    >>> from transformers import AutoModel  # doctest: +SKIP
+    >>> config = {"base_model": "microsoft/deberta-v3-base", "id2label": {0: "ham", 1: "spam"}}
+    >>> backbone = AutoModel.from_pretrained(config["base_model"])  # doctest: +SKIP
+    >>> model = Deberta(config, backbone)  # train it, then:  # doctest: +SKIP
+    >>> model.save_pretrained("spam-classifier")  # doctest: +SKIP
+    """
+
+    def __init__(self, config: Mapping[str, Any], backbone: nn.Module | None = None) -> None:
+        super().__init__()
+        labels = labels_in_order(config, "config")
+        if "base_model" not in config:
+            raise CheckpointError("config has no base_model: name the backbone's Hub name")
+        self.config = _published_config(config, labels)
+        self.model = _random_backbone(config["base_model"]) if backbone is None else backbone
+        self.dropout = nn.Dropout(self.config["fc_dropout"])
+        self.config["model_type"] = self.model.config.model_type  # type: ignore[union-attr]
+        self.fc = nn.Linear(self.model.config.hidden_size, len(labels))  # type: ignore[union-attr, arg-type]
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+    ) -> torch.Tensor:
+        """Logits (rows, labels) from ids and mask (rows, width), padded on either side."""
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        first = attention_mask.argmax(dim=1)
+        rows = torch.arange(len(first), device=first.device)
+        return self.fc(self.dropout(hidden.last_hidden_state[rows, first]))
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Weights and the published ``config.json``; a private backbone's sizes go beside it."""
+        super()._save_pretrained(save_directory)
+        config = dict(self.config)
+        if not _is_public(config["base_model"]):
+            config["base_model"] = INSIDE
+            self.model.config.save_pretrained(save_directory / INSIDE)  # type: ignore[union-attr, operator]
+        text = json.dumps(config, indent=2, sort_keys=True)
+        (save_directory / "config.json").write_text(text, encoding="utf-8")
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        token: str | bool | None,
+        **_: Any,
+    ) -> Deberta:
+        """From safetensors alone, and every tensor must fit: the mixin's own way is laxer."""
+        from gpuclassify.models.loading import load_module
+
+        if isinstance(token, str):
+            hub.remember_token(model_id, token)
+        folder = None if cache_dir is None else str(cache_dir)
+        identity = hub.resolve(model_id, revision, cache_dir=folder)
+        checkpoint = read_checkpoint(identity, cache_dir=folder)
+        if checkpoint.layout != LINEAR_HEAD:
+            raise CheckpointError(
+                f"{model_id} is no backbone with one linear layer: its config.json needs "
+                "base_model, fc_dropout and id2label"
+            )
+        directory = hub.download(identity, cache_dir=folder)
+        module: Any = load_module(checkpoint, directory, torch.float32)
+        return module.requires_grad_(True)  # to be trained further
+
+
+def _published_config(config: Mapping[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of the published files, with their spelling of numbers."""
+    return {
+        "base_model": str(config["base_model"]),
+        "config_path": None,
+        "fc_dropout": float(config.get("fc_dropout", 0.0)),
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "model_type": "deberta-v2",
+        "pretrained": True,
+    }
+
+
+def _random_backbone(base_model: str) -> nn.Module:
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    sizes = read_backbone(base_model)
+    return AutoModel.from_config(CONFIG_MAPPING[sizes["model_type"]].from_dict(sizes))
+
+
+def _is_public(base_model: str) -> bool:
+    """Whether anyone who gets the checkpoint finds the base model by this name."""
+    if base_model.lower() in KNOWN_BACKBONES:
+        return True
+    is_local = hub.is_directory_name(base_model) or Path(base_model).is_dir()
+    return "/" in base_model and not is_local
