@@ -21,9 +21,12 @@ if TYPE_CHECKING:
         PromptTaskComplexityClassifier,
         QualityClassifier,
     )
+    from gpuclassify.classify import classify
     from gpuclassify.cluster import get_client
     from gpuclassify.jobs.readers import read_files
     from gpuclassify.jobs.writers import to_parquet
+    from gpuclassify.model_mapper import ModelMapper
+    from gpuclassify.models.deberta import Deberta
 
 __version__ = "0.1.0"
 
@@ -31,14 +34,17 @@ __version__ = "0.1.0"
 # costs milliseconds and loads no framework.
 _HOMES = {
     "ContentTypeClassifier": "gpuclassify.classifiers",
+    "Deberta": "gpuclassify.models.deberta",
     "DistributedDataClassifier": "gpuclassify.classifiers",
     "DomainClassifier": "gpuclassify.classifiers",
     "FineWebEduClassifier": "gpuclassify.classifiers",
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
+    "ModelMapper": "gpuclassify.model_mapper",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
+    "classify": "gpuclassify.classify",
     "get_client": "gpuclassify.cluster",
     "read_files": "gpuclassify.jobs.readers",
     "to_parquet": "gpuclassify.jobs.writers",
@@ -46,14 +52,17 @@ _HOMES = {
 
 __all__ = [
     "ContentTypeClassifier",
+    "Deberta",
     "DistributedDataClassifier",
     "DomainClassifier",
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "ModelMapper",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",
+    "classify",
     "get_client",
     "read_files",
     "to_parquet",

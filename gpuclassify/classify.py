@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
             f"classify() takes a list of mappers, got one {type(mappers).__qualname__}: "
             "pass it in a list, or call it with the dataset"
         )
-    mappers = tuple(mappers)
+    mappers = tuple(_flat(mappers))
     for mapper in mappers:
         if not isinstance(mapper, PartitionMap):
             raise TypeError(
@@ -56,6 +56,14 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
     if not mappers:
         raise ValueError("classify() got no mapper: pass at least one, such as DomainClassifier()")
     return Chain(mappers)(dataset)
+
+
+def _flat(mappers: Iterable[Any]) -> Iterator[Any]:
+    for mapper in mappers:
+        if isinstance(mapper, Chain):
+            yield from _flat(mapper.mappers)
+        else:
+            yield mapper
 
 
 @dataclass(frozen=True)

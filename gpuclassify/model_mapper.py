@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.arrow import COLUMN_TYPES, arrow_array
+from gpuclassify.arrow import COLUMN_TYPES, arrow_array, check_column_types
 from gpuclassify.coverage import NOTHING_READ, Reading, coverage_columns, coverage_fields
 from gpuclassify.events import publish
 from gpuclassify.hub import Identity
@@ -69,6 +69,7 @@ class ModelMapper(TextMap):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_column_types(cls.__qualname__, cls.new_columns)
         if "__init__" not in vars(cls):
             shown = signature_of(cls.Options, cls.defaults, ["token"])
         else:
@@ -320,13 +321,13 @@ class ModelMapper(TextMap):
             outputs, reading = self._infer(
                 distinct, stats, lambda i: name_row(int((positions == i).argmax()))
             )
-            new = self._as_new_columns(self.columns(outputs))
+            new = self._as_new_columns(self.columns(outputs), len(distinct))
         publish(stats)
         new = unfold(new, positions)
         coverage = coverage_columns(self.options, texts, positions, reading)
         return replace(new, arrays={**new.arrays, **coverage})
 
-    def _as_new_columns(self, made: NewColumns | Mapping[str, Any]) -> NewColumns:
+    def _as_new_columns(self, made: NewColumns | Mapping[str, Any], count: int) -> NewColumns:
         if isinstance(made, NewColumns):
             return made
         fields = self.output_fields()
@@ -336,7 +337,14 @@ class ModelMapper(TextMap):
                 f"{type(self).__qualname__}.columns() gave {sorted(made)}, and new_columns "
                 f"declares {sorted(declared)}: they must be the same"
             )
-        return NewColumns({field.name: arrow_array(made[field.name], field) for field in fields})
+        arrays = {field.name: arrow_array(made[field.name], field) for field in fields}
+        for name, array in arrays.items():
+            if len(array) != count:
+                raise ValueError(
+                    f"{type(self).__qualname__}.columns() gave {len(array)} values for {name!r}, "
+                    f"and there are {count} texts: it must give one a row of outputs"
+                )
+        return NewColumns(arrays)
 
     def _infer(
         self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]

@@ -14,20 +14,24 @@ from safetensors import safe_open
 from torch import nn
 
 from gpuclassify.models.checkpoint import (
+    EMBEDDING,
     LEGACY_BUFFERS,
+    LOADED_BY_TRANSFORMERS,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
+    needed_tensors,
     refuse_wrong_tensors,
 )
 from gpuclassify.models.deberta import Deberta
 from gpuclassify.models.heads import PooledHeads
+from gpuclassify.models.pooling import PooledEmbedding
 
 Build = Callable[[dict[str, Any]], nn.Module]
 
 # transformers' loading and building switch process-wide state (default dtype, progress bars).
-_building = threading.Lock()
+building_lock = threading.Lock()
 
 
 def load_module(
@@ -48,9 +52,9 @@ def load_module(
     CheckpointError
         Tensors are missing, unknown or of another shape.
     """
-    with _building, _quiet_transformers():
-        if checkpoint.layout == SEQUENCE_CLASSIFICATION:
-            module = _load_sequence_classifier(checkpoint, directory, dtype)
+    with building_lock, quiet_transformers():
+        if checkpoint.layout in LOADED_BY_TRANSFORMERS:
+            module = _load_by_transformers(checkpoint, directory, dtype)
         else:
             module = _load_strictly(checkpoint, directory, dtype, build)
     return module.eval().requires_grad_(False)
@@ -66,10 +70,14 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
+    most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
     try:
-        with _building, _quiet_transformers():
+        with building_lock, quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
+                directory,
+                local_files_only=True,
+                trust_remote_code=False,
+                **({} if most is None else {"model_max_length": most}),
             )
         if not _has_vocabulary(tokenizer, directory):
             raise FileNotFoundError(f"none of {sorted(_vocabulary_files(tokenizer))} is there")
@@ -97,7 +105,7 @@ def expected_shapes(
     checkpoint: Checkpoint, build: Build | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that the architecture needs, found without memory."""
-    with _building, torch.device("meta"):
+    with building_lock, torch.device("meta"):
         module = _build(checkpoint, build)
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
@@ -110,7 +118,7 @@ def check_own_module(checkpoint: Checkpoint, build: Build, unpacks: bool) -> Non
     CheckpointError
         Its forward takes other arguments, or gives another number of outputs than there are labels.
     """
-    with _building, torch.device("meta"), torch.inference_mode():
+    with building_lock, torch.device("meta"), torch.inference_mode():
         module = build(checkpoint.config).eval()
         ids = torch.zeros(2, 4, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -121,7 +129,7 @@ def check_own_module(checkpoint: Checkpoint, build: Build, unpacks: bool) -> Non
         except TypeError as err:
             taken = "one dict" if not unpacks else "input_ids and attention_mask"
             raise CheckpointError(
-                f"{type(module).__qualname__}.forward does not take {taken} ({err}): change it, "
+                f"{type(module).__name__}.forward does not take {taken} ({err}): change it, "
                 f"or pass unpack_inference_batch={not unpacks}"
             ) from err
     refuse_wrong_outputs(module, outputs, 2, checkpoint.output_count)
@@ -148,19 +156,19 @@ def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int)
     found = getattr(outputs, "logits", outputs)
     if not isinstance(found, torch.Tensor):
         raise CheckpointError(
-            f"{type(module).__qualname__}.forward gives a {type(outputs).__qualname__}: "
+            f"{type(module).__name__}.forward gives a {type(outputs).__qualname__}: "
             "it must return a tensor (texts, outputs)"
         )
     if found.shape == (rows,):
         found = found[:, None]
     if found.ndim != 2 or len(found) != rows:
         raise CheckpointError(
-            f"{type(module).__qualname__}.forward gives a tensor of shape {tuple(found.shape)} "
+            f"{type(module).__name__}.forward gives a tensor of shape {tuple(found.shape)} "
             f"for {rows} texts: it must return (texts, outputs)"
         )
     if count and found.shape[1] != count:
         raise CheckpointError(
-            f"{type(module).__qualname__} gives {found.shape[1]} outputs a text, and config.json "
+            f"{type(module).__name__} gives {found.shape[1]} outputs a text, and config.json "
             f"names {count} labels: they must be as many"
         )
     return found
@@ -174,6 +182,8 @@ def _build(checkpoint: Checkpoint, build: Build | None) -> nn.Module:
     config = _config(checkpoint)
     if checkpoint.layout != SEQUENCE_CLASSIFICATION:
         backbone = AutoModel.from_config(config, dtype=torch.float32)
+        if checkpoint.layout == EMBEDDING:
+            return backbone
         if checkpoint.layout == POOLED_HEADS:
             return PooledHeads(backbone, [size for _, size in checkpoint.heads])
         return Deberta(checkpoint.config, backbone)
@@ -220,12 +230,12 @@ def _load_strictly(
     return module.to(dtype)
 
 
-def _load_sequence_classifier(
-    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype
-) -> nn.Module:
-    from transformers import AutoModelForSequenceClassification
+def _load_by_transformers(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModel, AutoModelForSequenceClassification
 
-    module, report = AutoModelForSequenceClassification.from_pretrained(
+    sentence = checkpoint.sentence
+    loader = AutoModelForSequenceClassification if sentence is None else AutoModel
+    module, report = loader.from_pretrained(
         directory,
         config=_config(checkpoint),
         dtype=dtype,
@@ -237,11 +247,12 @@ def _load_sequence_classifier(
     )
     refuse_wrong_tensors(
         checkpoint,
-        sorted(report["missing_keys"]),
+        sorted(needed_tensors(checkpoint, report["missing_keys"])),
         [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]],
         [],  # transformers itself ignores what it does not know
     )
-    return module
+    module.config.use_cache = False  # which decoders fill to generate text
+    return module if sentence is None else PooledEmbedding(module, sentence.pooling)
 
 
 def _read_tensors(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -258,7 +269,7 @@ def _read_tensors(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without progress bars and load reports: a worker's log is no place for them."""
     from transformers.utils import logging as transformers_logging
 

@@ -1,0 +1,185 @@
+"""classify() means one mapper after another, with one tokenization for all that can share it."""
+
+import pickle
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpuclassify import (
+    ContentTypeClassifier,
+    DistributedDataClassifier,
+    DomainClassifier,
+    FineWebEduClassifier,
+    PromptTaskComplexityClassifier,
+    QualityClassifier,
+    classify,
+)
+from gpuclassify.classify import Chain
+from gpuclassify.events import collected_stats
+from gpuclassify.testing import sample_texts, write_sequence_classifier
+from tests.oracle import assert_close, stacked
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+TEXTS = [*sample_texts(40, max_words=120), "", None, "twice", "twice"]
+FRAME = pd.DataFrame({"id": range(len(TEXTS)), "text": TEXTS}, index=np.arange(len(TEXTS)) // 2)
+
+
+@pytest.fixture
+def mappers(checkpoint):
+    """One mapper of every published family, with columns of their own."""
+
+    def make(**options):
+        return [
+            DomainClassifier(model=checkpoint("domain"), score_field="domain", **options),
+            QualityClassifier(model=checkpoint("quality"), score_field="quality", **options),
+            ContentTypeClassifier(model=checkpoint("content-type"), **options),
+            FineWebEduClassifier(model=checkpoint("fineweb-edu"), **options),
+            PromptTaskComplexityClassifier(model=checkpoint("prompt-task-complexity"), **options),
+        ]
+
+    return make
+
+
+def one_after_another(frame, mappers):
+    for mapper in mappers:
+        frame = mapper(frame)
+    return frame
+
+
+def assert_same_frame(found, expected):
+    """Rows, order and columns exactly; numbers within the tolerance."""
+    assert list(found.columns) == list(expected.columns)
+    assert found.index.tolist() == expected.index.tolist()
+    for name in expected.columns:
+        assert found[name].dtype == expected[name].dtype, name
+        assert found[name].isna().tolist() == expected[name].isna().tolist(), name
+        one, other = found[name].dropna(), expected[name].dropna()
+        if name in ("domain", "quality"):
+            assert_close(stacked(one), stacked(other))
+        elif one.dtype == np.float32:
+            assert_close(one, other, tolerance=2e-4 if "score-" not in name else 1e-5)
+        else:
+            assert one.tolist() == other.tolist(), name
+
+
+@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+def test_one_pass_equals_one_after_another(mappers, frames, loader):
+    several = mappers(loader=loader, autocast=False)
+    lazy = classify(frames.lazy(FRAME, npartitions=4), several)
+
+    found = frames.to_pandas(lazy)
+
+    expected = one_after_another(frames.lazy(FRAME, npartitions=4), several)
+    assert_same_frame(found, frames.to_pandas(expected))
+    assert lazy.npartitions == 4
+    if frames.name == "pandas":
+        assert found.dtypes.to_dict() == lazy._meta.dtypes.to_dict()
+
+
+def test_plain_frames_are_classified_at_once(mappers, frames):
+    several = mappers(autocast=False)
+    found = classify(frames.plain(FRAME), several)
+
+    assert isinstance(found, frames.frame_type)
+    assert_same_frame(frames.to_pandas(found), one_after_another(FRAME, several))
+
+
+def test_dropped_rows_are_not_scored_by_those_that_follow(checkpoint):
+    quality = QualityClassifier(model=checkpoint("quality"), filter_by="High")
+    domain = DomainClassifier(model=checkpoint("domain"))
+
+    with collected_stats() as stats:
+        found = classify(FRAME, [quality, domain])
+
+    assert found.equals(domain(quality(FRAME)))
+    assert 0 < len(found) < len(FRAME)
+    assert [run.rows for run in stats[:2]] == [len(FRAME), len(found)]
+    reversed_order = classify(FRAME, [domain, quality])
+    assert reversed_order["id"].tolist() == found["id"].tolist()
+
+
+def test_equal_tokenizers_tokenize_once(checkpoint, tmp_path):
+    first = checkpoint("domain")
+    options = {"max_seq_length": 512, "max_chars": 2000, "overwrite": True}
+    several = [
+        DistributedDataClassifier(model=first, label_field=f"label_{n}", **options)
+        for n in range(3)
+    ]
+    other = write_sequence_classifier(tmp_path / "other", "bert")
+
+    with collected_stats() as stats:
+        classify(FRAME, [*several, DistributedDataClassifier(model=other, label_field="other")])
+
+    texts = len({text for text in TEXTS if text is not None})
+    assert [run.shared_texts for run in stats] == [0, texts, texts, 0]
+
+
+def test_texts_that_both_leave_whole_are_shared_whatever_the_limits(checkpoint):
+    domain = DomainClassifier(model=checkpoint("domain"), max_chars=200)
+    quality = QualityClassifier(model=checkpoint("quality"), max_chars=400)
+    short = {text for text in TEXTS if text is not None and len(text) <= 200}
+
+    with collected_stats() as stats:
+        found = classify(FRAME, [domain, quality])
+
+    assert stats[1].shared_texts == len(short) > 10
+    assert found.equals(quality(domain(FRAME)))
+
+
+def test_one_task_a_partition(mappers):
+    lazy = classify(dd.from_pandas(FRAME, npartitions=3), mappers())
+
+    tasks = [key for key in lazy.optimize().__dask_graph__() if "Classifier" in str(key)]
+    assert len(tasks) == 3
+    assert "DomainClassifier+QualityClassifier" in str(tasks[0])
+
+
+def test_equal_chains_have_equal_keys_and_pickle_small(mappers):
+    ddf = dd.from_pandas(FRAME, npartitions=2)
+    assert classify(ddf, mappers())._name == classify(ddf, mappers())._name
+    assert classify(ddf, mappers())._name != classify(ddf, mappers()[:-1])._name
+    chain = Chain(tuple(mappers()))
+    assert pickle.loads(pickle.dumps(chain)) == chain
+    assert dask.base.tokenize(chain) == dask.base.tokenize(pickle.loads(pickle.dumps(chain)))
+
+
+def test_a_mapper_may_read_another_column(checkpoint):
+    frame = FRAME.assign(title=FRAME["text"].str.slice(0, 30))
+    domain = DomainClassifier(model=checkpoint("domain"))
+    title = DomainClassifier(
+        model=checkpoint("domain"), text_field="title", label_field="title_domain"
+    )
+
+    found = classify(frame, [domain, title])
+
+    assert found.equals(title(domain(frame)))
+
+
+def test_a_chain_may_hold_chains(checkpoint):
+    domain = DomainClassifier(model=checkpoint("domain"))
+    quality = QualityClassifier(model=checkpoint("quality"))
+    inner = Chain((domain,))
+
+    assert classify(FRAME, [inner, quality]).equals(classify(FRAME, [domain, quality]))
+
+
+def test_what_is_wrong_is_refused_at_the_call(checkpoint):
+    ddf = dd.from_pandas(FRAME, npartitions=2)
+    domain = DomainClassifier(model=checkpoint("domain"))
+    with pytest.raises(ValueError, match=r"both write \['domain_pred'\]"):
+        classify(ddf, [domain, DomainClassifier(model=checkpoint("domain"), overwrite=True)])
+    with pytest.raises(ValueError, match=r"both write \['domain_pred'\]"):
+        classify(ddf, [Chain((domain,)), domain])
+    with pytest.raises(ValueError, match="no text column 'body'"):
+        classify(ddf, [domain, QualityClassifier(model=checkpoint("quality"), text_field="body")])
+    with pytest.raises(ValueError, match="no label 'Hihg'"):
+        classify(ddf, [domain, QualityClassifier(model=checkpoint("quality"), filter_by="Hihg")])
+    with pytest.raises(TypeError, match="takes a list of mappers, got one DomainClassifier"):
+        classify(ddf, domain)
+    with pytest.raises(TypeError, match="got a str among the mappers"):
+        classify(ddf, ["domain"])
+    with pytest.raises(ValueError, match="got no mapper"):
+        classify(ddf, [])
