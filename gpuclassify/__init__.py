@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from gpuclassify.classify import classify
     from gpuclassify.cluster import get_client
+    from gpuclassify.embedder import Embedder
     from gpuclassify.jobs.readers import read_files
     from gpuclassify.jobs.writers import to_parquet
     from gpuclassify.model_mapper import ModelMapper
@@ -37,6 +38,7 @@ _HOMES = {
     "Deberta": "gpuclassify.models.deberta",
     "DistributedDataClassifier": "gpuclassify.classifiers",
     "DomainClassifier": "gpuclassify.classifiers",
+    "Embedder": "gpuclassify.embedder",
     "FineWebEduClassifier": "gpuclassify.classifiers",
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
@@ -55,6 +57,7 @@ __all__ = [
     "Deberta",
     "DistributedDataClassifier",
     "DomainClassifier",
+    "Embedder",
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",

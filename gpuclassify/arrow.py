@@ -53,8 +53,8 @@ def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array:
     """
     if values.size > np.iinfo(np.int32).max:
         raise OverflowError(
-            f"{len(values)} texts with {values.shape[1]} numbers each are more than one partition's "
-            "list column can hold: use more partitions"
+            f"{len(values)} texts with {values.shape[1]} numbers each are more than a list column "
+            "of one partition can hold: use more partitions"
         )
     offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
     return pa.ListArray.from_arrays(offsets, pa.array(values.ravel(), kind))

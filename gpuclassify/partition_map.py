@@ -211,6 +211,7 @@ class TextMap(PartitionMap):
                 f"the dataset already has {taken}: choose other output names, "
                 "or pass overwrite=True to replace them"
             )
+        backend_of(frame).check_new_columns(self.schema())
 
 
 def map_partition(frame: Any, mapper: PartitionMap, announced: Any) -> Any:

@@ -1,8 +1,8 @@
 """The dataframe backends behind a few verbs.
 
-Each backend module has the same functions: `check_text_column`, `string_dtype`, `texts`,
-`with_columns` and `take_rows`. What mappers add travels between them as Arrow arrays, one a column;
-the Arrow field says the kind of column on every backend:
+Each backend module has the same functions: `check_text_column`, `check_new_columns`,
+`string_dtype`, `texts`, `with_columns` and `take_rows`. What mappers add travels between them as
+Arrow arrays, one a column; the Arrow field says the kind of column on every backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf
@@ -10,6 +10,7 @@ Arrow field           pandas                          cudf
 string                the text column's string dtype  str
 float32               float32, null as NaN            float32 with a null mask
 list<float32>         ArrowDtype(list<float32>)       ListDtype(float32)
+list<float16>         ArrowDtype(list<halffloat>)     refused
 int64                 Int64                           int64 with a null mask
 bool                  boolean                         bool with a null mask
 bool, not nullable    bool                            bool

@@ -21,6 +21,16 @@ def check_text_column(frame: cudf.DataFrame, column: str) -> None:
         )
 
 
+def check_new_columns(schema: pa.Schema) -> None:
+    """Raise TypeError if a new column is of a type that libcudf lacks."""
+    for field in schema:
+        if pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
+            raise TypeError(
+                f"column {field.name!r} would hold float16, which cudf has no type for: ask for "
+                "float32, or pass a pandas frame"
+            )
+
+
 def string_dtype(frame: cudf.DataFrame, column: str) -> None:
     """None: cudf has one string type, and libcudf columns carry it."""
     return

