@@ -4,16 +4,20 @@ BIN := $(VENV)/bin
 # torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-gpu lint bench clean
+.PHONY: demo test test-gpu test-weights lint bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not gpu"
+	$(BIN)/python -m pytest -q -m "not gpu and not needs_weights"
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
+
+# Golden cases with real weights: make test-weights CASES=cases.jsonl (the format: tests/golden.py)
+test-weights: $(VENV)/.dev
+	$(BIN)/python -m pytest -m needs_weights --golden "$(CASES)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -15,6 +15,28 @@ import pytest
 import torch
 
 from gpuclassify.testing import write_checkpoint, write_sequence_classifier
+from tests.golden import read_cases
+
+
+def pytest_addoption(parser):
+    parser.addoption("--golden", metavar="FILE", help="cases for tests marked needs_weights")
+
+
+def pytest_generate_tests(metafunc):
+    """One test for each case of the file that the user names."""
+    if "golden_case" not in metafunc.fixturenames:
+        return
+    path = metafunc.config.getoption("golden")
+    cases = read_cases(path) if path else [None]
+    names = [f"{case.classifier}-{number}" for number, case in enumerate(cases, 1) if case]
+    metafunc.parametrize("golden_case", cases, ids=names or ["no-file"], indirect=True)
+
+
+@pytest.fixture
+def golden_case(request):
+    if request.param is None:
+        pytest.fail("name the file of cases: pytest -m needs_weights --golden=FILE", pytrace=False)
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,7 @@ POOLED_HEADS = "pooled_heads"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 OWN_MODULE = "own_module"
 EMBEDDING = "embedding"
-# Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
-LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
+
 
 # Architectures whose learned positions begin after the padding id.
 _OFFSET_POSITIONS = {
@@ -38,8 +37,6 @@ _OFFSET_POSITIONS = {
     "xlm-roberta-xl",
     "xmod",
 }
-# Buffers that old versions saved; they hold nothing that the network does not know.
-LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
 _TOKENIZER_FILES = {
     "spm.model",
     "tokenizer.json",
@@ -208,67 +205,6 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     if sizes.get("model_type") in _OFFSET_POSITIONS:
         limit -= sizes.get("pad_token_id", 1) + 1
     return int(limit), True
-
-
-def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None, build: Any = None) -> None:
-    """Compare the safetensors headers with what the architecture needs, before any work starts.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    cache_dir : str, optional
-    build : callable, optional
-        As in `gpuclassify.models.loading.load_module`.
-
-    Raises
-    ------
-    CheckpointError
-        Names the tensors that are missing, unknown or of another shape.
-    """
-    from gpuclassify.models.loading import expected_shapes
-
-    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
-    expected = expected_shapes(checkpoint, build)
-    missing = needed_tensors(checkpoint, set(expected) - set(found))
-    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
-    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
-        # transformers renames tensors of older checkpoints while loading, so with unknown names
-        # about, only the loading itself can tell what is missing.
-        missing, unknown = set(), set()
-    misshaped = [
-        f"{name} {found[name]} instead of {expected[name]}"
-        for name in sorted(set(found) & set(expected))
-        if tuple(found[name]) != tuple(expected[name])
-    ]
-    refuse_wrong_tensors(checkpoint, sorted(missing), misshaped, sorted(unknown))
-
-
-def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Those of `names` that outputs depend on: an embedding reads no pooler, nor an old buffer."""
-    if checkpoint.layout != EMBEDDING:
-        return set(names)
-    return {name for name in names if not name.startswith(("pooler.", "embeddings.position_ids"))}
-
-
-def refuse_wrong_tensors(
-    checkpoint: Checkpoint, missing: list[str], misshaped: list[str], unknown: list[str]
-) -> None:
-    """Raise CheckpointError if any tensor is missing, of another shape, or unknown."""
-    problems = [
-        f"{len(names)} tensors {what}: {_some(names)}"
-        for names, what in (
-            (missing, "are missing"),
-            (misshaped, "have another shape"),
-            (unknown, "are no part of the architecture"),
-        )
-        if names
-    ]
-    if problems:
-        raise CheckpointError(
-            f"the weights of {checkpoint.identity.name} do not fit its configuration; "
-            + "; ".join(problems)
-            + ". Save the model again, or name the right base_model."
-        )
 
 
 def _sequence_classifier(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,21 @@ from torch import nn
 
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
-    LEGACY_BUFFERS,
-    LOADED_BY_TRANSFORMERS,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
-    needed_tensors,
-    refuse_wrong_tensors,
 )
 from gpuclassify.models.deberta import Deberta
 from gpuclassify.models.heads import PooledHeads
 from gpuclassify.models.pooling import PooledEmbedding
+from gpuclassify.models.tensors import (
+    LEGACY_BUFFERS,
+    LOADED_BY_TRANSFORMERS,
+    compare_shapes,
+    needed_tensors,
+    refuse_wrong_tensors,
+)
 
 Build = Callable[[dict[str, Any]], nn.Module]
 
@@ -107,7 +110,11 @@ def expected_shapes(
     """Names and shapes of the tensors that the architecture needs, found without memory."""
     with building_lock, torch.device("meta"):
         module = _build(checkpoint, build)
-    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    return _shapes(module.state_dict())
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_own_module(checkpoint: Checkpoint, build: Build, unpacks: bool) -> None:
@@ -216,16 +223,7 @@ def _load_strictly(
     module = _build(checkpoint, build)
     tensors = _read_tensors(directory, dtype)
     expected = module.state_dict()
-    refuse_wrong_tensors(
-        checkpoint,
-        sorted(set(expected) - set(tensors)),
-        [
-            f"{name} {tuple(tensors[name].shape)} instead of {tuple(expected[name].shape)}"
-            for name in sorted(set(tensors) & set(expected))
-            if tensors[name].shape != expected[name].shape
-        ],
-        sorted(set(tensors) - set(expected)),
-    )
+    compare_shapes(checkpoint.identity.name, _shapes(tensors), _shapes(expected))
     module.load_state_dict(tensors, assign=True)
     return module.to(dtype)
 
@@ -246,8 +244,8 @@ def _load_by_transformers(checkpoint: Checkpoint, directory: Path, dtype: torch.
         output_loading_info=True,
     )
     refuse_wrong_tensors(
-        checkpoint,
-        sorted(needed_tensors(checkpoint, report["missing_keys"])),
+        checkpoint.identity.name,
+        needed_tensors(checkpoint, report["missing_keys"]),
         [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]],
         [],  # transformers itself ignores what it does not know
     )

@@ -12,11 +12,11 @@ from gpuclassify.models.checkpoint import (
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
     CheckpointError,
-    check_tensors,
     labels_in_order,
     position_limit,
     read_checkpoint,
 )
+from gpuclassify.models.tensors import check_tensors
 from gpuclassify.testing import ARCHITECTURES, FAMILY_LABELS, category_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

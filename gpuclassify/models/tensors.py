@@ -1,0 +1,102 @@
+"""Tensors as a file has them against those that a network needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from gpuclassify import hub
+from gpuclassify.models.checkpoint import (
+    EMBEDDING,
+    SEQUENCE_CLASSIFICATION,
+    Checkpoint,
+    CheckpointError,
+)
+
+# Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
+LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
+# Buffers that old versions saved; they hold nothing that the network does not know.
+LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
+
+Shapes = Mapping[str, tuple[int, ...]]
+_MOST_NAMED = 8
+
+
+def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None, build: Any = None) -> None:
+    """Compare the safetensors headers with what the architecture needs, before any work starts.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    cache_dir : str, optional
+    build : callable, optional
+        As in `gpuclassify.models.loading.load_module`.
+
+    Raises
+    ------
+    CheckpointError
+        Names the tensors that are missing, unknown or of another shape.
+    """
+    from gpuclassify.models.loading import expected_shapes
+
+    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
+    expected = expected_shapes(checkpoint, build)
+    missing = needed_tensors(checkpoint, set(expected) - set(found))
+    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
+    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
+        # transformers renames tensors of older checkpoints while loading, so with unknown names
+        # about, only the loading itself can tell what is missing.
+        missing, unknown = set(), set()
+    name = checkpoint.identity.name
+    refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
+
+
+def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
+    """Those of `names` that outputs depend on: an embedding reads no pooler, nor an old buffer."""
+    if checkpoint.layout != EMBEDDING:
+        return set(names)
+    return {name for name in names if not name.startswith(("pooler.", "embeddings.position_ids"))}
+
+
+def compare_shapes(owner: str, found: Shapes, expected: Shapes) -> None:
+    """Raise CheckpointError unless names and shapes are the same; `owner` is who has them."""
+    refuse_wrong_tensors(
+        owner,
+        expected.keys() - found.keys(),
+        misshaped(found, expected),
+        found.keys() - expected.keys(),
+    )
+
+
+def misshaped(found: Shapes, expected: Shapes) -> list[str]:
+    """Those that both have and in another shape, in words."""
+    return [
+        f"{name} {tuple(found[name])} instead of {tuple(expected[name])}"
+        for name in sorted(found.keys() & expected.keys())
+        if tuple(found[name]) != tuple(expected[name])
+    ]
+
+
+def refuse_wrong_tensors(
+    owner: str, missing: Collection[str], misshaped: Collection[str], unknown: Collection[str]
+) -> None:
+    """Raise CheckpointError if any tensor is missing, of another shape, or unknown."""
+    problems = [
+        f"{len(names)} tensors {what}: {_some(sorted(names))}"
+        for names, what in (
+            (missing, "are missing"),
+            (misshaped, "have another shape"),
+            (unknown, "are no part of the architecture"),
+        )
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"the weights of {owner} do not fit its configuration; {'; '.join(problems)}. "
+            "Save the model again, or name the right base_model."
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
