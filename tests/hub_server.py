@@ -1,4 +1,4 @@
-"""A local stand-in for the Hugging Face Hub: reading model repositories, nothing else.
+"""A local stand-in for the Hugging Face Hub: reading model repositories, and small commits.
 
 It speaks what the real client asks when it resolves, lists and fetches a model: model info, file
 tree, `resolve` with redirects of large files to another host name, ranges, and the error codes of
@@ -6,6 +6,7 @@ missing, private and gated models. Every answer is recorded, so that tests can c
 bytes. One thing no test server shows is the real Hub's rate limits and replication delays.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -80,7 +81,7 @@ class HubServer:
             def do_GET(self):
                 hub._serve(self)
 
-            do_HEAD = do_GET  # noqa: N815
+            do_HEAD = do_POST = do_GET  # noqa: N815
 
             def log_message(self, *args):
                 pass
@@ -107,7 +108,13 @@ class HubServer:
     def _serve(self, handler):
         token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
         path = urlsplit(handler.path).path
-        answer = failure(503) if self.is_failing else self._answer(path, token, handler.headers)
+        sent = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        if self.is_failing:
+            answer = failure(503)
+        elif handler.command == "POST":
+            answer = self._change(path, token, sent)
+        else:
+            answer = self._answer(path, token, handler.headers)
         body = b"" if handler.command == "HEAD" else answer.body
         self.requests.append(
             Request(handler.command, path, answer.status, len(body), has_token=bool(token))
@@ -140,6 +147,40 @@ class HubServer:
                 return view(name, model, sha, token, headers, *rest)
         return failure(404, message=f"no such page: {path}")
 
+    def _change(self, path, token, sent):
+        """Create a repository or commit to one; every file travels inside its commit."""
+        if token not in self.tokens:
+            return failure(401, message="Invalid credentials in Authorization header")
+        if path == "/api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            asked = json.loads(sent)
+            name = f"{asked['organization']}/{asked['name']}"
+            self.models.setdefault(name, Model()).commit({})
+            return self._json({"url": f"{self.url}/{name}", "name": name})
+        match = re.fullmatch(rf"/api/models/{NAME}/(preupload|commit)/([^/]+)", path)
+        if match is None or match[1] not in self.models:
+            return failure(404, message=f"no such page: {path}")
+        if match[2] == "preupload":
+            files = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                for file in json.loads(sent)["files"]
+            ]
+            return self._json({"files": files})
+        changes = [json.loads(line) for line in sent.splitlines()]
+        added = {
+            change["value"]["path"]: base64.b64decode(change["value"]["content"])
+            for change in changes
+            if change["key"] == "file"
+        }
+        model = self.models[match[1]]
+        sha = model.commit(model.commits[model.sha_of("main")] | added)
+        return self._json({"commitOid": sha, "commitUrl": f"{self.url}/{match[1]}/commit/{sha}"})
+
+    @staticmethod
+    def _json(content):
+        return Answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
     @staticmethod
     def _hidden(token):
         if token:
@@ -148,8 +189,7 @@ class HubServer:
 
     def _info(self, name, model, sha, token, headers):
         files = [{"rfilename": path} for path in sorted(model.commits[sha])]
-        content = {"id": name, "sha": sha, "private": model.is_private, "siblings": files}
-        return Answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+        return self._json({"id": name, "sha": sha, "private": model.is_private, "siblings": files})
 
     def _tree(self, name, model, sha, token, headers):
         entries = []
@@ -159,7 +199,7 @@ class HubServer:
             if path.endswith(LARGE_FILES):
                 entry["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 130}
             entries.append(entry)
-        return Answer(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
+        return self._json(entries)
 
     def _file(self, name, model, sha, token, headers, path):
         if model.is_gated and token not in model.readers:

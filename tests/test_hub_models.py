@@ -118,3 +118,41 @@ def test_an_unreachable_hub_with_nothing_cached_is_told_at_the_call(server, tmp_
     _, errors = job.communicate(timeout=120)
     assert job.returncode == 1
     assert "HubUnreachableError" in errors
+
+
+PUSH = """
+    import json
+    from gpuclassify import Deberta, QualityClassifier
+    from transformers import AutoTokenizer
+
+    if __name__ == "__main__":
+        SETTINGS
+        model = Deberta.from_pretrained(source)
+        model.push_to_hub("acme/trained", token=token)
+        AutoTokenizer.from_pretrained(source).push_to_hub("acme/trained", token=token)
+        again = Deberta.from_pretrained("acme/trained", token=token)
+        same = all(
+            (one == other).all().item()
+            for one, other in zip(model.state_dict().values(), again.state_dict().values())
+        )
+        print(json.dumps({"same": same, "config": again.config, "labels": QualityClassifier(
+            model="acme/trained", token=token).labels}))
+"""
+
+
+def test_a_module_of_ones_own_is_pushed_and_read_back(server, tmp_path):
+    source = write_checkpoint(tmp_path / "quality", "quality")
+    script = f"source, token = {str(source)!r}, {TOKEN!r}"
+
+    process = start(PUSH.replace("SETTINGS", script), server, tmp_path / "cache", {})
+    printed, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 0, errors
+    found = json.loads(printed.splitlines()[-1])
+    assert found["same"]
+    assert found["config"]["base_model"] == "backbone"
+    pushed = server.models["acme/trained"]
+    files = pushed.commits[pushed.sha_of("main")]
+    assert {"README.md", "backbone/config.json", "tokenizer.json"} < set(files)
+    assert files["config.json"] == (source / "config.json").read_bytes()
+    assert found["labels"] == ["High", "Medium", "Low"]
