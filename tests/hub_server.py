@@ -156,7 +156,8 @@ class HubServer:
         if path == "/api/repos/create":
             asked = json.loads(sent)
             name = f"{asked['organization']}/{asked['name']}"
-            self.models.setdefault(name, Model()).commit({})
+            if name not in self.models:
+                self.add(name, {})
             return self._json({"url": f"{self.url}/{name}", "name": name})
         match = re.fullmatch(rf"/api/models/{NAME}/(preupload|commit)/([^/]+)", path)
         if match is None or match[1] not in self.models:
