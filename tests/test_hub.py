@@ -268,10 +268,27 @@ def test_broken_json_is_named(server, cache, tmp_path):
     server.add(NAME, {"config.json": b"{broken", "list.json": b"[1]"})
     local = hub.resolve(write(tmp_path / "model", {"config.json": b"\xff{", "list.json": b"[1]"}))
     for identity in (hub.resolve(NAME, cache_dir=cache), local):
-        with pytest.raises(ValueError, match=r"config\.json of .* is not valid JSON"):
+        with pytest.raises(ValueError, match=r"config\.json of .* is not (UTF-8|valid JSON)"):
             hub.read_json(identity, "config.json", cache_dir=cache)
         with pytest.raises(ValueError, match=r"list\.json of .* a JSON list"):
             hub.read_json(identity, "list.json", cache_dir=cache)
+
+
+def test_a_text_file_is_read_on_the_hub_and_then_from_the_cache(server, cache, unplug):
+    server.add(NAME, checkpoint() | {"README.md": "# Größe\r\ntext\n".encode(), "bad.md": b"\xff"})
+    identity = hub.resolve(NAME, cache_dir=cache)
+    assert hub.read_text(identity, "README.md", cache_dir=cache) == "# Größe\ntext\n"
+    assert hub.read_text(identity, "missing.md", cache_dir=cache) is None
+    with pytest.raises(ValueError, match=r"bad\.md of acme/topics is not UTF-8 text"):
+        hub.read_text(identity, "bad.md", cache_dir=cache)
+    unplug()
+    assert hub.read_text(identity, "README.md", cache_dir=cache) == "# Größe\ntext\n"
+
+
+def test_a_text_file_of_a_directory_is_read(tmp_path):
+    identity = hub.resolve(write(tmp_path / "model", checkpoint()))
+    assert hub.read_text(identity, "README.md") == "# Topics"
+    assert hub.read_text(identity, "missing.md") is None
 
 
 def test_reads_stay_at_the_pinned_commit(server, cache):

@@ -12,7 +12,7 @@ from gpuclassify.hub.errors import (
     ModelChangedError,
     ModelNotFoundError,
 )
-from gpuclassify.hub.files import download, list_files, read_json
+from gpuclassify.hub.files import download, list_files, read_json, read_text
 from gpuclassify.hub.identity import (
     LOADABLE_PATTERNS,
     PICKLE_PATTERNS,
@@ -40,6 +40,7 @@ __all__ = [
     "list_files",
     "read_json",
     "read_tensor_shapes",
+    "read_text",
     "remember_token",
     "resolve",
     "share_tokens_with_workers",

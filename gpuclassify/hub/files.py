@@ -51,6 +51,41 @@ def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list
         return sorted(HfApi().list_repo_files(name, revision=revision, token=token_for(name)))
 
 
+def read_text(
+    identity: Identity, filename: str, *, cache_dir: Location | None = None
+) -> str | None:
+    """Read a text file of a model.
+
+    Parameters
+    ----------
+    identity : Identity
+        From `resolve`.
+    filename : str
+        For example ``"README.md"``.
+    cache_dir : str or path, optional
+        As in `resolve`.
+
+    Returns
+    -------
+    str or None
+        The text with its line ends as ``\n``; None if the model has no such file.
+
+    Raises
+    ------
+    ValueError
+        The file is not UTF-8.
+    ModelNotFoundError, ModelAccessError, HubUnreachableError
+        As in `resolve`.
+    """
+    path = _local_or_fetched(identity, filename, cache_dir)
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise ValueError(f"{filename} of {identity.name} is not UTF-8 text: {err}") from err
+
+
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
@@ -73,20 +108,20 @@ def read_json(
     Raises
     ------
     ValueError
-        The file is not JSON, or is JSON of another kind than an object.
+        The file is not UTF-8, not JSON, or JSON of another kind than an object.
     ModelNotFoundError, ModelAccessError, HubUnreachableError
         As in `resolve`.
     """
-    path = _local_or_fetched(identity, filename, cache_dir)
-    if path is None:
+    text = read_text(identity, filename, cache_dir=cache_dir)
+    if text is None:
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text)
     except ValueError as err:
-        raise ValueError(f"{path} of {identity.name} is not valid JSON: {err}") from err
+        raise ValueError(f"{filename} of {identity.name} is not valid JSON: {err}") from err
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path} of {identity.name} holds a JSON {type(content).__name__}, not an object"
+            f"{filename} of {identity.name} holds a JSON {type(content).__name__}, not an object"
         )
     return content
 

@@ -19,7 +19,7 @@ st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
 
 
 def read_tensor_shapes(
-    identity: Identity, *, cache_dir: Location | None = None
+    identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Read names and shapes of a model's tensors from the safetensors headers, never weights.
 
@@ -27,13 +27,15 @@ def read_tensor_shapes(
     ----------
     identity : Identity
         From `resolve`.
+    filename : str
+        Where the tensors are, if not in ``model.safetensors``.
     cache_dir : str or path, optional
         As in `resolve`.
 
     Returns
     -------
     dict of str to tuple of int
-        Every tensor of ``model.safetensors``, or of all the files of its sharded index.
+        Every tensor of the file, or of all the files of the sharded index in its place.
 
     Raises
     ------
@@ -45,8 +47,8 @@ def read_tensor_shapes(
         As in `resolve`.
     """
     files = list_files(identity, cache_dir=cache_dir)
-    if WEIGHTS in files:
-        return _shapes_of_file(identity, WEIGHTS, cache_dir)
+    if filename in files:
+        return _shapes_of_file(identity, filename, cache_dir)
     if INDEX not in files:
         raise ModelNotFoundError(_no_safetensors(identity.name, files))
     weight_map = weight_map_of(read_json(identity, INDEX, cache_dir=cache_dir) or {}, identity.name)

@@ -4,6 +4,7 @@
 `write_sequence_classifier` any small ``AutoModelForSequenceClassification``. Each directory
 holds weights, configuration and a trained tokenizer, and loads like a download. Weights are
 random; the last layer is fitted so that different texts get clearly different answers.
+`write_safety_models` writes a decoder that answers a safety prompt, adapters to it and a guard.
 """
 
 from gpuclassify.testing.architectures import ARCHITECTURES, write_sequence_classifier
@@ -14,15 +15,19 @@ from gpuclassify.testing.configs import (
     category_config,
     education_config,
 )
+from gpuclassify.testing.safety import SafetyModels, safety_template, write_safety_models
 from gpuclassify.testing.texts import sample_texts
 
 __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
     "FAMILY_LABELS",
+    "SafetyModels",
     "category_config",
     "education_config",
+    "safety_template",
     "sample_texts",
     "write_checkpoint",
+    "write_safety_models",
     "write_sequence_classifier",
 ]

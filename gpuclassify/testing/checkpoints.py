@@ -20,7 +20,7 @@ from gpuclassify.testing.configs import (
 from gpuclassify.testing.files import empty_directory, write_json
 from gpuclassify.testing.texts import documents_of
 from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.weights import fit_head, save_model, seeded, token_ids
+from gpuclassify.testing.weights import fit_head, save_model, save_tensors, seeded, token_ids
 
 
 def write_checkpoint(
@@ -151,9 +151,7 @@ def _write_prompts(
 def _save_beside_backbone(
     path: Path, tensors: dict[str, Any], config: str, backbone: dict[str, Any]
 ) -> None:
-    from safetensors.torch import save_file
-
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(tensors, path / "model.safetensors")
     (path / "config.json").write_text(config, encoding="utf-8")
     (path / "backbone").mkdir()
     write_json(path / "backbone" / "config.json", backbone)

@@ -97,4 +97,12 @@ KINDS = {
         template="{bos_token} $A",
         settings=_NO_SEGMENTS,
     ),
+    "llama-guard": TokenizerKind(
+        "piece-bpe",
+        "LlamaTokenizer",
+        _roles(bos="<s>", eos="</s>", unk="<unk>"),
+        first=("<unk>", "<s>", "</s>"),
+        template="{bos_token} $A",
+        settings={"add_bos_token": True, "add_eos_token": False, "legacy": False},
+    ),
 }

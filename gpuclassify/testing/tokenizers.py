@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuclassify.testing.files import write_json
 from gpuclassify.testing.kinds import KINDS
-from gpuclassify.testing.vocabularies import byte_bpe, unigram, wordpiece
+from gpuclassify.testing.vocabularies import byte_bpe, piece_bpe, unigram, wordpiece
 
 
 @functools.lru_cache(maxsize=32)
@@ -15,8 +15,13 @@ def trained_tokenizer(name: str, texts: tuple[str, ...]) -> Any:
     from tokenizers import AddedToken, Tokenizer, processors
 
     kind = KINDS[name]
-    build = {"unigram": unigram, "wordpiece": wordpiece, "byte-bpe": byte_bpe}[kind.algorithm]
-    tokenizer = Tokenizer(build(kind, texts))
+    builders = {
+        "unigram": unigram,
+        "wordpiece": wordpiece,
+        "byte-bpe": byte_bpe,
+        "piece-bpe": piece_bpe,
+    }
+    tokenizer = Tokenizer(builders[kind.algorithm](kind, texts))
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _stages(name, kind.algorithm)
     unknown = kind.roles.get("unk_token") if kind.is_flat else None
     ordered = [t for t in kind.first + kind.last if t in kind.roles.values()]
@@ -39,6 +44,13 @@ def _stages(name: str, algorithm: str) -> tuple[Any, Any, Any]:
         return lower, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     if algorithm == "byte-bpe":
         return None, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    if algorithm == "piece-bpe":
+        text_of_pieces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        return (
+            None,
+            pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+            decoders.Sequence([*text_of_pieces, decoders.Strip(" ", left=1, right=0)]),
+        )
     steps: dict[str, list[Any]] = {
         "deberta-v2": [
             normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),

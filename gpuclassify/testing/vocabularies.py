@@ -75,3 +75,17 @@ def byte_bpe(kind: TokenizerKind, texts: tuple[str, ...]) -> Any:
     pieces = sorted(trained["vocab"], key=trained["vocab"].get)
     ids = {token: number for number, token in enumerate((*kind.first, *pieces, *kind.last))}
     return models.BPE(ids, [tuple(merge) for merge in trained["merges"]])
+
+
+def piece_bpe(kind: TokenizerKind, texts: tuple[str, ...]) -> Any:
+    """A model of byte-pair pieces with spaces as ``▁`` and bytes for what has no piece."""
+    from tokenizers import models
+
+    trained = json.loads(_merged("unigram", texts).to_str())["model"]
+    pieces = sorted(trained["vocab"], key=trained["vocab"].get)
+    raw_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    ordered = [*kind.first, *raw_bytes, "▁▁", "▁▁▁▁", *pieces]
+    ids = {token: number for number, token in enumerate(dict.fromkeys(ordered))}
+    merges = [("▁", "▁"), ("▁▁", "▁▁"), *map(tuple, trained["merges"])]
+    unknown = kind.roles["unk_token"]
+    return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)

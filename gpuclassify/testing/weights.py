@@ -44,6 +44,13 @@ def token_ids(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[Any
     return [torch.tensor([row]) for row in ids if row]
 
 
+def save_tensors(tensors: dict[str, Any], path: Path) -> None:
+    """Save tensors in one file, which says that they are of torch."""
+    from safetensors.torch import save_file
+
+    save_file({n: t.contiguous() for n, t in tensors.items()}, path, metadata={"format": "pt"})
+
+
 def save_model(model: Any, path: Path) -> None:
     """Save without the progress bar, which would fill a test's output."""
     from transformers.utils import logging

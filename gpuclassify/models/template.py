@@ -1,0 +1,279 @@
+"""The safety prompt of a model: found in its model card, checked, and never made up.
+
+Such a model was tuned on one exact prompt, which is published with the model and belongs to it.
+Another wording would change its answers, so anything but a known text has to be named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from gpuclassify import hub
+from gpuclassify.hub.paths import absolute
+
+CATEGORY_CODES = tuple(f"O{number}" for number in range(1, 14))
+# Of the prompt for an empty document, as NeMo Curator 1.4 and 0.8 have it in their sources.
+KNOWN_DIGESTS = frozenset(
+    {
+        "40a4fda7e599ca53bb8e508f9ed5aa906f39925886de1cbda431b24824d24bce",
+        "7a13a196a36a40a83d1fa3526f9b94daea2918e333901f1586af62817cbc7d7f",
+    }
+)
+_MARKERS = (
+    "<BEGIN UNSAFE CONTENT CATEGORIES>",
+    "<END UNSAFE CONTENT CATEGORIES>",
+    "<BEGIN CONVERSATION>",
+    "<END CONVERSATION>",
+)
+_FIRST_ANSWER = "- First line must read 'safe' or 'unsafe'."
+_SECOND_ANSWER = (
+    "- If unsafe, a second line must include a comma-separated list of violated categories."
+)
+_PROMPT = re.compile(r"\[INST\] (?:(?!\[/?INST\]).)*\[/INST\]", re.DOTALL)
+_CATEGORY = re.compile(r"^[ \t]*(O\d+):", re.MULTILINE)
+_TURN = re.compile(
+    r"<BEGIN CONVERSATION>\s*User:(?P<document>[ \t]*(?:\S.*)?)(?=\n\s*<END CONVERSATION>)"
+)
+_END = re.compile(re.escape(_SECOND_ANSWER) + r"\s*\[/INST\]$")
+_CURE = "Pass template= with the whole prompt as text, or with the path of a file that holds it"
+
+
+class TemplateError(ValueError):
+    """No safety prompt, not one that a model can follow, or not the expected one."""
+
+
+@dataclass(frozen=True)
+class SafetyTemplate:
+    """A safety prompt, cut where the document goes.
+
+    Attributes
+    ----------
+    head : str
+        From ``"[INST] "`` to ``"User: "``.
+    tail : str
+        From the line break after the document to ``"[/INST]"``. The prompt for a document is
+        ``head + document + tail``.
+    """
+
+    head: str
+    tail: str
+
+    @property
+    def text(self) -> str:
+        """The prompt for an empty document."""
+        return self.head + self.tail
+
+    @property
+    def digest(self) -> str:
+        """sha256 of `text` in UTF-8, 64 hex digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def read_template(
+    template: str | None,
+    template_digest: str | None,
+    identity: hub.Identity,
+    cache_dir: hub.Location | None,
+) -> SafetyTemplate:
+    """Read the safety prompt of a model and make sure that it is the one meant.
+
+    Parameters
+    ----------
+    template : str or None
+        A text, if it has a line break: the prompt, or a text that it stands in, which is taken as
+        it is. Otherwise the path of a file. None reads the model's own ``README.md``.
+    template_digest : str or None
+        The digest that the prompt must have. A file's or a model card's prompt that is none of the
+        known ones needs it.
+    identity : hub.Identity
+        The model.
+    cache_dir : str, path or None
+        Hub cache to use instead of the default one.
+
+    Returns
+    -------
+    SafetyTemplate
+
+    Raises
+    ------
+    TemplateError
+        There is no prompt, it is not complete, or it is not the one meant.
+    ValueError
+        `template_digest` is not a digest.
+    ModelNotFoundError, ModelAccessError, HubUnreachableError
+        As in `hub.resolve`.
+    """
+    expected = None if template_digest is None else full_digest(template_digest)
+    is_explicit = template is not None and "\n" in template
+    if template is None:
+        source, where = _model_card(identity, cache_dir)
+    elif is_explicit:
+        source, where = template, "the text passed as template="
+    else:
+        source, where = _file_text(template), f"the file {absolute(template)}"
+    found = parse_template(source, where)
+    check_digest(found, expected, is_explicit, where)
+    return found
+
+
+def parse_template(source_text: str, where: str) -> SafetyTemplate:
+    """Find the one safety prompt in a text.
+
+    Parameters
+    ----------
+    source_text : str
+        The prompt, or a text such as a model card that holds it once or several times. The
+        document's place is what follows ``User:`` on its line: nothing, or any placeholder.
+    where : str
+        What the text is, for messages.
+
+    Returns
+    -------
+    SafetyTemplate
+        Word for word, without the placeholder and without the indentation of a code block.
+
+    Raises
+    ------
+    TemplateError
+        No prompt, none that is complete (all that it lacks is listed), or several different ones.
+    """
+    source_text = source_text.replace("\r\n", "\n")
+    prompts = _prompts_in(source_text)
+    complete = {_cut(prompt) for prompt in prompts if not _problems(prompt)}
+    if len(complete) == 1:
+        return complete.pop()
+    if complete:
+        raise TemplateError(
+            f"{where} holds {len(complete)} different safety prompts, with the digests "
+            f"{', '.join(sorted(found.digest for found in complete))}. {_CURE}"
+        )
+    if prompts:
+        problems = min(map(_problems, prompts), key=len)
+    else:
+        problems = ["it has no text from '[INST] ' to '[/INST]'"]
+        if any(marker in source_text for marker in _MARKERS):
+            problems += _problems(source_text)
+    raise TemplateError(f"{where} holds no complete safety prompt: {'; '.join(problems)}. {_CURE}")
+
+
+def full_digest(digest: str) -> str:
+    """The digest in lower case; ValueError unless it has 64 hex digits."""
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
+        raise ValueError(
+            f"template_digest={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
+            "the prompt for an empty document"
+        )
+    return digest.lower()
+
+
+def check_digest(
+    template: SafetyTemplate, expected: str | None, is_explicit: bool, where: str
+) -> None:
+    """Make sure that a prompt is the expected one, or else a known or an explicitly given one.
+
+    Parameters
+    ----------
+    template : SafetyTemplate
+        The prompt found.
+    expected : str or None
+        The digest that it must have. None accepts a known digest.
+    is_explicit : bool
+        Whether the user passed the text itself, which then needs no known digest.
+    where : str
+        Where the prompt was found, for messages.
+
+    Raises
+    ------
+    TemplateError
+        It is another prompt.
+    ValueError
+        `expected` is not a digest.
+    """
+    if expected is not None:
+        if template.digest != full_digest(expected):
+            raise TemplateError(
+                f"the safety prompt in {where} has the digest {template.digest}, not "
+                f"template_digest={expected!r}. Read it, then pass the digest found if it is the "
+                "prompt that is meant, or pass template= with that prompt"
+            )
+        return
+    if not is_explicit and template.digest not in KNOWN_DIGESTS:
+        raise TemplateError(
+            f"the safety prompt in {where} is none that is known. Read it, then pass "
+            f'template_digest="{template.digest}" if it is the prompt that the model was tuned on, '
+            "or pass template= with that prompt"
+        )
+
+
+def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
+    """Text of a model's README.md, and where it is."""
+    where = f"README.md of {identity.name}"
+    if not identity.is_directory:
+        where += f" (https://huggingface.co/{identity.name})"
+    text = hub.read_text(identity, "README.md", cache_dir=cache_dir)
+    if text is None:
+        raise TemplateError(f"there is no {where}, which is to hold its safety prompt. {_CURE}")
+    return text, where
+
+
+def _file_text(path: str) -> str:
+    if not absolute(path).is_file():
+        raise TemplateError(
+            f"template={path!r} has no line break and so names a file, but there is no file "
+            f"{absolute(path)}. {_CURE}"
+        )
+    try:
+        return absolute(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise TemplateError(f"the file {absolute(path)} is not UTF-8 text: {err}") from err
+
+
+def _prompts_in(text: str) -> list[str]:
+    """Every text from ``[INST]`` to ``[/INST]``, without the indentation of its code block."""
+    prompts = []
+    for match in _PROMPT.finditer(text):
+        indent = text[: match.start()].rpartition("\n")[2]
+        first, *others = match[0].split("\n")
+        is_block = not indent.strip() and all(
+            line.startswith(indent) for line in others if line.strip()
+        )
+        if is_block:
+            others = [line[len(indent) :] for line in others]
+        prompts.append("\n".join([first, *others]))
+    return prompts
+
+
+def _cut(prompt: str) -> SafetyTemplate:
+    turn = _TURN.search(prompt)
+    assert turn is not None, "only prompts with a user's turn are cut"
+    return SafetyTemplate(prompt[: turn.start("document")] + " ", prompt[turn.end("document") :])
+
+
+def _problems(prompt: str) -> list[str]:
+    """All that keeps a model from following a prompt, in words."""
+    counts = {marker: prompt.count(marker) for marker in _MARKERS}
+    problems = [f"{marker} occurs {n} times, not once" for marker, n in counts.items() if n != 1]
+    parts = re.split("|".join(_MARKERS), prompt)
+    if not problems and tuple(sorted(_MARKERS, key=prompt.find)) != _MARKERS:
+        problems.append(f"the markers are not in the order {', '.join(_MARKERS)}")
+    if problems:
+        parts = [prompt] * 5  # what stands in which part cannot be told: look everywhere
+    opening, categories, _, _, instruction = parts
+    codes = _CATEGORY.findall(categories)
+    if codes != list(CATEGORY_CODES):
+        problems.append(
+            f"the category lines are {', '.join(codes) or 'none'}, not O1: to O13: in order"
+        )
+    if "'User' messages" not in opening.partition("\n")[0]:
+        problems.append("its first line does not speak of 'User' messages")
+    if not _TURN.search(prompt):
+        problems.append("the conversation is not one line of 'User:' and nothing or a placeholder")
+    if "for User in" not in instruction:
+        problems.append("the instruction does not ask for an assessment 'for User in'")
+    if _FIRST_ANSWER not in instruction:
+        problems.append(f"the line {_FIRST_ANSWER!r} is missing")
+    if not _END.search(prompt):
+        problems.append(f"the line {_SECOND_ANSWER!r} is not the last one, before [/INST]")
+    return problems

@@ -1,0 +1,210 @@
+"""Tiny copies of the published safety models: decoder, two adapters, and a guard on top."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuclassify.testing.answers import fit_answers
+from gpuclassify.testing.decoders import (
+    adapted,
+    decoder_config,
+    random_adapter,
+    random_decoder,
+    save_adapter,
+    save_decoder,
+    update_of,
+)
+from gpuclassify.testing.files import empty_directory
+from gpuclassify.testing.texts import documents_of, sample_texts
+from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
+from gpuclassify.testing.weights import fit_head, save_tensors, seeded, token_ids
+
+_CATEGORIES = """\
+O1: Storms.
+O2: Broken budgets.
+O3: Cheating in a match.
+O4: Spoiled butter.
+O5: Secret patients.
+O6: Stolen keys.
+O7: False theorems.
+O8: Bought votes.
+O9: Hidden numbers.
+O10: Shouting.
+O11: Forest traps.
+O12: Rude words.
+O13: Doubtful advice.
+"""
+_ANSWER_FORMAT = """\
+    - First line must read 'safe' or 'unsafe'.
+    - If unsafe, a second line must include a comma-separated list of violated categories."""
+_OPENING = """\
+[INST] Task: Look for unsafe content in 'User' messages with the categories below.
+
+    <BEGIN UNSAFE CONTENT CATEGORIES>
+    """
+_CLOSING = """
+    <END UNSAFE CONTENT CATEGORIES>
+
+    <BEGIN CONVERSATION>
+
+    User: \n
+<END CONVERSATION>
+
+    Provide your assessment for User in the conversation above:
+"""
+_NO_LIMIT = int(1e30)  # the published tokenizer sets none
+_FIT_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class SafetyModels:
+    """Directories of the small safety models.
+
+    Attributes
+    ----------
+    base : Path
+        The decoder with its tokenizer, as ``meta-llama/LlamaGuard-7b``.
+    defensive, permissive : Path
+        Adapters to it, as ``nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0`` and
+        ``-Permissive-1.0``; `safety_template` stands in their model cards.
+    guard : Path
+        Perceptron on the hidden states of base and defensive adapter, as
+        ``nvidia/instruction-data-guard``.
+    """
+
+    base: Path
+    defensive: Path
+    permissive: Path
+    guard: Path
+
+
+def safety_template() -> str:
+    """A short safety prompt for an empty document, about 200 tokens of the small models.
+
+    Returns
+    -------
+    str
+        Structured as the published prompt and otherwise unlike it. The document goes after
+        ``User: ``.
+    """
+    return f"{_OPENING}{_CATEGORIES}{_CLOSING}{_ANSWER_FORMAT} [/INST]"
+
+
+def write_safety_models(
+    directory: str | Path,
+    *,
+    seed: int = 0,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    rank: int = 4,
+    max_positions: int = 2048,
+    texts: Sequence[str] | None = None,
+) -> SafetyModels:
+    """Write small random models with the layouts of the published safety models.
+
+    Parameters
+    ----------
+    directory : path
+        Where to write one directory for each model; created if missing.
+    seed : int
+        Seed of the weights. The same arguments give the same bytes.
+    hidden_size, num_layers, num_heads : int
+        Sizes of the decoder; `num_heads` divides `hidden_size`.
+    rank : int
+        Rank of the adapters; published: 16.
+    max_positions : int
+        ``max_position_embeddings`` of the decoder. It bounds nothing: the decoder runs on.
+    texts : sequence of str, optional
+        Documents to train the tokenizer on and to fit the last layers to.
+
+    Returns
+    -------
+    SafetyModels
+        All weights are float32. After the prompt for a document the decoder with either adapter
+        writes ``safe`` or ``unsafe`` and a line of category codes, in nearly all cases.
+
+    Raises
+    ------
+    ValueError
+        If the sizes do not suit each other or the texts hold no words.
+    FileExistsError
+        If the directory is not empty.
+    """
+    documents = documents_of(texts)
+    tokenizer = _trained_tokenizer(documents)
+    sizes = (hidden_size, num_layers, num_heads, max_positions)
+    config = decoder_config(tokenizer.get_vocab_size(), *sizes)
+    decoder = random_decoder(config, 5 * seed)
+    adapters = {
+        name: random_adapter(decoder, rank, 5 * seed + number)
+        for number, name in enumerate(("defensive", "permissive"), 1)
+    }
+    merged = {name: adapted(decoder, adapter).model for name, adapter in adapters.items()}
+    path = empty_directory(directory)
+    models = SafetyModels(*(path / name for name in ("base", *adapters, "guard")))
+    for folder in vars(models).values():
+        folder.mkdir()
+    decoders = [(merged[name], update_of(adapters[name], "lm_head")) for name in adapters]
+    head = fit_answers(decoders, tokenizer, _prompts(documents), 5 * seed + 3)
+    decoder.lm_head.weight.data = head.round(decimals=3)
+    save_decoder(decoder, config, models.base)
+    write_tokenizer(models.base, "llama-guard", tokenizer, _NO_LIMIT, "right")
+    for name, adapter in adapters.items():
+        save_adapter(adapter, path / name)
+        _write_card(path / name, name)
+    ids = token_ids(tokenizer, documents, max_positions)
+    _write_guard(models.guard, merged["defensive"], ids, 5 * seed + 4)
+    return models
+
+
+def _trained_tokenizer(documents: tuple[str, ...]) -> Any:
+    """A tokenizer that knows the words of the prompt and of the answers as well."""
+    times = 2 + len(documents) // 25
+    return trained_tokenizer("llama-guard", documents + (safety_template(), "safe unsafe") * times)
+
+
+def _prompts(documents: Sequence[str]) -> list[str]:
+    """Whole prompts with single documents, and a few with many of them, which are long."""
+    head, tail = safety_template().split("User: ")
+    texts = [*documents[:48], *sample_texts(48, seed=1)][:48]  # a fit needs so many
+    texts += ["\n".join(texts[start : start + 16]) for start in range(0, 48, 8)]
+    return [f"{head}User: {text[:_FIT_CHARS]}{tail}" for text in texts]
+
+
+def _write_card(path: Path, name: str) -> None:
+    prompt = safety_template().replace("User: \n", "User: {message}\n")
+    text = f"# Small {name} safety adapter\n\nRandom weights for tests.\n\n```\n{prompt}\n```\n"
+    (path / "README.md").write_text(text, encoding="utf-8")
+
+
+def _write_guard(path: Path, decoder: Any, ids: Sequence[Any], seed: int) -> None:
+    """Write a perceptron whose scores lie on both sides of one half."""
+    import torch
+    from torch.nn.functional import normalize
+
+    size = decoder.config.hidden_size
+    names = ("input_layer", "hidden_layer_0", "hidden_layer_1", "hidden_layer_2")
+    widths = itertools.pairwise((size, size, 2000, 500, 1))
+    sizes = dict(zip(names, widths, strict=True))
+    layers = seeded(
+        lambda: torch.nn.ModuleDict({n: torch.nn.Linear(*sizes[n]) for n in names}).float(), seed
+    )
+
+    def outputs_of(row: Any) -> Any:
+        vector = normalize(decoder(row).last_hidden_state[0, -1].float(), dim=0)
+        for name in names[:-1]:
+            vector = layers[name](vector).relu()
+        return layers[names[-1]](vector)
+
+    fit_head(layers[names[-1]], outputs_of, list(ids))
+    save_tensors(layers.state_dict(), path / "model.safetensors")
+    config = json.dumps({"dropout": 0.7, "input_dim": size}, indent=2)
+    (path / "config.json").write_text(config, encoding="utf-8")
+    text = "# Small instruction data guard\n\nRandom weights for tests.\n"
+    (path / "README.md").write_text(text, encoding="utf-8")
