@@ -24,11 +24,11 @@ from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import (
     Checkpoint,
     CheckpointError,
-    check_tensors,
     find_tokenizer,
     position_limit,
     read_checkpoint,
 )
+from gpuclassify.models.tensors import check_tensors
 from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
 from gpuclassify.partition_map import NewColumns, TextMap
 
@@ -304,7 +304,10 @@ class ModelMapper(TextMap):
     def _evict(self) -> None:
         from gpuclassify.inference.residency import MODELS
 
-        MODELS.evict(lambda key: isinstance(key, tuple) and key[0] == self.checkpoint)
+        MODELS.evict(self._is_own_model)
+
+    def _is_own_model(self, key: Any) -> bool:
+        return key[0] == self.checkpoint
 
     def compute(self, texts: list[str | None], name_row: Callable[[int], str]) -> NewColumns:
         """The new columns for `texts`: each distinct text is run once."""

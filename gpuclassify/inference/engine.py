@@ -38,6 +38,10 @@ class RunStats:
     batches, out_of_memory : int
     rescued_texts : int
         Texts whose outputs were not finite at first and were recomputed alone in float32.
+    prefix_tokens : int
+        Tokens of prompts that were not run, because a prefix run once stands for them.
+    decode_steps : int
+        Forward passes that continued answers after a batch's first one.
     tokenize_seconds, wait_seconds, model_seconds : float
         Waiting is for the device, which another thread of the process was using.
     """
@@ -53,6 +57,8 @@ class RunStats:
     batches: int = 0
     out_of_memory: int = 0
     rescued_texts: int = 0
+    prefix_tokens: int = 0
+    decode_steps: int = 0
     tokenize_seconds: float = 0.0
     wait_seconds: float = 0.0
     model_seconds: float = 0.0
@@ -104,7 +110,7 @@ def run(
     if not len(tokens):
         return np.zeros((0, model.output_size), dtype=np.float32)
     started = time.perf_counter()
-    with _device_lock(model.device), torch.inference_mode():
+    with device_lock(model.device), torch.inference_mode():
         stats.wait_seconds += time.perf_counter() - started
         started = time.perf_counter()
         outputs = _run_batches(model, key, tokens, settings, stats)
@@ -115,12 +121,12 @@ def run(
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, row: int, side: str) -> np.ndarray:
     """Outputs of one text in a batch of its own, float32 (outputs,)."""
-    with _device_lock(model.device), torch.inference_mode():
+    with device_lock(model.device), torch.inference_mode():
         batch = pad(tokens, np.array([row]), model.pad_id, side, model.type_pad_id)
         return model.forward(batch, side)[0].cpu().numpy()
 
 
-def _device_lock(device: torch.device) -> threading.Lock:
+def device_lock(device: torch.device) -> threading.Lock:
     """The device's lock, the same one for "cuda" and "cuda:0"."""
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 

@@ -45,6 +45,13 @@ class TokenBatch:
         """Tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
 
+    def take(self, row: int) -> TokenBatch:
+        """One text alone."""
+        start, stop = self.offsets[row], self.offsets[row + 1]
+        whole = None if self.whole_lengths is None else self.whole_lengths[row : row + 1]
+        types = None if self.type_ids is None else self.type_ids[start:stop]
+        return TokenBatch(self.ids[start:stop], np.array([0, stop - start]), types, whole)
+
     @property
     def seen_share(self) -> np.ndarray:
         """Share of each whole text's tokens that are here, float32 (texts,)."""

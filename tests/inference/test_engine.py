@@ -257,7 +257,7 @@ def test_the_device_is_free_again_after_an_error(bert, bert_tokens, expected_of,
     with pytest.raises(DocumentTooLargeError):
         run(watched(bert, capacity=1), key, bert_tokens, BatchSettings(), RunStats())
 
-    assert not engine._device_lock(bert.device).locked()
+    assert not engine.device_lock(bert.device).locked()
 
 
 class Crowded(nn.Module):
