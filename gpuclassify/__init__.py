@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers import (
+        AegisClassifier,
         ContentTypeClassifier,
         DistributedDataClassifier,
         DomainClassifier,
         FineWebEduClassifier,
         FineWebMixtralEduClassifier,
         FineWebNemotronEduClassifier,
+        InstructionDataGuardClassifier,
         MultilingualDomainClassifier,
         PromptTaskComplexityClassifier,
         QualityClassifier,
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 # Public names and where they live. They are imported on first use, so that importing the package
 # costs milliseconds and loads no framework.
 _HOMES = {
+    "AegisClassifier": "gpuclassify.classifiers",
     "ContentTypeClassifier": "gpuclassify.classifiers",
     "Deberta": "gpuclassify.models.deberta",
     "DistributedDataClassifier": "gpuclassify.classifiers",
@@ -42,6 +45,7 @@ _HOMES = {
     "FineWebEduClassifier": "gpuclassify.classifiers",
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
+    "InstructionDataGuardClassifier": "gpuclassify.classifiers",
     "ModelMapper": "gpuclassify.model_mapper",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
@@ -53,6 +57,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AegisClassifier",
     "ContentTypeClassifier",
     "Deberta",
     "DistributedDataClassifier",
@@ -61,6 +66,7 @@ __all__ = [
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "InstructionDataGuardClassifier",
     "ModelMapper",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",

@@ -209,7 +209,8 @@ def print_summary(summary: JobSummary, console: Console) -> None:
         console.print(table)
     totals = summary.totals
     tokens = totals.get("tokens", 0)
-    padding = totals.get("padded_tokens", 0) / tokens - 1 if tokens else 0.0
+    tokens_run = tokens - totals.get("prefix_tokens", 0)
+    padding = totals.get("padded_tokens", 0) / tokens_run - 1 if tokens_run else 0.0
     console.print(
         f"{summary.rows_in:,} rows in, {summary.rows_out:,} rows out, "
         f"{summary.elapsed_seconds:.1f} s, {summary.rows_per_second:,.1f} rows/s, "

@@ -186,12 +186,16 @@ class LabelOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
-        object.__setattr__(self, "filter_by", label_tuple("filter_by", self.filter_by))
+        object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
         if self.keep_field is not None and not self.filters:
             raise ValueError(
                 f"keep_field={self.keep_field!r} has no decision to write: "
                 f"pass {' or '.join(self.filter_names)} with it"
             )
+
+    def normal_labels(self, labels: Any) -> Any:
+        """The labels to keep as a sorted tuple, or None for all."""
+        return label_tuple("filter_by", labels)
 
     @property
     def filter_names(self) -> tuple[str, ...]:
@@ -272,6 +276,7 @@ class Withdrawn:
 
 
 _TOKENS_ARE_SHARED = "tokens are never stored in the dataset"
+_PROMPTS_ARE_NOT_STORED = "prompts are never stored in the dataset"
 
 # Constructor spellings of NeMo Curator's Dask generation (0.x) and of its stages (1.x), keyed by
 # (family, older name); "*" stands for every family.
@@ -284,6 +289,16 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ),
     ("*", "keep_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
     ("*", "use_existing_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
+    ("aegis", "aegis_variant"): Renamed("model"),
+    ("aegis", "pred_column"): Renamed("label_field"),
+    ("aegis", "raw_pred_column"): Renamed("raw_field"),
+    ("aegis", "raw_output_field"): Renamed("raw_field"),
+    ("aegis", "keep_raw_pred"): Renamed("keep_raw"),
+    ("aegis", "keep_raw_output"): Renamed("keep_raw"),
+    ("aegis", "aegis_prompt_field"): Withdrawn((None,), _PROMPTS_ARE_NOT_STORED),
+    ("aegis", "keep_aegis_prompt_field"): Withdrawn((False,), _PROMPTS_ARE_NOT_STORED),
+    ("guard", "pred_column"): Renamed("label_field"),
+    ("guard", "prob_column"): Renamed("score_field"),
     ("prompts", "filter_by"): Withdrawn(
         (None, (), []), "a prompt gets several labels and scores: compare the columns instead"
     ),

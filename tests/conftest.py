@@ -14,7 +14,11 @@ import pandas as pd
 import pytest
 import torch
 
-from gpuclassify.testing import write_checkpoint, write_sequence_classifier
+from gpuclassify.testing import (
+    write_checkpoint,
+    write_safety_models,
+    write_sequence_classifier,
+)
 from tests.golden import read_cases
 
 
@@ -66,6 +70,12 @@ def sequence_classifier(tmp_path_factory):
         return write_sequence_classifier(folder, architecture, **settings)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def safety_models(tmp_path_factory):
+    """Small copies of the safety models: a decoder, two adapters and a guard."""
+    return write_safety_models(tmp_path_factory.mktemp("safety") / "models")
 
 
 @pytest.fixture(params=["pandas", pytest.param("cudf", marks=pytest.mark.gpu)])

@@ -271,9 +271,7 @@ def test_a_wrong_shape_that_only_running_shows_is_refused_in_the_first_partition
             return Cube(config["vocabulary"], config["outputs"])
 
     lazy = Cubic(model=saved())(pd.DataFrame({"text": ["a b c"]}).pipe(_lazy))
-    with pytest.raises(
-        CheckpointError, match=r"Cube.forward gives .* shape \(\d+, \d+, 8\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"Cube.forward gives .* shape \(\d+, \d+, 8\)"):
         lazy.compute(scheduler="sync")
 
 

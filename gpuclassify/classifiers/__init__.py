@@ -14,7 +14,9 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
+from gpuclassify.classifiers.guard import InstructionDataGuardClassifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
+from gpuclassify.classifiers.safety import AegisClassifier
 from gpuclassify.model_mapper import ModelMapper
 
 FAMILIES: dict[str, type[ModelMapper]] = {
@@ -26,11 +28,14 @@ FAMILIES: dict[str, type[ModelMapper]] = {
     "fineweb-edu": FineWebEduClassifier,
     "fineweb-mixtral-edu": FineWebMixtralEduClassifier,
     "fineweb-nemotron-edu": FineWebNemotronEduClassifier,
+    "aegis": AegisClassifier,
+    "instruction-data-guard": InstructionDataGuardClassifier,
     "checkpoint": DistributedDataClassifier,
 }
 
 __all__ = [
     "FAMILIES",
+    "AegisClassifier",
     "Classifier",
     "ContentTypeClassifier",
     "DistributedDataClassifier",
@@ -38,6 +43,7 @@ __all__ = [
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "InstructionDataGuardClassifier",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from gpuclassify.checks import nearest
 from gpuclassify.classifiers.outputs import sigmoid, softmax
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import ClassifierOptions
+from gpuclassify.options import ClassifierOptions, LabelOptions
 from gpuclassify.partition_map import NewColumns
 
 SINGLE_LABEL = "single_label_classification"
@@ -21,7 +22,61 @@ MULTI_LABEL = "multi_label_classification"
 REGRESSION = "regression"
 
 
-class Classifier(ModelMapper):
+class LabelMapper(ModelMapper):
+    """Gives each text a label, and filters rows by it."""
+
+    Options = LabelOptions
+
+    @property
+    @abstractmethod
+    def labels(self) -> list[str]:
+        """Every label that a row can get."""
+
+    @property
+    def label_field(self) -> str | None:
+        """Name of the label column."""
+        return self.options.label_field
+
+    def named_fields(self, *new: pa.Field) -> list[pa.Field]:
+        """Those columns that have a name, with the decision's last."""
+        keep = pa.field(self.options.keep_field or "", pa.bool_(), nullable=False)
+        return [column for column in (*new, keep) if column.name]
+
+    def decided(self, arrays: Mapping[Any, pa.Array], keep: np.ndarray) -> NewColumns:
+        """The columns that have a name, and the decision as rows to keep or as a column."""
+        columns = {name: array for name, array in arrays.items() if name is not None}
+        if not self.options.filters:
+            return NewColumns(columns)
+        if self.options.keep_field is None:
+            return NewColumns(columns, keep)
+        return NewColumns(columns, keep, self.options.keep_field)
+
+    def empty_columns(self) -> NewColumns:
+        """The columns of no text, of which none is kept."""
+        empty = super().empty_columns().arrays
+        keep_field = self.options.keep_field
+        return self.decided(
+            {name: array for name, array in empty.items() if name != keep_field},
+            np.zeros(0, dtype=bool),
+        )
+
+    def check_labels(self, *names: str) -> None:
+        """Raise ValueError unless all `names` are labels."""
+        for name in names:
+            if name not in self.labels:
+                raise ValueError(
+                    f"no label {name!r} in {type(self).__qualname__}."
+                    f"{nearest(name, self.labels)} Labels are {', '.join(self.labels)}."
+                )
+
+    def is_wanted_label(self, labels: np.ndarray) -> np.ndarray:
+        """Which of `labels` (texts,) pass `filter_by`, bool (texts,)."""
+        if self.options.filter_by is None:
+            return np.ones(len(labels), dtype=bool)
+        return np.isin(labels, np.asarray(self.options.filter_by, dtype=object))
+
+
+class Classifier(LabelMapper):
     """Adds label, score and confidence columns, and filters rows by them.
 
     A published classifier is a subclass that declares `defaults` and what `gpuclassify models`
@@ -39,11 +94,6 @@ class Classifier(ModelMapper):
     def problem_type(self) -> str:
         """What the model's outputs mean."""
         return SINGLE_LABEL
-
-    @property
-    def label_field(self) -> str | None:
-        """Name of the label column."""
-        return self.options.label_field
 
     @property
     def score_field(self) -> str | None:
@@ -64,11 +114,6 @@ class Classifier(ModelMapper):
             pa.field(self.score_field or "", SCORES),
             pa.field(self.options.confidence_field or "", pa.float32()),
         )
-
-    def named_fields(self, *new: pa.Field) -> list[pa.Field]:
-        """Those columns that have a name, with the decision's last."""
-        keep = pa.field(self.options.keep_field or "", pa.bool_(), nullable=False)
-        return [column for column in (*new, keep) if column.name]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Probabilities for logits, or outputs as they are, float32 (texts, outputs)."""
@@ -91,25 +136,9 @@ class Classifier(ModelMapper):
             keep,
         )
 
-    def decided(self, arrays: Mapping[Any, pa.Array], keep: np.ndarray) -> NewColumns:
-        """The columns that have a name, and the decision as rows to keep or as a column."""
-        columns = {name: array for name, array in arrays.items() if name is not None}
-        if not self.options.filters:
-            return NewColumns(columns)
-        if self.options.keep_field is None:
-            return NewColumns(columns, keep)
-        return NewColumns(columns, keep, self.options.keep_field)
-
     def empty_columns(self) -> NewColumns:
         """The columns of no text, of which none is kept."""
-        if self.new_columns:
-            return super().empty_columns()
-        empty = super().empty_columns().arrays
-        keep_field = self.options.keep_field
-        return self.decided(
-            {name: array for name, array in empty.items() if name != keep_field},
-            np.zeros(0, dtype=bool),
-        )
+        return ModelMapper.empty_columns(self) if self.new_columns else super().empty_columns()
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raise unless the checkpoint is of the declared kind and has the declared labels."""
@@ -174,19 +203,8 @@ class Classifier(ModelMapper):
             )
         self.check_labels(*(self.options.filter_by or ()), *(name for name, _ in minimum or ()))
 
-    def check_labels(self, *names: str) -> None:
-        """Raise ValueError unless all `names` are labels."""
-        for name in names:
-            if name not in self.labels:
-                raise ValueError(
-                    f"no label {name!r} in {type(self).__qualname__}."
-                    f"{nearest(name, self.labels)} Labels are {', '.join(self.labels)}."
-                )
-
     def _is_wanted(self, labels: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-        wanted = np.ones(len(labels), dtype=bool)
-        if self.options.filter_by is not None:
-            wanted &= np.isin(labels, np.asarray(self.options.filter_by, dtype=object))
+        wanted = self.is_wanted_label(labels)
         if self.options.min_confidence is not None:
             wanted &= confidence >= np.float32(self.options.min_confidence)
         return wanted
