@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gpuclassify import DomainClassifier
-from gpuclassify.testing import sample_texts, write_checkpoint
+from gpuclassify import AegisClassifier, DomainClassifier
+from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
 
 SERVER = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))
 TOKEN = "hf_plantedplantedplanted"
@@ -156,3 +156,66 @@ def test_a_module_of_ones_own_is_pushed_and_read_back(server, tmp_path):
     assert {"README.md", "backbone/config.json", "tokenizer.json"} < set(files)
     assert files["config.json"] == (source / "config.json").read_bytes()
     assert found["labels"] == ["High", "Medium", "Low"]
+
+
+SAFETY = """
+    import hashlib, json
+    import pandas as pd
+    from gpuclassify import AegisClassifier, InstructionDataGuardClassifier, classify
+    from gpuclassify.hub import ModelAccessError, ModelNotFoundError
+    from gpuclassify.testing import safety_template
+
+    def failure(error, **options):
+        mapper = AegisClassifier(**NAMES | options)
+        try:
+            mapper(frame.iloc[:0])
+        except error as err:
+            return str(err)
+
+    if __name__ == "__main__":
+        token = "hf_plantedplantedplanted"
+        frame = pd.DataFrame({"text": ["the river", "a match", None]})
+        digest = hashlib.sha256(safety_template().encode()).hexdigest()
+        NAMES = {"model": "acme/aegis", "base_model": "acme/guard-base", "template_digest": digest}
+        told = {
+            "no token": failure(ModelAccessError),
+            "no access": failure(ModelAccessError, token="hf_otherotherother"),
+            "revision": failure(ModelNotFoundError, token=token, revision="v9"),
+        }
+        aegis = AegisClassifier(token=token, **NAMES)
+        guard = InstructionDataGuardClassifier(
+            model="acme/guard", adapter="acme/aegis", base_model="acme/guard-base", token=token
+        )
+        found = classify(frame, [aegis, guard])
+        print(json.dumps(told | {
+            "labels": found["aegis_pred"].fillna("").tolist(),
+            "poisoned": found["is_poisoned"].astype("str").tolist(),
+        }))
+"""
+
+
+def test_a_gated_base_is_read_with_the_token_and_explained_without(tmp_path, safety_models):
+    other = "hf_otherotherother"
+    with SERVER["HubServer"](tokens=[TOKEN, other]) as server:
+        server.add("acme/guard-base", files_of(safety_models.base), is_gated=True, readers={TOKEN})
+        server.add("acme/aegis", files_of(safety_models.defensive))
+        server.add("acme/guard", files_of(safety_models.guard))
+        process = start(SAFETY, server, tmp_path / "cache", {})
+        printed, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 0, errors
+    found = json.loads(printed.splitlines()[-1])
+    page = "https://huggingface.co/acme/guard-base"
+    assert f"acme/guard-base is gated: ask for access at {page}" in found["no token"]
+    assert "token= or HF_TOKEN" in found["no token"]
+    assert f"the token in use has no access to it: ask for access at {page}" in found["no access"]
+    assert "acme/aegis has no revision 'v9'" in found["revision"]
+    assert TOKEN not in printed + errors
+    aegis = AegisClassifier(
+        model=safety_models.defensive,
+        base_model=safety_models.base,
+        template=safety_template(),
+    )
+    expected = aegis(pd.DataFrame({"text": ["the river", "a match"]}))["aegis_pred"].tolist()
+    assert found["labels"] == [*expected, ""]
+    assert {"True", "False"} >= set(found["poisoned"][:2])
