@@ -28,14 +28,21 @@ from benchmarks.harness import (
     write_result,
 )
 from benchmarks.models import SHAPES, TINY_SIZES, Shape, write_model
-from benchmarks.recipes import PIPELINE_BATCH_SIZE, gpuclassify_scores, pipeline_scores
+from benchmarks.recipes import (
+    MAX_TOKENS,
+    PIPELINE_BATCH_SIZE,
+    gpuclassify_scores,
+    partition_scores,
+    pipeline_partition,
+    sorted_partition,
+    stage_partition,
+)
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.work import forward_operations, matmul_peak
 
 QUESTION = "throughput"
 BASELINE = "pipeline held"
 SUBJECT = "gpuclassify"
-MAX_TOKENS = 512
 TOLERANCE = 1e-4  # of a probability
 WARM_UP_DOCUMENTS = 2
 QUIET_CORES = 0.1  # that other programs may take
@@ -80,6 +87,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the result")
+    parser.add_argument("--peers", action="store_true", help="time other ways to batch too")
     parser.add_argument("--smoke", action="store_true", help="a tiny model and few texts")
     options = parser.parse_args(arguments)
     if options.smoke:
@@ -95,7 +103,8 @@ def measure(kind: str, directory: str, shape: Shape, options: argparse.Namespace
     lengths = [min(length, MAX_TOKENS) for length in whole]
     frame = dd.from_pandas(pd.DataFrame({"text": texts}), npartitions=options.partitions)
     peaks = [matmul_peak(shape, options.device)]
-    run = run_interleaved(_variants(frame, directory, options.device), options.repeats, TOLERANCE)
+    variants = _variants(frame, directory, options)
+    run = run_interleaved(variants, options.repeats, TOLERANCE)
     peaks.append(matmul_peak(shape, options.device))
     operations = forward_operations(lengths, shape)
     return {
@@ -112,22 +121,36 @@ def measure(kind: str, directory: str, shape: Shape, options: argparse.Namespace
             name: _findings(run, name, len(texts), sum(lengths), operations / max(peaks))
             for name in run.seconds
         },
-        "speed_up": run.speed_up(SUBJECT, BASELINE),
+        "speed_up": {name: run.speed_up(SUBJECT, name) for name in run.seconds if name != SUBJECT},
     }
 
 
-def _variants(frame: dd.DataFrame, directory: str, device: str) -> list[Variant]:
-    recipes = {
-        BASELINE: functools.partial(pipeline_scores, is_held=True),
-        "pipeline per partition": functools.partial(pipeline_scores, is_held=False),
-        SUBJECT: gpuclassify_scores,
+def _variants(frame: dd.DataFrame, directory: str, options: argparse.Namespace) -> list[Variant]:
+    by_partition: dict[str, Any] = {
+        BASELINE: functools.partial(pipeline_partition, is_held=True),
+        "pipeline per partition": functools.partial(pipeline_partition, is_held=False),
     }
+    if options.peers:
+        by_partition |= {
+            "pipeline held, batch 256": functools.partial(
+                pipeline_partition, is_held=True, batch_size=256
+            ),
+            "sorted batches of 32": sorted_partition,
+            "Curator's stages, batch 256": stage_partition,
+            "Curator's stages, batch 32": functools.partial(stage_partition, batch_size=32),
+        }
+    recipes: dict[str, Any] = {
+        name: functools.partial(partition_scores, recipe) for name, recipe in by_partition.items()
+    }
+    if options.peers:
+        recipes["loader=crossfit"] = functools.partial(gpuclassify_scores, loader="crossfit")
+    recipes[SUBJECT] = gpuclassify_scores
     few = dd.from_pandas(frame.head(WARM_UP_DOCUMENTS), npartitions=1)
     return [
         Variant(
             name,
-            run=functools.partial(recipe, frame, directory, device),
-            warm_up=functools.partial(recipe, few, directory, device),
+            run=functools.partial(recipe, frame, directory, options.device),
+            warm_up=functools.partial(recipe, few, directory, options.device),
         )
         for name, recipe in recipes.items()
     ]
@@ -178,30 +201,28 @@ def table(result: dict[str, Any]) -> str:
             f"{corpus['cut_documents_share']:.0%} of documents cut at {MAX_TOKENS}; matmul peak "
             f"{corpus['peak_operations_per_second'] / 1e9:.0f} GFLOP/s; largest difference "
             f"{corpus['largest_difference']:.0e}",
-            f"{'median s':>36}{'min - max':>16}{'docs/s':>9}{'tokens/s':>10}{'of peak':>9}",
+            f"{'median s':>40}{'min - max':>16}{'docs/s':>9}{'tokens/s':>10}{'of peak':>9}"
+            f"{SUBJECT:>13}",
         ]
         for name, found in corpus["variants"].items():
             spread = f"{min(found['seconds']):.2f} - {max(found['seconds']):.2f}"
+            ratio = corpus["speed_up"].get(name, {"ratio_of_medians": 1.0})["ratio_of_medians"]
             lines.append(
-                f"  {name:24}{found['median_seconds']:10.2f}{spread:>16}"
+                f"  {name:28}{found['median_seconds']:10.2f}{spread:>16}"
                 f"{found['documents_per_second']:9.2f}{found['real_tokens_per_second']:10.0f}"
-                f"{found['share_of_peak']:9.0%}"
+                f"{found['share_of_peak']:9.0%}{ratio:12.2f}x"
             )
-        ratio = corpus["speed_up"]["ratio_of_medians"]
-        lines.append(
-            f"  {SUBJECT} is {ratio:.2f} times as fast as the {BASELINE}"
-            f"{_disturbance(corpus, result['machine'])}"
-        )
+        lines += _disturbance(corpus, result["machine"])
     return "\n".join(lines)
 
 
-def _disturbance(corpus: dict[str, Any], machine: dict[str, Any]) -> str:
+def _disturbance(corpus: dict[str, Any], machine: dict[str, Any]) -> list[str]:
     """A warning if other programs took cores that the variants wanted."""
     others = max(max(found["other_cores"]) for found in corpus["variants"].values())
     free = machine["cores"] - machine["torch_threads"]
     if others < free + QUIET_CORES:
-        return ""
-    return f", but other programs kept up to {others:.1f} cores busy: repeat the run"
+        return []
+    return [f"  other programs kept up to {others:.1f} cores busy: repeat the run"]
 
 
 if __name__ == "__main__":
