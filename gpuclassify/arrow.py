@@ -33,14 +33,59 @@ def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
             )
 
 
-def arrow_array(values: Any, field: pa.Field) -> pa.Array:
-    """Values of one column, an array or list, as Arrow values of the field's type."""
-    if isinstance(values, pa.Array):
-        return values.cast(field.type)
-    if pa.types.is_list(field.type):
-        kind = field.type.value_type
-        return list_array(np.asarray(values, dtype=kind.to_pandas_dtype()), kind)
-    return pa.array(values).cast(field.type)
+def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Array:
+    """Values of one column as an Arrow array of the field's type.
+
+    Parameters
+    ----------
+    values : array or list
+    field : pyarrow.Field
+    count : int
+        How many values there must be.
+    giver : str
+        Who gave them, for messages.
+
+    Raises
+    ------
+    ValueError
+        Another number of values, or of a kind that would be changed to fit.
+    """
+    if len(values) != count:
+        raise ValueError(
+            f"{giver} gave {len(values)} values for {field.name!r}, and there are {count} texts: "
+            "it must give one a text"
+        )
+    try:
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            array = values
+        elif pa.types.is_list(field.type) and not pa.types.is_string(field.type.value_type):
+            kind = field.type.value_type
+            array = list_array(np.asarray(values, dtype=kind.to_pandas_dtype()), kind)
+        else:
+            array = pa.array(values, type=field.type if isinstance(values, list) else None)
+        if not _keeps_kind(array.type, field.type):
+            raise TypeError(f"they are {array.type}")
+        return array.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as err:
+        shape = getattr(values, "shape", (len(values),))
+        raise ValueError(
+            f"{giver} gave values of shape {tuple(shape)} for {field.name!r} that are no "
+            f"{field.type}: {err}"
+        ) from err
+
+
+def _keeps_kind(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps what values are: no number becomes a text or a decision."""
+    for is_kind in (pa.types.is_boolean, pa.types.is_string):
+        if is_kind(wanted):
+            return is_kind(found) or pa.types.is_null(found) or _is_text(found, wanted)
+    return not (pa.types.is_boolean(found) or pa.types.is_string(found))
+
+
+def _is_text(found: pa.DataType, wanted: pa.DataType) -> bool:
+    return pa.types.is_string(wanted) and (
+        pa.types.is_large_string(found) or pa.types.is_string_view(found)
+    )
 
 
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array:

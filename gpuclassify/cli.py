@@ -86,6 +86,13 @@ def main(context: click.Context, debug: bool) -> None:
 @click.option("--min-score", help="Keep rows that score this much: NUMBER, or LABEL=NUMBER.")
 @click.option("--min-confidence", type=float, help="Keep rows whose label is this probable.")
 @click.option("--keep-field", help="Write the decision to this column; drop nothing.")
+@click.option(
+    "--set",
+    "others",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
+)
 @click.option("--field", "fields", multiple=True, help="Read only these columns; repeatable.")
 @click.option(
     "--format",
@@ -130,23 +137,17 @@ def classify(inputs: tuple[str, ...], output: str, **settings: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models(as_json: bool) -> None:
     """List the classifiers, their models, licences and output columns."""
-    from gpuclassify.classifiers import FAMILIES
-
-    rows = [_describe(name, family) for name, family in FAMILIES.items()]
+    rows = [_describe(name, family) for name, family in _families().items()]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    from rich.table import Table
-
-    table = Table(show_lines=True)
-    table.add_column("family", no_wrap=True)
-    for name in ("what for", "model", "licence", "gated", "columns"):
-        table.add_column(name, overflow="fold")
     for row in rows:
-        columns = "\n".join(f"{name} ({kind})" for name, kind in row["columns"].items())
-        gated = "yes" if row["is_gated"] else "no"
-        table.add_row(row["family"], row["purpose"], row["model"], row["licence"], gated, columns)
-    _console().print(table)
+        columns = ", ".join(f"{name} ({kind})" for name, kind in row["columns"].items())
+        access = ", needs access to a gated model" if row["is_gated"] else ""
+        click.echo(f"{row['family']}: {row['purpose']}")
+        click.echo(f"    model    {row['model']}")
+        click.echo(f"    licence  {row['licence']}{access}")
+        click.echo(f"    columns  {columns or 'as the model has it'}")
 
 
 @main.command()
@@ -249,12 +250,11 @@ def wrong_call_exits() -> Iterator[None]:
 
 def _classifier(settings: dict[str, Any]) -> Any:
     from gpuclassify.checks import nearest
-    from gpuclassify.classifiers import FAMILIES
 
-    family = settings["family"]
-    if family not in FAMILIES:
+    family, families = settings["family"], _families()
+    if family not in families:
         raise ValueError(
-            f"no classifier {family!r}.{nearest(family, FAMILIES)} Known: {', '.join(FAMILIES)}."
+            f"no classifier {family!r}.{nearest(family, families)} Known: {', '.join(families)}."
         )
     names = {
         "model", "base_model", "revision", "cache_dir", "text_field", "label_field", "score_field",
@@ -263,10 +263,41 @@ def _classifier(settings: dict[str, Any]) -> Any:
     }  # fmt: skip
     given = {name: settings[name] for name in names if settings[name] is not None}
     if settings["filter_by"]:
-        given["filter_by"] = settings["filter_by"]
+        given["filter_by"] = _labels(settings["filter_by"], families[family])
     if settings["min_score"] is not None:
         given["min_score"] = _min_score(settings["min_score"])
-    return FAMILIES[family](**given)
+    return families[family](**given, **_others(settings["others"]))
+
+
+def _families() -> dict[str, Any]:
+    from gpuclassify.classifiers import FAMILIES
+    from gpuclassify.embedder import Embedder
+
+    return {**FAMILIES, "embedder": Embedder}
+
+
+def _labels(texts: tuple[str, ...], family: Any) -> Any:
+    """The labels to keep: those of the guard are true and false."""
+    from gpuclassify.classifiers import InstructionDataGuardClassifier
+
+    decisions = {"true": True, "false": False}
+    if family is InstructionDataGuardClassifier and {t.lower() for t in texts} <= set(decisions):
+        return [decisions[text.lower()] for text in texts]
+    return texts
+
+
+def _others(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments that have no option of their own, from NAME=VALUE."""
+    given = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting!r}: pass NAME=VALUE, such as truncated_field=is_cut")
+        try:
+            given[name.replace("-", "_")] = json.loads(text)
+        except ValueError:
+            given[name.replace("-", "_")] = text
+    return given
 
 
 def _part_bytes(text: str | None) -> int | None:

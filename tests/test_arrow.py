@@ -11,7 +11,9 @@ NUMBERS = np.array([[0.1, 2.0], [-3.5, 1e-3], [0.0, 7.0]], dtype=np.float32)
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_lists_hold_the_rounded_numbers(kind):
-    found = arrow_array(NUMBERS, pa.field("x", COLUMN_TYPES[f"list<{kind}>"]))
+    found = arrow_array(
+        NUMBERS, pa.field("x", COLUMN_TYPES[f"list<{kind}>"]), len(NUMBERS), "a test"
+    )
     assert found.type == COLUMN_TYPES[f"list<{kind}>"]
     assert found.to_pylist() == NUMBERS.astype(kind).tolist()
 

@@ -1,5 +1,6 @@
 """The command line, driven as its users do."""
 
+import hashlib
 import io
 import json
 import subprocess
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from gpuclassify.cli import print_summary
 from gpuclassify.jobs.run import JobSummary
-from gpuclassify.testing import sample_texts, write_checkpoint
+from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
 
 
 def run(*arguments, cwd=None, timeout=120):
@@ -159,3 +160,44 @@ def test_help_and_version_need_no_framework():
     )
     subprocess.run([sys.executable, "-c", probe], check=True)
     assert run("--version").stdout.startswith("gpuclassify, version")
+
+
+def test_any_argument_of_a_classifier_can_be_set(job, safety_models):
+    (job / "prompt.txt").write_text(safety_template())
+    done = run(
+        "classify", "in.jsonl", "judged", "--classifier", "aegis", "--json", "--cluster", "cpu",
+        "--model", safety_models.defensive, "--base-model", safety_models.base,
+        "--set", "template=prompt.txt", "--set", "categories-field=categories",
+        "--set", f"template_digest={hashlib.sha256(safety_template().encode()).hexdigest()}",
+        "--filter-by", "O3", "--filter-by", "safe", "--set", "keep_raw=true",
+        cwd=job,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    read = pd.read_parquet(job / "judged")
+    assert set(read["aegis_pred"]) <= {"O3", "safe"}
+    assert {"categories", "_aegis_raw_pred"} <= set(read.columns)
+    assert json.loads(done.stdout)["labels"]["safe"] > 0
+
+
+def test_the_guards_labels_are_true_and_false(job, safety_models):
+    done = run(
+        "classify", "in.jsonl", "clean", "--classifier", "instruction-data-guard", "--json",
+        "--model", safety_models.guard, "--base-model", safety_models.base, "--cluster", "cpu",
+        "--set", f"adapter={safety_models.defensive}", "--filter-by", "False",
+        cwd=job,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not pd.read_parquet(job / "clean")["is_poisoned"].any()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("truncated_field", "pass NAME=VALUE"),
+        ("truncated_feild=x", "Did you mean 'truncated_field'"),
+    ],
+)
+def test_a_wrong_setting_is_a_wrong_call(job, setting, words):
+    done = run("classify", "in.jsonl", "no", "--classifier", "quality", "--set", setting, cwd=job)
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -22,7 +22,7 @@ from gpuclassify.options import OLD_SPELLINGS, Renamed, Withdrawn
 OLD_NAMES = [(*key, spelling) for key, spelling in OLD_SPELLINGS.items()]
 RENAMED = [row for row in OLD_NAMES if isinstance(row[2], Renamed) and row[1] != "hf_token"]
 REFUSED = [row for row in OLD_NAMES if isinstance(row[2], Withdrawn) and row[2].is_refused]
-SAMPLE_VALUES = {"device": "cpu", "batch_size": 32, "model": "owner/model"}
+SAMPLE_VALUES = {"device": "cpu", "batch_size": 32, "model": "owner/model", "keep_raw": True}
 PUBLISHED = [kind for name, kind in FAMILIES.items() if name != "checkpoint"]
 
 
@@ -32,7 +32,7 @@ def classes_of(family):
 
 def made(kind, **arguments):
     settings = {"model": "owner/other", **arguments}
-    if "model_identifier" in arguments:
+    if {"model_identifier", "aegis_variant"} & set(arguments):
         del settings["model"]
     return kind(**settings)
 

@@ -1,9 +1,12 @@
 """A torch module of one's own: declared, checked before work starts, and run like any other."""
 
+import inspect
 import json
+import pickle
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -15,6 +18,7 @@ from gpuclassify import DistributedDataClassifier, ModelMapper
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.model_mapper import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.partition_map import NewColumns
 from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, stacked
 
@@ -34,6 +38,9 @@ class Bag(nn.Module, PyTorchModelHubMixin):
     def forward(self, input_ids, attention_mask):
         mask = attention_mask[..., None]
         return self.out((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+
+
+BAG = "from torch import nn\n" + inspect.getsource(Bag).replace(", PyTorchModelHubMixin", "")
 
 
 class DictBag(Bag):
@@ -326,4 +333,167 @@ def test_a_module_that_gives_nan_fails_with_the_row(saved):
     save_file(weights, folder / "model.safetensors")
 
     with pytest.raises(NonFiniteOutputError, match="row 0"):
+        Labelled(model=folder)(FRAME)
+
+
+# What tells one definition, and one setting, from another.
+
+
+def test_a_cell_that_is_run_again_gives_the_new_columns(saved, tmp_path, run_python):
+    """Both definitions are alive, lazy, and have the same name in the same module."""
+    folder = saved(labels=())
+    printed = run_python(f"""
+import dask.dataframe as dd, pandas as pd, sys, torch
+from gpuclassify import ModelMapper
+{BAG}
+cell = '''
+class Own(ModelMapper):
+    new_columns = {{"r": "float32"}}
+    def build_module(self, config):
+        return Wrapped(config["vocabulary"], config["outputs"])
+    def columns(self, outputs):
+        return {{"r": FACTOR * outputs[:, 0]}}
+class Wrapped(Bag):
+    def forward(self, input_ids, attention_mask):
+        return SIGN * super().forward(input_ids, attention_mask)
+'''
+ddf = dd.from_pandas(pd.DataFrame({{"text": ["the river"]}}), npartitions=1)
+kept, values = [], []
+for factor, sign in ((1, 1), (100, 1), (1, -1)):
+    exec(cell.replace("FACTOR", str(factor)).replace("SIGN", str(sign)))
+    kept.append(Own(model={str(folder)!r}, autocast=False)(ddf))
+    values.append(kept[-1].compute(scheduler="sync")["r"][0])
+print(values[1] / values[0], values[2] / values[0], len({{lazy._name for lazy in kept}}))
+""")
+    assert printed.split() == ["100.0", "-1.0", "3"]
+
+
+def test_keys_of_a_scripts_own_class_are_equal_in_two_processes(saved, run_python):
+    body = f"""
+import dask.dataframe as dd, pandas as pd, sys
+from gpuclassify import ModelMapper
+{BAG}
+NAMES = {{"b", "a", "c"}}
+class Own(ModelMapper):
+    new_columns = {{"r": "float32"}}
+    def build_module(self, config):
+        return Bag(config["vocabulary"], config["outputs"])
+    def columns(self, outputs):
+        return {{"r": outputs[:, len(NAMES & {{"x", "y"}})]}}
+ddf = dd.from_pandas(pd.DataFrame({{"text": ["the river"]}}), npartitions=1)
+print(Own(model={str(saved(labels=()))!r})(ddf)._name)
+"""
+    names = {run_python(body, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert len(names) == 1
+
+
+class Above(Named):
+    """A setting of its own beside the options."""
+
+    new_columns = {"is_above": "bool"}
+
+    def __init__(self, threshold, **options):
+        super().__init__(**options)
+        self.threshold = threshold
+
+    def columns(self, outputs):
+        return {"is_above": outputs[:, 0] > self.threshold}
+
+
+def test_settings_of_a_constructor_of_ones_own_travel_and_count(saved):
+    folder = saved(labels=())
+    ddf = _lazy(FRAME.reset_index(drop=True))
+    low, high = Above(-100.0, model=folder), Above(100.0, model=folder)
+
+    assert pickle.loads(pickle.dumps(high)).threshold == 100.0
+    assert low != high
+    first, second = low(ddf), high(ddf)
+    assert first._name != second._name
+    assert first.compute(scheduler="sync")["is_above"].dropna().all()
+    assert not second.compute(scheduler="sync")["is_above"].dropna().any()
+
+
+class Scaled(Labelled):
+    """A module that depends on an option."""
+
+    def build_module(self, config):
+        module, factor = super().build_module(config), self.options.batch_size
+        module.register_forward_hook(lambda _module, _inputs, output: output * factor)
+        return module
+
+
+def test_a_module_may_depend_on_options(saved):
+    folder = saved()
+    one, ten = (
+        Scaled(model=folder, batch_size=size, score_field="s", autocast=False)(FRAME)
+        for size in (1, 10)
+    )
+
+    logits = expected_outputs(folder, TEXTS)
+    for found, factor in ((one, 1), (ten, 10)):
+        expected = torch.from_numpy(logits * factor).softmax(1).numpy()
+        assert_close(stacked(found["s"].iloc[:-1]), expected)
+
+
+class Mixing(Bag):
+    """Casts its mask to float, as many modules do."""
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask.unsqueeze(-1).float()
+        return self.out((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
+def test_a_module_that_mixes_precisions_runs_in_any(saved, options):
+    class Mixed(Labelled):
+        def build_module(self, config):
+            return Mixing(config["vocabulary"], config["outputs"])
+
+    folder = saved()
+    found = Mixed(model=folder, score_field="s", **options)(FRAME)
+
+    expected = torch.from_numpy(expected_outputs(folder, TEXTS)).softmax(1).numpy()
+    assert_close(stacked(found["s"].iloc[:-1]), expected, tolerance=0.02)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (lambda o: {"high": o[:, 0], "best": ["x"] * len(o)}, "'high' that are no bool"),
+        (lambda o: {"high": o[:, 0] > 0, "best": o[:, 0]}, "'best' that are no string"),
+        (lambda o: {"high": o[:, :1] > 0, "best": ["x"] * len(o)}, r"shape \(22, 1\) for 'high'"),
+        (
+            lambda o: NewColumns({"high": pa.array([True]), "best": pa.array(["x"])}),
+            "gave 1 values for 'high', and there are 22 texts",
+        ),
+        (lambda o: NewColumns({"high": pa.array([True] * len(o))}), r"gave \['high'\], and new"),
+    ],
+)
+def test_columns_that_would_be_changed_to_fit_are_refused(saved, columns, message):
+    class Wrong(Named):
+        new_columns = {"high": "bool", "best": "str"}
+
+    Wrong.columns = lambda self, outputs: columns(outputs)
+    with pytest.raises(ValueError, match=message):
+        Wrong(model=saved(labels=()))(FRAME)
+
+
+def test_labels_in_the_file_do_not_bind_declared_columns(saved):
+    found = Named(model=saved(labels=("x", "y")), autocast=False)(FRAME)
+    assert found["at"].iloc[:-1].notna().all()
+
+
+def test_a_regression_module_needs_no_labels(saved):
+    folder = saved(outputs=1, labels=(), problem_type="regression")
+    found = Labelled(model=folder, autocast=False)(FRAME)
+
+    assert_close(found["score"].iloc[:-1], expected_outputs(folder, TEXTS)[:, 0])
+
+
+@pytest.mark.parametrize(
+    "id2label", [{"a": "x"}, ["x", "y"], {"0": None, "1": "y"}, {"-1": "x"}, {"1.5": "x"}]
+)
+def test_a_label_map_of_another_form_is_refused(saved, id2label):
+    folder = saved(id2label=id2label, labels=None)
+    with pytest.raises(CheckpointError, match="must map whole numbers to labels"):
         Labelled(model=folder)(FRAME)

@@ -50,11 +50,11 @@ def counting(loads):
                 # Atomic, so that threads that come here together all wrap the real one.
                 real = vars(loaded).setdefault("real_load_model", loaded.load_model)
 
-                def load_slowly(*arguments):
+                def load_slowly(*arguments, **named):
                     with loads.open("a") as file:
                         file.write(f"{os.getpid()}\n")
                     time.sleep(0.2)
-                    return real(*arguments)
+                    return real(*arguments, **named)
 
                 loaded.load_model = load_slowly
                 return super()._lease(device, dtype)
@@ -146,11 +146,11 @@ def test_one_load_in_a_worker_and_one_event_a_partition(checkpoint, counting, lo
 def test_a_load_that_fails_is_tried_again_by_the_next_partition(checkpoint, monkeypatch):
     real, attempts = loaded.load_model, []
 
-    def fail_first(*arguments):
+    def fail_first(*arguments, **named):
         attempts.append(arguments)
         if len(attempts) == 1:
             raise OSError("the disk was away")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(loaded, "load_model", fail_first)
     lazy = DomainClassifier(model=checkpoint("domain"), autocast=False)(lazy_frame())

@@ -15,6 +15,7 @@ from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduC
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.hub import ModelChangedError, token_for
 from gpuclassify.inference.residency import MODELS
+from gpuclassify.testing import FAMILIES as TINY_FAMILIES
 from gpuclassify.testing import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -125,7 +126,7 @@ def test_a_mapper_mapped_by_dask_itself_does_the_same(domain):
     )
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "checkpoint"])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_used_mapper_is_small_to_pickle_and_comes_back_equal(checkpoint, family):
     mapper = FAMILIES[family](model=checkpoint(family), autocast=False)
     frame = lazy_frame()

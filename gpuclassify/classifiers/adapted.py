@@ -5,16 +5,37 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from gpuclassify import hub
+from gpuclassify.checks import check_optional_texts, check_text
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.adapted import AdaptedCheckpoint, check_adapted_tensors, read_adapted
+from gpuclassify.options import LabelOptions
 
 if TYPE_CHECKING:
     from gpuclassify.models.decoder import Decoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedOptions(LabelOptions):
+    """Settings of mappers with an adapter on a decoder, beside those of `LabelOptions`.
+
+    Attributes
+    ----------
+    base_revision : str, optional
+        Branch, tag or commit of `base_model` on the Hub.
+    """
+
+    base_revision: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
+        check_optional_texts(self, ("base_revision",), "a branch, tag or commit, or None")
 
 
 class AdaptedMapper(ModelMapper):
@@ -46,8 +67,10 @@ class AdaptedMapper(ModelMapper):
         cache_dir = self.options.cache_dir
         adapter = self.identity
         if self.adapter != self.options.model:
-            adapter = hub.resolve(self.adapter, cache_dir=cache_dir)
-        base = hub.resolve(self.options.base_model, cache_dir=cache_dir)
+            revision = self.options.adapter_revision
+            adapter = hub.resolve(self.adapter, revision, cache_dir=cache_dir)
+        options = self.options
+        base = hub.resolve(options.base_model, options.base_revision, cache_dir=cache_dir)
         return read_adapted(self.identity, base, adapter, cache_dir)
 
     def check_weights(self) -> None:

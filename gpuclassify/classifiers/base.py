@@ -96,6 +96,11 @@ class Classifier(LabelMapper):
         return SINGLE_LABEL
 
     @property
+    def label_field(self) -> str | None:
+        """Name of the label column; there is none among columns of one's own."""
+        return None if self.new_columns else super().label_field
+
+    @property
     def score_field(self) -> str | None:
         """Name of the score column."""
         return self.options.score_field
@@ -267,7 +272,9 @@ class DistributedDataClassifier(Classifier):
     @property
     def label_field(self) -> str | None:
         """Name of the label column; regression has none."""
-        return None if self.problem_type == REGRESSION else self.options.label_field
+        if self.new_columns or self.problem_type == REGRESSION:
+            return None
+        return self.options.label_field
 
     @property
     def score_field(self) -> str | None:

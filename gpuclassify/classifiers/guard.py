@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.checks import check_optional_texts, check_text
-from gpuclassify.classifiers.adapted import AdaptedMapper, adapter_key
+from gpuclassify.classifiers.adapted import AdaptedMapper, AdaptedOptions, adapter_key
 from gpuclassify.classifiers.base import LabelMapper
 from gpuclassify.classifiers.outputs import sigmoid
 from gpuclassify.models.adapted import (
@@ -25,7 +25,6 @@ from gpuclassify.models.adapted import (
 )
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes
-from gpuclassify.options import LabelOptions
 from gpuclassify.partition_map import NewColumns
 
 if TYPE_CHECKING:
@@ -36,13 +35,15 @@ POISONED_FROM = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardOptions(LabelOptions):
-    """Settings of the instruction data guard, beside those of `LabelOptions`.
+class GuardOptions(AdaptedOptions):
+    """Settings of the instruction data guard, beside those of `AdaptedOptions`.
 
     Attributes
     ----------
     adapter : str
         Hub name or directory of the adapter that the guard was trained on.
+    adapter_revision : str, optional
+        Branch, tag or commit of `adapter` on the Hub.
     score_field : str, optional
         Output column (float32) of the poisoning score, 0 to 1.
     filter_by : bool or list of bool, optional
@@ -50,12 +51,14 @@ class GuardOptions(LabelOptions):
     """
 
     adapter: str = DEFENSIVE
+    adapter_revision: str | None = None
     score_field: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_text("adapter", self.adapter, "a Hub name or a directory")
         check_optional_texts(self, ("score_field",), "a column name or None")
+        check_optional_texts(self, ("adapter_revision",), "a branch, tag or commit, or None")
 
     def normal_labels(self, labels: Any) -> Any:
         """The labels to keep as a sorted tuple of bool."""

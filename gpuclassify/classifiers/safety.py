@@ -10,14 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import check_flag, check_optional_texts
-from gpuclassify.classifiers.adapted import AdaptedMapper, adapter_key
+from gpuclassify.classifiers.adapted import AdaptedMapper, AdaptedOptions, adapter_key
 from gpuclassify.classifiers.answers import ANSWER_LABELS, final_verdict, read_answer
 from gpuclassify.classifiers.base import LabelMapper
 from gpuclassify.coverage import Reading
 from gpuclassify.model_mapper import NonFiniteOutputError
 from gpuclassify.models.adapted import BASE_MODEL, DEFENSIVE, MAX_TOKENS, AdaptedCheckpoint
 from gpuclassify.models.template import full_digest, read_template
-from gpuclassify.options import LabelOptions
 from gpuclassify.partition_map import NewColumns
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ CATEGORIES = pa.list_(pa.string())
 
 
 @dataclass(frozen=True, kw_only=True)
-class AegisOptions(LabelOptions):
-    """Settings of the Aegis classifier, beside those of `LabelOptions`.
+class AegisOptions(AdaptedOptions):
+    """Settings of the Aegis classifier, beside those of `AdaptedOptions`.
 
     Attributes
     ----------

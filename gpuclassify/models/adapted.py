@@ -110,7 +110,7 @@ def check_adapted_tensors(checkpoint: AdaptedCheckpoint, cache_dir: str | None =
     ModuleNotFoundError
         peft is not installed.
     """
-    from gpuclassify.models.adapters import adapter_shapes, decoder_shapes
+    from gpuclassify.models.adapters import adapter_names, adapter_shapes, decoder_shapes
 
     base, adapter = checkpoint.base, checkpoint.adapter
     found = hub.read_tensor_shapes(base, cache_dir=cache_dir)
@@ -119,5 +119,6 @@ def check_adapted_tensors(checkpoint: AdaptedCheckpoint, cache_dir: str | None =
     known = {name: shape for name, shape in found.items() if name in expected}
     compare_shapes(base.name, known, expected)
     found = hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir)
+    found = {name: found[name] for name in adapter_names(found)}
     expected = adapter_shapes(json.loads(checkpoint.adapter_json), checkpoint.sizes)
     compare_shapes(f"{adapter.name} for {base.name}", found, expected)

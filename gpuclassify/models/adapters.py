@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +77,14 @@ def adapter_shapes(settings: dict[str, Any], sizes: Mapping[str, Any]) -> Shapes
     return _shapes(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
 
 
+def adapter_names(names: Iterable[str]) -> set[str]:
+    """The names of the adapter's own tensors.
+
+    With an adapted last layer, peft saves that layer of the base model beside them.
+    """
+    return {name for name in names if ".base_layer." not in name}
+
+
 def lora_config(settings: dict[str, Any]) -> Any:
     """The ``peft.LoraConfig`` of an ``adapter_config.json``, for inference."""
     # Some ways to initialise an adapter would change the weights below it.
@@ -107,7 +115,8 @@ def read_adapter(
     """
     settings = _read_settings(directory)
     expected = adapter_shapes(settings, model_config.to_dict())
-    tensors = load_file(directory / ADAPTER_WEIGHTS, device=str(device))
+    saved = load_file(directory / ADAPTER_WEIGHTS, device=str(device))
+    tensors = {name: saved[name] for name in adapter_names(saved)}
     compare_shapes(str(directory), _shapes(tensors), expected)
     return lora_config(settings), tensors
 

@@ -169,12 +169,17 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     CheckpointError
         Neither is there, ids are not 0 to n - 1, or a label stands twice.
     """
-    if config.get("id2label"):
-        by_id = {int(i): str(label) for i, label in config["id2label"].items()}
-    elif config.get("label2id"):
-        by_id = {int(i): str(label) for label, i in config["label2id"].items()}
-    else:
+    by_label, by_number = config.get("label2id"), config.get("id2label")
+    if not by_number and not by_label:
         raise CheckpointError(f"config.json of {name} has no id2label: add the labels by id")
+    pairs = [(i, label) for i, label in by_number.items()] if isinstance(by_number, dict) else []
+    if not by_number and isinstance(by_label, dict):
+        pairs = [(i, label) for label, i in by_label.items()]
+    if not pairs or not all(str(i).isdigit() and isinstance(label, str) for i, label in pairs):
+        raise CheckpointError(
+            f"id2label of {name} is {by_number or by_label!r}: it must map whole numbers to labels"
+        )
+    by_id = {int(i): label for i, label in pairs}
     if sorted(by_id) != list(range(len(by_id))):
         raise CheckpointError(
             f"id2label of {name} has ids {sorted(by_id)}: they must run from 0 to {len(by_id) - 1}"
@@ -255,11 +260,15 @@ def find_tokenizer(
 
 def _own_module(config: dict[str, Any], identity: Identity, problem_type: str | None) -> Checkpoint:
     has_labels = config.get("id2label") or config.get("label2id")
+    labels = labels_in_order(config, identity.name) if has_labels else ()
+    kind = problem_type or config.get("problem_type") or "single_label_classification"
+    if kind == "regression" and not labels:
+        labels = ("LABEL_0",)  # as transformers calls the one output of such a model
     return Checkpoint(
         identity,
         OWN_MODULE,
-        labels_in_order(config, identity.name) if has_labels else (),
-        problem_type or config.get("problem_type") or "single_label_classification",
+        labels,
+        kind,
         json.dumps(config),
     )
 

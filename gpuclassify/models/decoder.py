@@ -80,6 +80,8 @@ class Decoder:
         ModuleNotFoundError
             peft is not installed.
         """
+        if name in self._inner_names:  # without waiting for a forward, or for another model's load
+            return
         peft = import_peft()
         with self._lock, building_lock, quiet_transformers():
             if name in self._inner_names:
