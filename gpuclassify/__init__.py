@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         PromptTaskComplexityClassifier,
         QualityClassifier,
     )
-    from gpuclassify.classify import classify
+    from gpuclassify.chain import classify
     from gpuclassify.cluster import get_client
     from gpuclassify.embedder import Embedder
     from gpuclassify.jobs.readers import read_files
@@ -50,7 +50,7 @@ _HOMES = {
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
-    "classify": "gpuclassify.classify",
+    "classify": "gpuclassify.chain",
     "get_client": "gpuclassify.cluster",
     "read_files": "gpuclassify.jobs.readers",
     "to_parquet": "gpuclassify.jobs.writers",

@@ -17,7 +17,7 @@ from gpuclassify import (
     QualityClassifier,
     classify,
 )
-from gpuclassify.classify import Chain
+from gpuclassify.chain import Chain
 from gpuclassify.events import collected_stats
 from gpuclassify.testing import sample_texts, write_sequence_classifier
 from tests.oracle import assert_close, stacked

@@ -16,7 +16,7 @@ from gpuclassify import (
     InstructionDataGuardClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.classify import Chain
+from gpuclassify.chain import Chain
 from gpuclassify.testing import safety_template, sample_texts
 from tests.oracle import assert_close
 

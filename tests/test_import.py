@@ -25,3 +25,11 @@ repr(DomainClassifier(filter_by=["Games"]))
 assert dict(os.environ) == before
 assert not {"torch", "transformers", "cudf", "rmm"} & set(sys.modules)
 """)
+
+
+def test_no_public_name_is_hidden_by_a_module_of_the_same_name(run_python):
+    run_python("""
+import importlib, pkgutil, gpuclassify
+for module in pkgutil.iter_modules(gpuclassify.__path__):
+    assert module.name not in gpuclassify.__all__, module.name
+""")
