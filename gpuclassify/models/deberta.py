@@ -20,6 +20,7 @@ from gpuclassify.models.checkpoint import (
     read_backbone,
     read_checkpoint,
 )
+from gpuclassify.models.disentangled import first_token_alone
 
 INSIDE = "backbone"  # folder of a checkpoint that carries its backbone's configuration itself
 
@@ -64,7 +65,8 @@ class Deberta(nn.Module, PyTorchModelHubMixin):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
     ) -> torch.Tensor:
         """Logits (rows, labels) from ids and mask (rows, width), padded on either side."""
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        with first_token_alone():
+            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = attention_mask.argmax(dim=1)
         rows = torch.arange(len(first), device=first.device)
         return self.fc(self.dropout(hidden.last_hidden_state[rows, first]))
@@ -103,7 +105,7 @@ class Deberta(nn.Module, PyTorchModelHubMixin):
                 "base_model, fc_dropout and id2label"
             )
         directory = hub.download(identity, cache_dir=folder)
-        module: Any = load_module(checkpoint, directory, torch.float32)
+        module: Any = load_module(checkpoint, directory, torch.float32, is_reference=True)
         return module.requires_grad_(True)  # to be trained further
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
 )
 from gpuclassify.models.deberta import Deberta
+from gpuclassify.models.disentangled import speed_up_deberta
 from gpuclassify.models.heads import PooledHeads
 from gpuclassify.models.pooling import PooledEmbedding
 from gpuclassify.models.tensors import (
@@ -38,7 +40,11 @@ building_lock = threading.Lock()
 
 
 def load_module(
-    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, build: Build | None = None
+    checkpoint: Checkpoint,
+    directory: Path,
+    dtype: torch.dtype,
+    build: Build | None = None,
+    is_reference: bool = False,
 ) -> nn.Module:
     """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
 
@@ -49,6 +55,8 @@ def load_module(
     dtype : torch.dtype
     build : callable, optional
         Makes the module from the parsed ``config.json``, for the layout "own_module".
+    is_reference : bool
+        Keep every forward as transformers has it.
 
     Raises
     ------
@@ -60,7 +68,10 @@ def load_module(
             module = _load_by_transformers(checkpoint, directory, dtype)
         else:
             module = _load_strictly(checkpoint, directory, dtype, build)
-    return module.eval().requires_grad_(False)
+        module = module.eval().requires_grad_(False)
+        if not is_reference:
+            speed_up_deberta(module)
+    return module
 
 
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
@@ -268,7 +279,9 @@ def _read_tensors(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without progress bars and load reports: a worker's log is no place for them."""
+    """Without progress bars, load reports and libraries' notes to each other: no worker's log is
+    a place for them.
+    """
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()
@@ -276,7 +289,9 @@ def quiet_transformers() -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if had_bars:

@@ -1,0 +1,415 @@
+"""The faster DeBERTa gives what transformers' own gives, and stays out of the way elsewhere."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
+
+from gpuclassify import hub
+from gpuclassify.models import disentangled
+from gpuclassify.models.checkpoint import read_checkpoint
+from gpuclassify.models.deberta import Deberta
+from gpuclassify.models.disentangled import (
+    DisentangledEncoder,
+    first_token_alone,
+    original_attention,
+    speed_up_deberta,
+)
+from gpuclassify.models.loading import load_module
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+PUBLISHED = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "initializer_range": 0.3,
+}
+LAYOUTS = {
+    "published": {},
+    "own projections": {"share_att_key": False},
+    "content to position": {"pos_att_type": ["c2p"], "share_att_key": False},
+    "position to content": {"pos_att_type": ["p2c"], "share_att_key": False},
+    "no terms": {"pos_att_type": []},
+    "few buckets": {"position_buckets": 16},
+    "no buckets": {"position_buckets": -1},
+    "short reach": {"position_buckets": -1, "max_relative_positions": 20},
+    "convolution": {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "plain table": {"norm_rel_ebd": "none"},
+    "absolute positions": {"position_biased_input": True, "type_vocab_size": 2},
+    "one layer": {"num_hidden_layers": 1, "conv_kernel_size": 3, "conv_act": "gelu"},
+}
+RAGGED = [1, 2, 150, 31, 300, 299]
+
+
+def plain_model(**sizes):
+    torch.manual_seed(0)
+    model = DebertaV2Model(DebertaV2Config(**{**PUBLISHED, **sizes})).eval()
+    for bias in (p for name, p in model.named_parameters() if name.endswith("bias")):
+        nn.init.normal_(bias, std=0.3)  # transformers begins with zeros, which hide a lost one
+    return model
+
+
+def batch(lengths, side="right"):
+    ids = torch.randint(3, 90, (len(lengths), max(lengths)), generator=torch.manual_seed(1))
+    columns = torch.arange(max(lengths))
+    if side == "left":
+        columns = columns.flip(0)
+    return {"input_ids": ids, "attention_mask": (columns < torch.tensor(lengths)[:, None]).long()}
+
+
+def states(model, inputs):
+    """The states of tokens, not those of padding."""
+    with torch.inference_mode():
+        hidden = model(**inputs).last_hidden_state
+    return hidden[inputs["attention_mask"].bool()]
+
+
+def both(inputs, dtype=torch.float32, **sizes):
+    """States by the faster encoder, and by transformers' untouched model."""
+    model = plain_model(**sizes).to(dtype)
+    expected = states(model, inputs)
+    speed_up_deberta(model)
+    assert type(model.encoder) is DisentangledEncoder
+    return states(model, inputs), expected
+
+
+def assert_close(found, expected, tolerance=2e-5):
+    assert expected.std() > 0.05
+    most = tolerance * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_states_of_transformers(layout, side):
+    found, expected = both(batch(RAGGED, side), **LAYOUTS[layout])
+
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_very_sharp_attention_differs_by_rounding_alone(layout):
+    sizes = {**LAYOUTS[layout], "initializer_range": 1.0}
+    found, expected = both(batch(RAGGED), torch.float64, **sizes)
+
+    assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1], [1, 1], [7], [129] * 3, [512, 1, 400], [1024], [1024, 700]], ids=str
+)
+def test_any_lengths_give_the_states_of_transformers(lengths):
+    found, expected = both(batch(lengths))
+
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 40_000, 400_000, 10**9])
+def test_the_size_of_parts_changes_nothing(monkeypatch, part_bytes):
+    monkeypatch.setattr(disentangled, "CPU_PART_BYTES", part_bytes)
+
+    for lengths in ([60, 3, 59, 41, 8], [140, 2, 77]):
+        assert_close(*both(batch(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 5e-2), (torch.float16, 1e-2)], ids=str
+)
+def test_half_precision_is_as_near_to_float32_as_transformers_is(dtype, tolerance):
+    inputs = batch(RAGGED)
+    found, expected = both(inputs, dtype, initializer_range=0.1)
+    exact = states(plain_model(initializer_range=0.1), inputs)
+
+    assert found.dtype == dtype
+    assert_close(found, expected, tolerance)
+    assert (found - exact).abs().mean() <= 1.2 * (expected - exact).abs().mean()
+
+
+def test_a_row_of_padding_alone_is_finite_and_disturbs_no_other():
+    model = plain_model()
+    inputs = batch([9, 5, 9])
+    inputs["attention_mask"][1] = 0
+    expected = states(model, inputs)
+    speed_up_deberta(model)
+
+    with torch.inference_mode():
+        assert model(**inputs).last_hidden_state.isfinite().all()
+    assert_close(states(model, inputs), expected)
+
+
+def test_all_hidden_states_are_given_when_asked_for():
+    model = plain_model()
+    inputs = batch([6, 6])
+    with torch.inference_mode():
+        expected = model(**inputs, output_hidden_states=True)
+        speed_up_deberta(model)
+        found = model(**inputs, output_hidden_states=True)
+        as_tuple = model(**inputs, output_hidden_states=True, return_dict=False)
+
+    assert len(found.hidden_states) == len(expected.hidden_states) == 4
+    for one, other, third in zip(
+        found.hidden_states, expected.hidden_states, as_tuple[1], strict=True
+    ):
+        assert_close(one, other)
+        assert torch.equal(one, third)
+    assert torch.equal(as_tuple[0], found.last_hidden_state)
+
+
+@pytest.mark.parametrize("lengths", [[9], [40, 3, 40, 1]], ids=str)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_first_token_alone_has_the_state_that_it_has_in_company(layout, side, lengths):
+    model = plain_model(**LAYOUTS[layout])
+    inputs = batch(lengths, side)
+    first = inputs["attention_mask"].argmax(1)
+    with torch.inference_mode():
+        expected = model(**inputs).last_hidden_state
+        speed_up_deberta(model)
+        with first_token_alone():
+            found = model(**inputs).last_hidden_state
+
+    assert found.shape == expected.shape
+    rows = torch.arange(len(first))
+    assert_close(found[rows, first], expected[rows, first])
+
+
+def test_the_linear_head_asks_for_first_tokens_alone():
+    inputs = batch([40, 3, 40, 1])
+    model = Deberta({"base_model": "a/b", "id2label": {0: "x", 1: "y"}}, plain_model()).eval()
+    rows = []
+    last = model.model.encoder.layer[-1]
+    last.intermediate.register_forward_hook(lambda _, __, out: rows.append(out.shape[1]))
+    with torch.inference_mode():
+        expected = model(**inputs)
+        speed_up_deberta(model)
+        rows.clear()
+        found = model(**inputs)
+        model.model(**inputs)
+
+    assert rows == [1, 40]
+    assert_close(found, expected)
+
+
+def test_weights_keep_their_names_and_values():
+    model = plain_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    speed_up_deberta(model)
+    states(model, batch([5]))
+
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    other = plain_model(initializer_range=0.1)
+    other.load_state_dict(after)
+
+
+def changed_in_place(model):
+    for weight in model.parameters():
+        weight.mul_(1.3)
+    return model
+
+
+def loaded_anew(model):
+    model.load_state_dict(plain_model(initializer_range=0.5).state_dict())
+    return model
+
+
+def assigned_anew(model):
+    state = plain_model(initializer_range=0.5).state_dict()
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.double(),
+        lambda model: model.half().float(),
+        changed_in_place,
+        loaded_anew,
+        assigned_anew,
+    ],
+    ids=["cast", "cast and back", "in place", "loaded", "assigned"],
+)
+def test_tables_follow_the_weights(change):
+    model = plain_model().requires_grad_(False)
+    speed_up_deberta(model)
+    inputs = batch([30, 7])
+    before = states(model, inputs)
+    model = change(model)
+
+    found = states(model, inputs)
+    with original_attention():
+        expected = states(model, inputs)
+    assert found.dtype == expected.dtype
+    assert_close(found, expected)
+    assert not torch.equal(found, before)
+
+
+def test_tables_are_made_once(monkeypatch):
+    model = plain_model()
+    speed_up_deberta(model)
+    calls = []
+    projection = disentangled._project_positions
+    monkeypatch.setattr(
+        disentangled, "_project_positions", lambda *a: calls.append(1) or projection(*a)
+    )
+    for length in (5, 9, 5):
+        states(model, batch([length]))
+
+    assert len(calls) == 3  # layers
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_carry_the_weights_and_no_tables(duplicate):
+    model = plain_model()
+    empty_bytes = len(pickle.dumps(model))
+    speed_up_deberta(model)
+    inputs = batch([30, 7])
+    expected = states(model, inputs)
+    copied = duplicate(model)
+
+    assert len(pickle.dumps(model)) < empty_bytes + 1_000
+    assert type(copied.encoder) is DisentangledEncoder
+    assert torch.equal(states(copied, inputs), expected)
+    with torch.no_grad():
+        copied.encoder.rel_embeddings.weight.normal_()
+    assert torch.equal(states(model, inputs), expected)
+    assert not torch.allclose(states(copied, inputs), expected)
+
+
+def test_a_device_without_memory_gives_shapes():
+    model = plain_model()
+    speed_up_deberta(model)
+    model = model.to("meta")
+    inputs = {name: tensor.to("meta") for name, tensor in batch([9, 4]).items()}
+
+    with torch.inference_mode():
+        assert model(**inputs).last_hidden_state.shape == (2, 9, 32)
+
+
+def original_states(model, inputs):
+    with original_attention():
+        return states(model, inputs)
+
+
+def autocast_states(model, inputs):
+    with torch.autocast("cpu", torch.bfloat16):
+        return states(model, inputs)
+
+
+def training_states(model, inputs):
+    torch.manual_seed(0)
+    found = model.train()(**inputs).last_hidden_state
+    model.eval()
+    return found.detach()
+
+
+def states_with_gradients(model, inputs):
+    return model(**inputs).last_hidden_state.detach()
+
+
+def states_with_attentions(model, inputs):
+    with torch.inference_mode():
+        return torch.cat([a.flatten() for a in model(**inputs, output_attentions=True).attentions])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        original_states,
+        autocast_states,
+        training_states,
+        states_with_gradients,
+        states_with_attentions,
+    ],
+)
+def test_what_is_not_plain_inference_is_left_to_transformers(way):
+    model = plain_model()
+    inputs = batch([30, 7])
+    expected = way(model, inputs)
+    speed_up_deberta(model)
+    states(model, inputs)
+
+    assert torch.equal(way(model, inputs), expected)
+
+
+def test_weights_train_on_after_an_inference():
+    model = plain_model()
+    speed_up_deberta(model)
+    inputs = batch([12, 7])
+    before = states(model, inputs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(**inputs).last_hidden_state.square().mean().backward()
+    assert model.encoder.rel_embeddings.weight.grad.abs().max() > 0
+    optimizer.step()
+
+    with original_attention():
+        expected = states(model, inputs)
+    assert_close(states(model, inputs), expected)
+    assert not torch.allclose(before, expected)
+
+
+def test_an_encoder_whose_outputs_differ_keeps_its_own_forward(monkeypatch, caplog):
+    """As when a version of transformers computes something else."""
+    monkeypatch.setattr(disentangled, "_score_scale", lambda attention: 0.1)
+    model = plain_model()
+    inputs = batch([30, 7])
+    expected = states(model, inputs)
+    with caplog.at_level(logging.WARNING, logger="gpuclassify"):
+        speed_up_deberta(model)
+
+    assert type(model.encoder) is DebertaV2Encoder
+    assert "own forward is kept" in caplog.text
+    assert torch.equal(states(model, inputs), expected)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: plain_model(relative_attention=False),
+        lambda: BertModel(BertConfig(vocab_size=32, hidden_size=32, num_attention_heads=2)).eval(),
+    ],
+    ids=["no relative attention", "bert"],
+)
+def test_other_models_are_left_alone(model):
+    model = model()
+    inputs = {name: tensor % 30 for name, tensor in batch([9, 4]).items()}
+    expected = states(model, inputs)
+    types = [type(part) for part in model.modules()]
+    speed_up_deberta(model)
+
+    assert [type(part) for part in model.modules()] == types
+    assert torch.equal(states(model, inputs), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["quality", "prompt-task-complexity", "deberta-v2"])
+def test_checkpoints_load_sped_up_unless_asked_otherwise(
+    checkpoint, sequence_classifier, family, dtype
+):
+    of = sequence_classifier if family == "deberta-v2" else checkpoint
+    described = read_checkpoint(hub.resolve(str(of(family))))
+
+    def encoder(**settings):
+        module = load_module(described, of(family), dtype, **settings)
+        return next(part for part in module.modules() if isinstance(part, DebertaV2Encoder))
+
+    assert type(encoder()) is DisentangledEncoder
+    assert type(encoder(is_reference=True)) is DebertaV2Encoder
