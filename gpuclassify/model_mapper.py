@@ -30,6 +30,7 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.tensors import check_tensors
 from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
+from gpuclassify.own_code import code_digest
 from gpuclassify.partition_map import NewColumns, TextMap
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Attributes that are no settings, and those of them that are looked up again elsewhere.
+_LOOKED_UP = frozenset({"identity", "_is_out_of_reach"})
+_KNOWN = _LOOKED_UP | {"options", "_known_checkpoint"}
+_LONGEST_SHOWN = 80  # characters
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -93,20 +98,26 @@ class ModelMapper(TextMap):
     # What a mapper is, for Dask, pickle and people.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_known_checkpoint": self._known_checkpoint}
+        return {name: value for name, value in vars(self).items() if name not in _LOOKED_UP}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (type(self).__module__, type(self).__qualname__, self.options, self._pinned())
+        return (*self._definition(), self._pinned())
+
+    def _definition(self) -> tuple[Any, ...]:
+        """What tells this mapper from another of any class, whatever the model says."""
+        owner = type(self)
+        own = sorted((name, value) for name, value in vars(self).items() if name not in _KNOWN)
+        return (owner.__module__, owner.__qualname__, code_digest(owner), self.options, own)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.options == other.options
+        return type(self) is type(other) and self._definition() == other._definition()
 
     def __hash__(self) -> int:
         return hash((type(self), self.options))
 
     def __repr__(self) -> str:
         shown = ", ".join(
-            f"{field.name}={getattr(self.options, field.name)!r}"
+            f"{field.name}={_short(getattr(self.options, field.name))}"
             for field in fields(self.options)
             if getattr(self.options, field.name) != self.defaults.get(field.name, field.default)
             or field.name == "model"
@@ -167,13 +178,16 @@ class ModelMapper(TextMap):
     def read_checkpoint(self) -> Checkpoint:
         """Read what the checkpoint declares; no weights."""
         base_model, cache_dir = self.options.base_model, self.options.cache_dir
+        is_own = self._build is not None
         checkpoint = read_checkpoint(
             self.identity,
             base_model=base_model,
             problem_type=getattr(self.options, "problem_type", None),
-            has_own_module=self._build is not None,
+            has_own_module=is_own,
             cache_dir=cache_dir,
         )
+        if is_own and self.new_columns:  # which need not be labels, whatever the file names
+            checkpoint = replace(checkpoint, labels=())
         return find_tokenizer(checkpoint, base_model, cache_dir)
 
     def build_module(self, config: dict[str, Any]) -> nn.Module:
@@ -304,7 +318,8 @@ class ModelMapper(TextMap):
     def _evict(self) -> None:
         from gpuclassify.inference.residency import MODELS
 
-        MODELS.evict(self._is_own_model)
+        if self._known_checkpoint is not None:  # else nothing was loaded
+            MODELS.evict(self._is_own_model)
 
     def _is_own_model(self, key: Any) -> bool:
         return key[0] == self.checkpoint
@@ -331,23 +346,22 @@ class ModelMapper(TextMap):
         return replace(new, arrays={**new.arrays, **coverage})
 
     def _as_new_columns(self, made: NewColumns | Mapping[str, Any], count: int) -> NewColumns:
+        """What `columns` gave, if it is what was announced."""
+        owner = type(self).__qualname__
+        new = made if isinstance(made, NewColumns) else NewColumns(dict(made))
+        declared = {field.name: field for field in self.output_fields()}
         if isinstance(made, NewColumns):
-            return made
-        fields = self.output_fields()
-        declared = [field.name for field in fields]
-        if sorted(made) != sorted(declared):
+            declared.pop(new.keep_field or "", None)
+        if sorted(new.arrays) != sorted(declared):
             raise ValueError(
-                f"{type(self).__qualname__}.columns() gave {sorted(made)}, and new_columns "
-                f"declares {sorted(declared)}: they must be the same"
+                f"{owner}.columns() gave {sorted(new.arrays)}, and new_columns declares "
+                f"{sorted(declared)}: they must be the same"
             )
-        arrays = {field.name: arrow_array(made[field.name], field) for field in fields}
-        for name, array in arrays.items():
-            if len(array) != count:
-                raise ValueError(
-                    f"{type(self).__qualname__}.columns() gave {len(array)} values for {name!r}, "
-                    f"and there are {count} texts: it must give one a row of outputs"
-                )
-        return NewColumns(arrays)
+        arrays = {
+            name: arrow_array(new.arrays[name], field, count, f"{owner}.columns()")
+            for name, field in declared.items()
+        }
+        return replace(new, arrays=arrays)
 
     def _infer(
         self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]
@@ -469,13 +483,10 @@ class ModelMapper(TextMap):
         return (self.checkpoint, str(device), str(dtype), *self._own_code())
 
     def _own_code(self) -> tuple[Any, ...]:
-        """What tells a module of one's own from an earlier definition of it in a notebook."""
+        """What tells a module of one's own: its code, and all that building it may look at."""
         if self._build is None:
             return ()
-        function = type(self).build_module
-        named = (function.__globals__.get(name) for name in function.__code__.co_names)
-        classes = tuple(value for value in named if isinstance(value, type))
-        return (type(self), classes, self.options.unpack_inference_batch)
+        return tuple(map(repr, self._definition()))
 
     def _batch_settings(self) -> BatchSettings:
         from gpuclassify.inference.engine import BatchSettings
@@ -485,7 +496,15 @@ class ModelMapper(TextMap):
             sort_by_length=self.options.sort_by_length,
             batch_size=self.options.batch_size,
             padding_side=self.options.padding_side,
+            engine=self.options.engine,
         )
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    if len(shown) <= _LONGEST_SHOWN:
+        return shown
+    return f"<{len(shown):,} characters: {shown[:_LONGEST_SHOWN]}...>"
 
 
 def unfold(new: NewColumns, positions: np.ndarray) -> NewColumns:

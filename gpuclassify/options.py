@@ -26,6 +26,7 @@ from gpuclassify.checks import (
 )
 
 LOADERS = ("sorted", "crossfit")
+ENGINES = ("auto", "packed", "padded", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
 PADDING_SIDES = ("left", "right")
 LONG_TEXT = ("truncate", "windows")
@@ -71,6 +72,11 @@ class ModelOptions:
         "auto" (CUDA, then MPS, then CPU) or a torch device such as "cuda" or "cpu".
     loader : {"sorted", "crossfit"}
         What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader.
+    engine : {"auto", "packed", "padded", "reference"}
+        How an encoder's batches run. "packed": its layers see texts end to end without padding,
+        which is an error for models that this would change. "padded": in rectangles. "auto": packed
+        where a check on the loaded model finds the same outputs, else padded. "reference":
+        transformers' own code, one text at a time, to compare with. Scores do not depend on it.
     overwrite : bool
         Replace output columns that the dataset already has instead of refusing.
     unpack_inference_batch : bool
@@ -107,6 +113,7 @@ class ModelOptions:
     dtype: str | None = None
     device: str = "auto"
     loader: str = "sorted"
+    engine: str = "auto"
     overwrite: bool = False
     unpack_inference_batch: bool = True
     long_text: str = "truncate"
@@ -134,6 +141,12 @@ class ModelOptions:
         for name in ("sort_by_length", "autocast", "overwrite", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
+        check_choice("engine", self.engine, ENGINES)
+        if self.loader == "crossfit" and self.engine == "packed":
+            raise ValueError(
+                'engine="packed" has no meaning with loader="crossfit", which pads: '
+                'pass loader="sorted" with it, or engine="auto"'
+            )
         check_choice("dtype", self.dtype, (None, *DTYPES))
         check_choice("padding_side", self.padding_side, (None, *PADDING_SIDES))
         check_choice("long_text", self.long_text, LONG_TEXT)

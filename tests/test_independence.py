@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from gpuclassify import DomainClassifier
+from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.inference import engine
 from gpuclassify.inference.engine import RunStats
 from gpuclassify.inference.loaded import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
+from gpuclassify.inference.packed_layers import NotPackableError
 from gpuclassify.model_mapper import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")
 
 TEXTS = [*sample_texts(24, seed=11, max_words=60), "", "word " * 700]
 LOADERS = ("sorted", "crossfit")
+ENGINES = ("auto", "packed", "padded", "reference")
 
 
 @pytest.fixture
@@ -68,6 +70,13 @@ def domain(checkpoint):
 @pytest.fixture(scope="module")
 def expected(checkpoint):
     return probabilities(raw_outputs(checkpoint("domain"), TEXTS, max_tokens=512))
+
+
+@pytest.fixture(scope="module")
+def encoder_scores(sequence_classifier):
+    """A BERT checkpoint, which can be packed, and what transformers gives for the texts."""
+    model = sequence_classifier("bert")
+    return model, probabilities(raw_outputs(model, TEXTS, max_tokens=512))
 
 
 def documents(texts=TEXTS):
@@ -120,6 +129,50 @@ def test_scores_do_not_depend_on_the_token_budget(
     assert_is_expected(classifier(documents()), expected, classifier.labels)
     assert all(rows == 1 or rows * width <= max_tokens for rows, width in sizes)
     assert (len(sizes) == 1) == (max_tokens == 10**9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_size": 7}, {"sort_by_length": False, "padding_side": "left"}],
+    ids=["default", "batch_size", "unsorted-left"],
+)
+@pytest.mark.parametrize("npartitions", [1, 17])
+def test_scores_do_not_depend_on_the_engine(
+    encoder_scores, published_stats, engine, options, npartitions
+):
+    model, expected = encoder_scores
+    classifier = DistributedDataClassifier(
+        model=model, score_field="scores", autocast=False, engine=engine, **options
+    )
+    result = classifier(in_partitions(documents(), npartitions)).compute(scheduler="sync")
+    assert_close(stacked(result.scores), expected)
+    tokens, run_tokens = (
+        sum(getattr(stats, name) for stats in published_stats)
+        for name in ("tokens", "padded_tokens")
+    )
+    assert run_tokens == tokens or engine == "padded"
+
+
+def test_packing_a_model_that_cannot_be_packed_fails_in_the_first_partition(domain):
+    lazy = domain(engine="packed")(in_partitions(documents(), 3))
+    with pytest.raises(NotPackableError, match='engine="auto"'):
+        lazy.compute(scheduler="sync")
+
+
+def test_packing_with_a_loader_that_pads_is_refused_at_the_call():
+    with pytest.raises(ValueError, match="crossfit"):
+        DomainClassifier(engine="packed", loader="crossfit")
+    with pytest.raises(ValueError, match="engine='fast'"):
+        DomainClassifier(engine="fast")
+
+
+def test_the_engine_is_part_of_the_dask_key(checkpoint):
+    keys = {
+        dask.base.tokenize(DomainClassifier(model=checkpoint("domain"), engine=engine))
+        for engine in ENGINES
+    }
+    assert len(keys) == len(ENGINES)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from gpuclassify.inference.tokens import TokenBatch
 
 # A row shorter than this share of the batch's width begins a new batch, if this one is enough.
 MOST_PADDED_SHARE = 0.9
+# A packed batch is a rectangle around its layers: at most so many times its tokens.
+MOST_RECTANGLE = 2
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,35 @@ class PaddedBatch:
     mask : ndarray of int64, shape (rows, width)
         1 for a token, 0 for padding. Never derived from ids: the padding id can be a real token.
     type_ids : ndarray of int64, shape (rows, width), optional
+    is_packed : bool
+        Whether the model's layers run on its tokens alone, without the padding.
     """
 
     rows: np.ndarray
     ids: np.ndarray
     mask: np.ndarray
     type_ids: np.ndarray | None = None
+    is_packed: bool = False
 
     @property
     def width(self) -> int:
         """Tokens of the longest row."""
         return self.ids.shape[1]
 
+    @property
+    def run_tokens(self) -> int:
+        """Tokens that layers run: all of the rectangle, unless it is packed."""
+        return int(self.mask.sum()) if self.is_packed else self.mask.size
+
     def part(self, start: int, stop: int) -> PaddedBatch:
         """The rows from start to stop, at the same width."""
         types = None if self.type_ids is None else self.type_ids[start:stop]
         return PaddedBatch(
-            self.rows[start:stop], self.ids[start:stop], self.mask[start:stop], types
+            self.rows[start:stop],
+            self.ids[start:stop],
+            self.mask[start:stop],
+            types,
+            self.is_packed,
         )
 
 
@@ -57,7 +71,7 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 def cut_batches(
     lengths: np.ndarray, current_limits: Callable[[], BatchLimits]
 ) -> Iterator[tuple[int, int]]:
-    """Consecutive (start, stop) ranges of `lengths` whose padded sizes stay within the limits.
+    """Consecutive (start, stop) ranges of `lengths` whose sizes stay within the limits.
 
     Parameters
     ----------
@@ -68,7 +82,9 @@ def cut_batches(
     """
     start = 0
     while start < len(lengths):
-        stop = _stop_of_batch(lengths, start, current_limits())
+        limits = current_limits()
+        find_stop = _stop_of_packed_batch if limits.is_packed else _stop_of_batch
+        stop = find_stop(lengths, start, limits)
         yield start, stop
         start = stop
 
@@ -124,3 +140,15 @@ def _stop_of_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
             break
         stop += 1
     return stop
+
+
+def _stop_of_packed_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
+    rectangle = replace(limits, max_tokens=limits.max_tokens * MOST_RECTANGLE)
+    tokens = width = 0
+    for stop in range(start, len(lengths)):
+        width = max(width, int(lengths[stop]))
+        tokens += int(lengths[stop])
+        rows = stop + 1 - start
+        if rows > 1 and (tokens > limits.max_tokens or rows > rectangle.rows(width)):
+            return stop
+    return len(lengths)

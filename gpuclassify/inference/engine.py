@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -16,7 +17,9 @@ from gpuclassify.inference.batching import PaddedBatch, cut_batches, longest_fir
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.loaded import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
+from gpuclassify.inference.packed_layers import NotPackableError
 from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.models.disentangled import original_attention
 
 # One forward at a time on a device: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
@@ -34,7 +37,7 @@ class RunStats:
         Distinct texts that were cut to the model's length, those whose tokens another mapper had
         made, and the windows that were run: as many as distinct texts, unless long ones have more.
     tokens, padded_tokens : int
-        Real tokens, and tokens that the model ran padding included.
+        Real tokens, and tokens that the model's layers ran, padding included.
     batches, out_of_memory : int
     rescued_texts : int
         Texts whose outputs were not finite at first and were recomputed alone in float32.
@@ -79,12 +82,16 @@ class BatchSettings:
     batch_size : int, optional
         Most rows of a batch.
     padding_side : {"left", "right"}, optional
+    engine : {"auto", "packed", "padded", "reference"}
+        Whether layers run on real tokens only; the last one runs each text alone, by nothing but
+        transformers' own code.
     """
 
     loader: str = "sorted"
     sort_by_length: bool = True
     batch_size: int | None = None
     padding_side: str | None = None
+    engine: str = "padded"
 
 
 def run(
@@ -106,11 +113,15 @@ def run(
     ------
     DocumentTooLargeError
         One text alone does not fit on the device.
+    NotPackableError
+        The settings ask for an engine that the model does not run on.
     """
     if not len(tokens):
         return np.zeros((0, model.output_size), dtype=np.float32)
     started = time.perf_counter()
-    with device_lock(model.device), torch.inference_mode():
+    is_reference = settings.engine == "reference"
+    code = original_attention() if is_reference else contextlib.nullcontext()
+    with device_lock(model.device), torch.inference_mode(), code:
         stats.wait_seconds += time.perf_counter() - started
         started = time.perf_counter()
         outputs = _run_batches(model, key, tokens, settings, stats)
@@ -134,22 +145,28 @@ def device_lock(device: torch.device) -> threading.Lock:
 def _run_batches(
     model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: BatchSettings, stats: RunStats
 ) -> np.ndarray:
-    side = model.padding_side(settings.padding_side)
-    current_limits = functools.partial(_limits, model, key, settings, side)
+    is_packed = _is_packed(model, settings)
+    # Packed, nothing depends on the side, but heads that find a text's end know this one best.
+    side = "right" if is_packed else model.padding_side(settings.padding_side)
+    if is_packed:
+        key = (key, "packed")
+    current_limits = functools.partial(_limits, model, key, settings, side, is_packed)
     rows: list[np.ndarray] = []
     outputs: list[torch.Tensor] = []
 
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
-        output = model.forward(batch.part(start, stop), side)
+        part = batch.part(start, stop)
+        output = model.forward(part, side)
         stats.batches += 1
-        stats.padded_tokens += (stop - start) * batch.width
+        stats.padded_tokens += part.run_tokens
         return output
 
     def remember(batch: PaddedBatch, count: int) -> None:
         stats.out_of_memory += 1
-        FOUND_LIMITS.lower(key, count, batch.width)
+        FOUND_LIMITS.lower(key, count, -(-batch.run_tokens // len(batch.rows)))
 
     for batch in _batches(model, tokens, settings, side, current_limits):
+        batch = replace(batch, is_packed=is_packed)
         outputs += run_halving(
             functools.partial(step, batch), 0, len(batch.rows), functools.partial(remember, batch)
         )
@@ -183,15 +200,29 @@ def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
     return np.flatnonzero(~has_other)
 
 
-def _limits(model: LoadedModel, key: Hashable, settings: BatchSettings, side: str) -> BatchLimits:
+def _is_packed(model: LoadedModel, settings: BatchSettings) -> bool:
+    if settings.loader == "crossfit" or settings.engine not in ("auto", "packed"):
+        return False
+    if settings.engine == "auto":
+        return model.is_packable
+    try:
+        return model.packed_layers() is not None
+    except NotPackableError as err:
+        raise NotPackableError(
+            f'{type(model.module).__name__} does not run with engine="packed": {err}; '
+            'pass engine="auto", which runs it with padding'
+        ) from err
+
+
+def _limits(
+    model: LoadedModel, key: Hashable, settings: BatchSettings, side: str, is_packed: bool
+) -> BatchLimits:
     found = FOUND_LIMITS.get(key, lambda: _find_limits(model, side))
     if model.needs_single_rows:
         return found
-    return replace(
-        found,
-        max_rows=settings.batch_size,
-        is_equal_length=settings.batch_size != 1 and not model.is_padding_safe(side),
-    )
+    most_rows = 1 if settings.engine == "reference" else settings.batch_size
+    is_equal_length = not is_packed and most_rows != 1 and not model.is_padding_safe(side)
+    return replace(found, max_rows=most_rows, is_equal_length=is_equal_length, is_packed=is_packed)
 
 
 def _find_limits(model: LoadedModel, side: str) -> BatchLimits:

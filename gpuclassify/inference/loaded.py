@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.packed_layers import NotPackableError, PackedLayers
+from gpuclassify.inference.packing_check import find_packed_layers, probe_lengths
 from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
 from gpuclassify.models.checkpoint import (
     OWN_MODULE,
@@ -65,6 +68,9 @@ class LoadedModel:
         Whether the model has no padding id to find the last token of a row by.
     unpacks : bool
         Whether the module takes tensors as keyword arguments, rather than in one dict.
+    is_autocast : bool
+        Whether weights stay float32 and torch casts what each operation reads, as a module of one's
+        own needs it that mixes precisions.
     """
 
     module: nn.Module
@@ -79,8 +85,10 @@ class LoadedModel:
     output_size: int
     needs_single_rows: bool
     unpacks: bool = True
+    is_autocast: bool = False
     _tokenizers: dict[tuple[int, int | None], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
+    _packed_layers: PackedLayers | NotPackableError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(
@@ -120,7 +128,11 @@ class LoadedModel:
         if side == "left" and self.accepts_positions and not batch.mask.all():
             mask = inputs["attention_mask"]
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        outputs = self.module(**inputs) if self.unpacks else self.module(inputs)
+        layout: Any = contextlib.nullcontext()
+        if batch.is_packed:
+            layout = self.packed_layers().running(batch.mask, self.device)
+        with layout, torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
+            outputs = self.module(**inputs) if self.unpacks else self.module(inputs)
         found = refuse_wrong_outputs(self.module, outputs, len(batch.rows), self.output_size)
         return found.float()
 
@@ -136,12 +148,58 @@ class LoadedModel:
                 logger.info("padding changes outputs: only texts of equal length share a batch")
         return self._padding_safety[side]
 
-    def _measure_padding(self, side: str) -> bool:
-        lengths = [min(length, self.max_tokens) for length in _PROBE_LENGTHS]
+    def packed_layers(self) -> PackedLayers:
+        """The module's layers, if they can be run without padding; found out once.
+
+        Raises
+        ------
+        NotPackableError
+            They cannot, for the reason that it names.
+        """
+        if self._packed_layers is None:
+            try:
+                self._packed_layers = self._measure_packing()
+                part = (
+                    ", its last layer first tokens" if self._packed_layers.is_first_enough else ""
+                )
+                logger.info("%s runs without padding%s", type(self.module).__name__, part)
+            except NotPackableError as err:
+                self._packed_layers = err
+                logger.info("%s runs with padding: %s", type(self.module).__name__, err)
+        if isinstance(self._packed_layers, NotPackableError):
+            raise NotPackableError(*self._packed_layers.args)
+        return self._packed_layers
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether layers can be run without padding and outputs stay as they are."""
+        with contextlib.suppress(NotPackableError):
+            return self.packed_layers() is not None
+        return False
+
+    @torch.inference_mode()
+    def _measure_packing(self) -> PackedLayers:
+        if self.needs_single_rows:
+            raise NotPackableError("it has no padding id to find the end of a text by")
+        config = getattr(_backbone(self.module), "config", None)
+        tokens = self._probe(probe_lengths(config, self.max_tokens))
+        batch = pad(tokens, np.arange(len(tokens)), self.pad_id)
+
+        def forward(rows: slice) -> torch.Tensor:
+            numbers = np.arange(len(tokens))[rows]
+            return self.forward(pad(tokens, numbers, self.pad_id), "right")
+
+        return find_packed_layers(self.module, self.device, self.dtype, batch.mask, forward)
+
+    def _probe(self, lengths: Sequence[int]) -> TokenBatch:
+        """Texts of these lengths, of random tokens."""
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
         ids = np.random.default_rng(0).choice(np.asarray(usable, dtype=np.int32), sum(lengths))
-        tokens = TokenBatch(ids, np.cumsum([0, *lengths]))
+        return TokenBatch(ids, np.cumsum([0, *lengths]))
+
+    def _measure_padding(self, side: str) -> bool:
+        tokens = self._probe([min(length, self.max_tokens) for length in _PROBE_LENGTHS])
         together = self.forward(pad(tokens, np.array([0, 1]), self.pad_id, side), side)
         alone = torch.cat(
             [self.forward(pad(tokens, np.array([row]), self.pad_id, side), side) for row in (0, 1)]
@@ -182,7 +240,9 @@ def load_model(
     """
     tokenizer_directory = tokenizer_directory or directory
     tokenizer = load_tokenizer(checkpoint, tokenizer_directory)
-    module = load_module(checkpoint, directory, dtype, build).to(device)
+    is_autocast = build is not None and dtype != torch.float32
+    weights_dtype = torch.float32 if is_autocast else dtype
+    module = load_module(checkpoint, directory, weights_dtype, build).to(device)
     backbone = _backbone(module)
     config = getattr(backbone, "config", None)
     return LoadedModel(
@@ -198,6 +258,7 @@ def load_model(
         output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
         unpacks=unpacks,
+        is_autocast=is_autocast,
     )
 
 

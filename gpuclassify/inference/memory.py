@@ -60,7 +60,7 @@ class BatchLimits:
     Attributes
     ----------
     max_tokens : int
-        Rows times the padded width.
+        Rows times the padded width; of packed batches, which have no padding, the real tokens.
     max_rows : int, optional
     score_rule : ScoreRule, optional
         For models that materialise attention scores.
@@ -69,6 +69,8 @@ class BatchLimits:
         Never pad: only texts of equal length share a batch.
     enough_tokens : int
         From this size on a larger batch is no faster, so that one is ended rather than padded.
+    is_packed : bool
+        Batches are packed.
     """
 
     max_tokens: int
@@ -77,6 +79,7 @@ class BatchLimits:
     max_score_bytes: int = CPU_SCORE_BYTES
     is_equal_length: bool = False
     enough_tokens: int = CPU_ENOUGH_TOKENS
+    is_packed: bool = False
 
     def rows(self, width: int) -> int:
         """How many rows of `width` tokens fit, at least 1."""

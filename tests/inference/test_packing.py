@@ -1,0 +1,480 @@
+"""Packed texts get the outputs that they get alone, whichever model they run through."""
+
+import dataclasses
+import functools
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from gpuclassify.inference import layout as layouts
+from gpuclassify.inference.batching import MOST_RECTANGLE, cut_batches
+from gpuclassify.inference.engine import BatchSettings, RunStats, run
+from gpuclassify.inference.layout import Layout
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits
+from gpuclassify.inference.packed_layers import NotPackableError
+from gpuclassify.inference.packing import packed_attention
+from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
+
+PACKED = tuple(name for name in ARCHITECTURES if name != "deberta-v2")
+LENGTHS = {
+    "ragged": [64, 1, 17, 512, 300, 17, 1, 129, 2, 3],
+    "equal": [33] * 5,
+    "one": [45],
+    "shortest": [1, 1],
+}
+
+
+def tokens_of(model, lengths, seed=0):
+    """Texts of random tokens, the padding id and other special ones among them."""
+    ids = np.random.default_rng(seed).integers(len(model.tokenizer), size=sum(lengths))
+    return TokenBatch(ids.astype(np.int32), np.cumsum([0, *lengths]))
+
+
+def one_by_one(directory, tokens):
+    """Logits by plain transformers, one unpadded text at a time."""
+    module = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    ids = [torch.from_numpy(tokens.take(row).ids).long()[None] for row in range(len(tokens))]
+    with torch.inference_mode():
+        return np.concatenate(
+            [module(row, attention_mask=torch.ones_like(row)).logits.numpy() for row in ids]
+        )
+
+
+def close(outputs, expected):
+    np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def case_of(model_of, directory_of):
+    """Architecture and kind of lengths to the model, its tokens and what they must give."""
+
+    @functools.cache
+    def case(name, kind="ragged"):
+        tokens = tokens_of(model_of(name), LENGTHS[kind])
+        return model_of(name), tokens, one_by_one(directory_of(name), tokens)
+
+    return case
+
+
+class Watched(nn.Module):
+    """The module inside, with its masks noted and its memory limited to so many real tokens."""
+
+    def __init__(self, inner, capacity=None):
+        super().__init__()
+        self.inner = inner
+        self.capacity = capacity
+        self.masks = []
+
+    def forward(self, **inputs):
+        mask = inputs["attention_mask"]
+        if self.capacity is not None and int(mask.sum()) > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.masks.append(mask)
+        return self.inner(**inputs)
+
+
+def watched(model, capacity=None):
+    """The model with a module that is watched from now on, found packable before."""
+    assert model.is_packable
+    return dataclasses.replace(model, module=Watched(model.module, capacity), _padding_safety={})
+
+
+def fresh(model, module):
+    return dataclasses.replace(model, module=module, _padding_safety={}, _packed_layers=None)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("architecture", PACKED)
+def test_packed_outputs_equal_transformers_one_text_at_a_time(
+    case_of, key, architecture, kind, side
+):
+    model, tokens, expected = case_of(architecture, kind)
+    stats = RunStats()
+
+    outputs = run(model, key, tokens, BatchSettings(engine="packed", padding_side=side), stats)
+
+    close(outputs, expected)
+    assert stats.padded_tokens == stats.tokens == sum(LENGTHS[kind])
+
+
+@pytest.mark.parametrize("architecture", PACKED)
+def test_texts_of_similar_length_may_share_a_call_of_attention(
+    case_of, key, monkeypatch, architecture
+):
+    """As on GPUs, where no kernel takes texts of any lengths."""
+    monkeypatch.setattr(layouts, "shortest_share", lambda device: 0.3)
+    FOUND_LIMITS.get((key, "packed"), lambda: BatchLimits(10_000))
+    model, tokens, expected = case_of(architecture)
+
+    close(run(model, key, tokens, BatchSettings(engine="packed"), RunStats()), expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window"),
+    [("modernbert", {"local_attention": 8}), ("mistral", {"sliding_window": 5})],
+)
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_local_windows_end_where_transformers_ends_them(
+    load_directory, tmp_path, monkeypatch, key, architecture, window, share
+):
+    monkeypatch.setattr(layouts, "shortest_share", lambda device: share)
+    directory = write_sequence_classifier(tmp_path / "m", architecture, **window)
+    model = load_directory(directory)
+    tokens = tokens_of(model, [40, 39, 4, 5, 6, 8, 30, 1])
+
+    outputs = run(model, key, tokens, BatchSettings(engine="packed"), RunStats())
+
+    close(outputs, one_by_one(directory, tokens))
+
+
+def test_heads_that_average_all_tokens_average_real_ones(load_directory, tmp_path, key):
+    directory = write_sequence_classifier(tmp_path / "m", "modernbert", classifier_pooling="mean")
+    model = load_directory(directory)
+    tokens = tokens_of(model, LENGTHS["ragged"])
+
+    outputs = run(model, key, tokens, BatchSettings(engine="packed"), RunStats())
+
+    close(outputs, one_by_one(directory, tokens))
+
+
+def test_the_last_layer_runs_first_tokens_alone_where_the_head_reads_no_others(model_of):
+    trimmed = {name for name in PACKED if model_of(name).packed_layers().is_first_enough}
+
+    assert trimmed == {"bert", "roberta", "xlm-roberta", "electra", "camembert"}
+
+
+def test_the_last_layer_runs_all_tokens_for_a_head_that_reads_them(model_of, directory_of, key):
+    """Not only those of its first column."""
+
+    class Averaging(nn.Module):
+        def __init__(self, backbone):
+            super().__init__()
+            self.backbone = backbone
+
+        def forward(self, input_ids, attention_mask):
+            states = self.backbone(input_ids, attention_mask).last_hidden_state
+            mask = attention_mask[..., None]
+            return ((states * mask).sum(1) / mask.sum(1))[:, :3]
+
+    model = model_of("bert")
+    averaging = fresh(model, Averaging(model.module.bert))
+    averaging.accepts_positions = False
+    tokens = tokens_of(model, LENGTHS["ragged"])
+
+    outputs = run(averaging, key, tokens, BatchSettings(engine="packed"), RunStats())
+
+    assert not averaging.packed_layers().is_first_enough
+    close(outputs, run(averaging, key, tokens, BatchSettings(engine="reference"), RunStats()))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert", "llama"])
+def test_half_precision_is_packed_too(model_of, directory_of, key, architecture):
+    """Its rounding is no reason to refuse."""
+    module = AutoModelForSequenceClassification.from_pretrained(
+        directory_of(architecture), dtype=torch.bfloat16
+    ).eval()
+    model = dataclasses.replace(fresh(model_of(architecture), module), dtype=torch.bfloat16)
+
+    assert model.is_packable
+
+
+@pytest.mark.parametrize("engine", ["auto", "packed", "padded", "reference"])
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "gpt2"])
+def test_engines_give_equal_outputs(case_of, key, architecture, engine):
+    model, tokens, expected = case_of(architecture)
+
+    close(run(model, key, tokens, BatchSettings(engine=engine), RunStats()), expected)
+
+
+@pytest.mark.parametrize("engine", ["auto", "padded", "reference"])
+def test_a_model_that_is_not_packed_runs_all_the_same(case_of, key, engine):
+    model, tokens, expected = case_of("deberta-v2")
+
+    outputs = run(model, key, tokens, BatchSettings(engine=engine), RunStats())
+
+    np.testing.assert_allclose(outputs, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_the_reference_runs_every_text_alone_and_unpadded(case_of, key):
+    model, tokens, _ = case_of("bert")
+    model = watched(model)
+
+    run(model, key, tokens, BatchSettings(engine="reference"), RunStats())
+
+    assert [tuple(mask.shape) for mask in model.module.masks] == [
+        (1, length) for length in sorted(LENGTHS["ragged"], reverse=True)
+    ]
+    assert all(mask.all() for mask in model.module.masks)
+
+
+def test_the_auto_engine_packs_and_crossfit_pads(case_of, key):
+    model, tokens, expected = case_of("bert")
+    auto, crossfit = RunStats(), RunStats()
+
+    run(model, key, tokens, BatchSettings(engine="auto"), auto)
+    outputs = run(model, key, tokens, BatchSettings(engine="auto", loader="crossfit"), crossfit)
+
+    assert auto.padded_tokens == auto.tokens < crossfit.padded_tokens
+    close(outputs, expected)
+
+
+# What is not packed.
+
+
+class LooksBack(nn.Module):
+    """A layer that adds to each token what its neighbour was: padding on the right changes nothing,
+    but the first token of a text has another text's last one before it when they are packed."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states, *given, **named):
+        output = self.layer(states, *given, **named)
+        return output + nn.functional.pad(output[:, :-1], (0, 0, 1, 0))
+
+
+class LooseHead(nn.Module):
+    """Reads an own embedding, and no transformers model at all."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 3)
+
+    def forward(self, input_ids, attention_mask):
+        return self.embedding(input_ids[:, 0])
+
+
+def looking_back(model_of, directory_of):
+    module = AutoModelForSequenceClassification.from_pretrained(directory_of("bert")).eval()
+    module.bert.encoder.layer[0] = LooksBack(module.bert.encoder.layer[0])
+    return fresh(model_of("bert"), module)
+
+
+def test_layers_that_look_across_texts_are_found_and_padded(model_of, directory_of, key):
+    model = looking_back(model_of, directory_of)
+    tokens = tokens_of(model, LENGTHS["ragged"])
+    stats = RunStats()
+
+    outputs = run(model, key, tokens, BatchSettings(engine="auto"), stats)
+
+    assert not model.is_packable
+    assert stats.padded_tokens > stats.tokens
+    close(outputs, run(model, key, tokens, BatchSettings(engine="reference"), RunStats()))
+
+
+def test_texts_that_attention_lets_see_each_other_are_found(model_of, directory_of, monkeypatch):
+    """The check itself must be able to fail."""
+    lone_group = functools.cached_property(
+        lambda layout: [layouts.Group(0, int(layout.lengths.sum()), 1)]
+    )
+    lone_group.__set_name__(Layout, "groups")
+    monkeypatch.setattr(Layout, "groups", lone_group)
+
+    for name in PACKED:
+        assert not fresh(model_of(name), model_of(name).module).is_packable, name
+
+
+def test_windows_that_attention_forgets_are_found(model_of, monkeypatch):
+    monkeypatch.setattr("gpuclassify.inference.packing._mask", lambda *_: None)
+
+    assert not fresh(model_of("modernbert"), model_of("modernbert").module).is_packable
+    assert fresh(model_of("bert"), model_of("bert").module).is_packable
+
+
+def test_packing_what_cannot_be_packed_is_an_error_with_its_reason(model_of, directory_of, key):
+    models = {
+        "see each other": looking_back(model_of, directory_of),
+        "no list of transformers layers": fresh(
+            model_of("bert"), LooseHead(len(model_of("bert").tokenizer))
+        ),
+        "no padding id": dataclasses.replace(
+            fresh(model_of("llama"), model_of("llama").module), needs_single_rows=True
+        ),
+        'DebertaV2.*engine="packed"': model_of("deberta-v2"),
+    }
+    for reason, model in models.items():
+        for _ in range(2):  # the answer is remembered
+            with pytest.raises(NotPackableError, match=rf"(?s){reason}.*engine=\"auto\""):
+                run(
+                    model, key, tokens_of(model, [3, 4]), BatchSettings(engine="packed"), RunStats()
+                )
+
+
+def test_attention_refuses_what_it_does_not_know():
+    states = torch.zeros(1, 2, 3, 4)
+
+    with pytest.raises(NotImplementedError, match="softcap"):
+        packed_attention(nn.Identity(), states, states, states, None, softcap=50.0)
+    with pytest.raises(NotImplementedError, match="a mask"):
+        packed_attention(nn.Identity(), states, states, states, torch.ones(1, 1, 3, 3))
+
+
+def test_a_model_is_checked_once_and_left_as_it_was(model_of, directory_of, caplog):
+    module = AutoModelForSequenceClassification.from_pretrained(directory_of("bert")).eval()
+    model = fresh(model_of("bert"), module)
+    calls = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+
+    with caplog.at_level(logging.INFO, "gpuclassify"):
+        assert model.is_packable
+        once = len(calls)
+        assert model.is_packable
+
+    assert len(calls) == once > 0
+    assert "BertForSequenceClassification runs without padding" in caplog.text
+    assert module.config._attn_implementation == "sdpa"
+    layers = module.bert.encoder.layer
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+
+
+def test_a_forward_that_fails_leaves_the_model_as_it_was(case_of, key):
+    model, tokens, expected = case_of("bert")
+    layer = model.module.bert.encoder.layer[1]
+
+    def fail(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    handle = layer.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="mat1"):
+        run(model, key, tokens, BatchSettings(engine="packed"), RunStats())
+    handle.remove()
+
+    close(run(model, key, tokens, BatchSettings(engine="padded"), RunStats()), expected)
+
+
+# Batches and memory.
+
+
+def test_exhausted_memory_loses_nothing_and_is_remembered_apart_from_padded_batches(case_of, key):
+    model, tokens, expected = case_of("bert")
+    model = watched(model, capacity=600)
+    FOUND_LIMITS.get(key, lambda: BatchLimits(5_000))
+    first, second = RunStats(), RunStats()
+
+    outputs = run(model, key, tokens, BatchSettings(engine="packed"), first)
+    again = run(model, key, tokens, BatchSettings(engine="packed"), second)
+
+    assert first.out_of_memory > 0
+    assert second.out_of_memory == 0
+    assert first.padded_tokens == first.tokens
+    assert FOUND_LIMITS.get(key, lambda: None) == BatchLimits(5_000)
+    close(outputs, expected)
+    close(again, expected)
+
+
+lengths_lists = st.lists(st.integers(1, 90), min_size=1, max_size=24)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths_lists, st.data())
+def test_outputs_do_not_depend_on_partitions_order_or_budget(case_of, directory_of, lengths, data):
+    architecture = data.draw(st.sampled_from(["bert", "modernbert", "gpt2"]))
+    model = case_of(architecture)[0]
+    tokens = tokens_of(model, lengths)
+    expected = alone(model, tokens)
+    order = np.array(data.draw(st.permutations(range(len(lengths)))))
+    budget = data.draw(st.integers(1, 800))
+    is_sorted = data.draw(st.booleans())
+    cut = data.draw(st.integers(0, len(lengths)))
+
+    for number, rows in enumerate((order[:cut], order[cut:])):
+        key = ("partition", number, budget)
+        FOUND_LIMITS.clear()
+        FOUND_LIMITS.get((key, "packed"), lambda: BatchLimits(budget))
+        part = TokenBatch(
+            np.concatenate([tokens.take(row).ids for row in rows] or [np.zeros(0, np.int32)]),
+            np.cumsum([0, *tokens.lengths[rows]]),
+        )
+        settings = BatchSettings(engine="packed", sort_by_length=is_sorted)
+        close(run(model, key, part, settings, RunStats()), expected[rows])
+
+
+def alone(model, tokens):
+    ids = [torch.from_numpy(tokens.take(row).ids).long()[None] for row in range(len(tokens))]
+    with torch.inference_mode():
+        return np.concatenate([model.module(row).logits.numpy() for row in ids])
+
+
+@settings(deadline=None)
+@given(lengths_lists, st.integers(1, 400), st.none() | st.integers(1, 12))
+def test_packed_batches_hold_every_text_once_within_their_limits(lengths, most, most_rows):
+    lengths = np.array(lengths)
+    limits = BatchLimits(most, max_rows=most_rows, is_packed=True)
+
+    def fits(start, stop):
+        part = lengths[start:stop]
+        return len(part) == 1 or (
+            part.sum() <= most
+            and len(part) * part.max() <= MOST_RECTANGLE * most
+            and (most_rows is None or len(part) <= most_rows)
+        )
+
+    ranges = list(cut_batches(lengths, lambda: limits))
+
+    assert [row for start, stop in ranges for row in range(start, stop)] == [*range(len(lengths))]
+    assert all(fits(*bounds) for bounds in ranges)
+    assert all(stop == len(lengths) or not fits(start, stop + 1) for start, stop in ranges)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.booleans())
+def test_a_layout_keeps_every_token_and_gives_it_back_to_its_place(lengths, is_left):
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    mask = mask[:, ::-1] if is_left else mask
+    states = torch.randn(*mask.shape, 3)
+    layout = Layout(mask, torch.device("cpu"))
+
+    packed = layout.pack(states)
+
+    longest_first = np.argsort(-np.array(lengths), kind="stable")
+    expected = [states[row, torch.from_numpy(mask[row].copy()).bool()] for row in longest_first]
+    assert torch.equal(packed[0], torch.cat(expected))
+    back = states * torch.from_numpy(mask.copy())[..., None]
+    assert torch.equal(layout.unpack(packed), back)
+    assert layout.ends.tolist() == np.cumsum([0, *sorted(lengths, reverse=True)]).tolist()
+    assert sum(group.texts for group in layout.groups) == len(lengths)
+
+
+def test_a_decoder_without_padding_id_is_run_alone_by_the_auto_engine(
+    load_directory, tmp_path, key
+):
+    directory = write_sequence_classifier(tmp_path / "m", "llama")
+    config = json.loads((directory / "config.json").read_text())
+    config["pad_token_id"] = None
+    (directory / "config.json").write_text(json.dumps(config))
+    model = load_directory(directory)
+    tokens = tokens_of(model, [9, 4, 4, 1])
+
+    outputs = run(model, key, tokens, BatchSettings(engine="auto"), RunStats())
+
+    close(outputs, one_by_one(directory, tokens))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["bert", "modernbert", "mistral", "llama"])
+def test_packed_outputs_on_a_gpu_equal_those_on_the_cpu(
+    case_of, directory_of, key, architecture, dtype
+):
+    model, tokens, expected = case_of(architecture)
+    module = AutoModelForSequenceClassification.from_pretrained(
+        directory_of(architecture), dtype=dtype
+    )
+    on_gpu = dataclasses.replace(
+        fresh(model, module.eval().cuda()), device=torch.device("cuda"), dtype=dtype
+    )
+
+    outputs = run(on_gpu, key, tokens, BatchSettings(engine="packed"), RunStats())
+
+    tolerance = 1e-4 if dtype == torch.float32 else 0.15
+    np.testing.assert_allclose(outputs, expected, atol=tolerance, rtol=tolerance)
