@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuclassify.chain import classify
     from gpuclassify.classifiers import (
         AegisClassifier,
         ContentTypeClassifier,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         PromptTaskComplexityClassifier,
         QualityClassifier,
     )
-    from gpuclassify.chain import classify
     from gpuclassify.cluster import get_client
     from gpuclassify.embedder import Embedder
     from gpuclassify.jobs.readers import read_files

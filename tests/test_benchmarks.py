@@ -14,8 +14,17 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from benchmarks.harness import DisagreementError, Run, Variant, run_interleaved, write_result
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
+from benchmarks.safety import (
+    Outcome,
+    long_template,
+    one_hot,
+    prompts_of,
+    published_label,
+    run_recipes,
+)
 from benchmarks.texts import LENGTHS, Lengths, texts_of_lengths
 from benchmarks.work import forward_operations
+from gpuclassify.models.template import parse_template
 
 ANSWERS = np.array([[0.1], [0.9]])
 
@@ -134,22 +143,44 @@ def deberta_settings(shape):
     }
 
 
-def test_a_smoke_run_writes_a_complete_result_and_prints_a_table(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.throughput", "--smoke", "--output", str(tmp_path)],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    [path] = tmp_path.iterdir()
-    assert done.stdout.splitlines()[-1] == f"written to {path}"
-    result = json.loads(path.read_text())
+@pytest.fixture
+def smoke_result(tmp_path):
+    """What a benchmark's smoke run writes."""
+
+    def run(question):
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{question}", "--smoke", "--output", str(tmp_path)],
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        [path] = tmp_path.iterdir()
+        assert done.stdout.splitlines()[-1] == f"written to {path}"
+        result = json.loads(path.read_text())
+        assert result["question"] == question
+        assert {"processor", "cores", "torch_threads", "short_name"} <= set(result["machine"])
+        assert {"gpuclassify", "torch", "transformers"} <= set(result["versions"])
+        assert result["settings"]["dtype"] == "float32"
+        return result
+
+    return run
+
+
+def check_times(found, settings):
+    assert len(found["seconds"]) == len(found["other_cores"]) == settings["repeats"]
+    assert found["median_seconds"] == pytest.approx(np.median(found["seconds"]))
+
+
+def check_speed_up(speed_up, slow, fast):
+    ratio = np.median(slow) / np.median(fast)
+    assert speed_up["ratio_of_medians"] == pytest.approx(ratio)
+
+
+def test_a_smoke_run_of_throughput_writes_a_complete_result(smoke_result):
+    result = smoke_result("throughput")
     assert set(result) == {"question", "finished", "machine", "versions", "settings", "corpora"}
-    assert {"processor", "cores", "torch_threads", "short_name"} <= set(result["machine"])
-    assert {"gpuclassify", "torch", "transformers"} <= set(result["versions"])
-    assert result["settings"]["dtype"] == "float32"
     assert set(result["corpora"]) == {"web", "short"}
     for corpus in result["corpora"].values():
         check_corpus(corpus, result["settings"])
@@ -161,8 +192,7 @@ def check_corpus(corpus, settings):
     assert corpus["pipeline_padded_tokens"] > corpus["real_tokens"]
     assert set(corpus["variants"]) == {"pipeline held", "pipeline per partition", "gpuclassify"}
     for found in corpus["variants"].values():
-        assert len(found["seconds"]) == len(found["other_cores"]) == settings["repeats"]
-        assert found["median_seconds"] == pytest.approx(np.median(found["seconds"]))
+        check_times(found, settings)
         rate = corpus["real_tokens"] / found["median_seconds"]
         assert found["real_tokens_per_second"] == pytest.approx(rate)
         share = (
@@ -170,6 +200,84 @@ def check_corpus(corpus, settings):
         )
         assert 0 < found["share_of_peak"] == pytest.approx(share)
         assert share < 1
-    medians = {name: found["median_seconds"] for name, found in corpus["variants"].items()}
-    ratio = medians["pipeline held"] / medians["gpuclassify"]
-    assert corpus["speed_up"]["pipeline held"]["ratio_of_medians"] == pytest.approx(ratio)
+    seconds = {name: found["seconds"] for name, found in corpus["variants"].items()}
+    speed_up = corpus["speed_up"]["pipeline held"]
+    check_speed_up(speed_up, seconds["pipeline held"], seconds["gpuclassify"])
+
+
+def test_a_smoke_run_of_several_writes_a_complete_result(smoke_result):
+    result = smoke_result("several")
+    settings, variants = result["settings"], result["variants"]
+    assert list(variants) == ["separate passes", "chained", "classify"]
+    for found in variants.values():
+        check_times(found, settings)
+    texts = result["documents"]
+    assert texts == settings["documents"]
+    tokenized = [found["tokenized_texts"] for found in variants.values()]
+    assert tokenized == [3 * texts, 3 * texts, texts]
+    assert set(result["speed_up"]) == {"separate passes", "chained"}
+    for name, speed_up in result["speed_up"].items():
+        check_speed_up(speed_up, variants[name]["seconds"], variants["classify"]["seconds"])
+
+
+def test_a_smoke_run_of_safety_writes_a_complete_result(smoke_result):
+    result = smoke_result("safety")
+    settings, variants = result["settings"], result["variants"]
+    assert "peft" in result["versions"]
+    assert list(variants) == ["plain generate", "plain generate, merged", "AegisClassifier"]
+    for found in variants.values():
+        check_times(found, settings)
+        rate = result["prompt_tokens"] / found["median_seconds"]
+        assert found["prompt_tokens_per_second"] == pytest.approx(rate)
+        assert found["decode_steps"] > 0
+    aegis = variants.pop("AegisClassifier")
+    assert set(result["speed_up"]) == set(variants)
+    for name, found in variants.items():
+        assert found["tokens_run"] > result["prompt_tokens"] > aegis["tokens_run"]
+        check_speed_up(result["speed_up"][name], found["seconds"], aegis["seconds"])
+    assert sum(result["labels"].values()) == result["documents"] == settings["documents"]
+    assert len(result["labels"]) >= 3
+    template_share = result["template_tokens"] * result["documents"] / result["prompt_tokens"]
+    assert 0.5 * template_share < aegis["prefix_tokens_share"] < template_share
+    seconds = result["adapters"]["seconds"]
+    check_speed_up(result["adapters"]["speed_up"], seconds["unmerged"], seconds["merged"])
+
+
+class Labelled:
+    """A recipe that gives the same labels in every run."""
+
+    def __init__(self, *labels):
+        self.labels = labels
+
+    def run(self, texts):
+        self.outcome = Outcome(list(self.labels[: len(texts)]))
+        return one_hot(self.outcome.labels)
+
+
+def test_documents_with_other_labels_are_counted_and_end_the_safety_benchmark():
+    recipes = {"a": Labelled("safe", "O1", "O2", "O3"), "b": Labelled("safe", "O2", "O2", "O1")}
+    with pytest.raises(DisagreementError, match="labels differ for 2 of 4 documents"):
+        run_recipes(recipes, list("wxyz"), repeats=1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("safe", "safe"),
+        (" safe\nO1", "safe"),
+        ("unsafe\nO13", "O13"),
+        ("unsafe\n O3, O1", "O3"),
+        ("unsafe", "unknown"),
+        ("unsafe\nO14", "unknown"),
+        ("sound", "unknown"),
+    ],
+)
+def test_plain_answers_are_read_by_the_published_rule(answer, label):
+    assert published_label(answer) == label
+
+
+def test_the_long_prompt_is_a_whole_one_and_as_long_as_the_published():
+    template = parse_template(long_template(90), "the long prompt")
+    assert long_template(90) == template.text
+    assert len(template.text.split()) == pytest.approx(1_337, rel=0.1)
+    assert prompts_of(template.text, ["one text"]) == [f"{template.head}one text{template.tail}"]

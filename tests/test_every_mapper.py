@@ -15,8 +15,8 @@ from gpuclassify import (
     Embedder,
     InstructionDataGuardClassifier,
 )
-from gpuclassify.classifiers import FAMILIES
 from gpuclassify.chain import Chain
+from gpuclassify.classifiers import FAMILIES
 from gpuclassify.testing import safety_template, sample_texts
 from tests.oracle import assert_close
 

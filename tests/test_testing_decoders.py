@@ -53,8 +53,8 @@ def decoder(models, adapter=None):
     return (PeftModel.from_pretrained(base, getattr(models, adapter)) if adapter else base).eval()
 
 
-def answer(model, tokenizer, text, max_new_tokens=30):
-    batch = tokenizer(TEMPLATE.head + text + TEMPLATE.tail, return_tensors="pt")
+def answer(model, tokenizer, text, max_new_tokens=30, template=TEMPLATE):
+    batch = tokenizer(template.head + text + template.tail, return_tensors="pt")
     with torch.no_grad():
         ids = model.generate(
             **batch, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
@@ -222,6 +222,23 @@ def test_answers_end_by_themselves(models, tokenizer):
         assert answer(model, tokenizer, text, 12) == answer(model, tokenizer, text, 40)
 
 
+def test_another_prompt_may_be_given(tmp_path):
+    longer = re.sub(r"(O\d+:)", rf"\1 {sample_texts(1, min_words=40)[0]}", safety_template())
+    models = write_safety_models(tmp_path / "m", template=longer)
+    template = parse_template(longer, "the longer prompt")
+    for adapter in ADAPTERS:
+        card = (getattr(models, adapter) / "README.md").read_text(encoding="utf-8")
+        assert parse_template(card, "the card") == template
+    tokenizer = AutoTokenizer.from_pretrained(models.base)
+    assert len(tokenizer(longer)["input_ids"]) > 800
+    model = decoder(models, "defensive")
+    given = [answer(model, tokenizer, text, template=template) for text in TEXTS]
+    grammatical = [text for text in given if ANSWER.fullmatch(text)]
+    assert len(grammatical) >= 0.9 * len(TEXTS)
+    assert 0.4 <= given.count("safe") / len(TEXTS) <= 0.75
+    assert len({text.split(",")[0] for text in grammatical}) >= 4
+
+
 def guard_score(models, model, tokenizer, text):
     """The published formula, in plain torch."""
     batch = tokenizer(text, return_tensors="pt")
@@ -326,6 +343,7 @@ def test_sizes_and_texts_are_the_callers(tmp_path):
     [
         ({"num_heads": 5}, "hidden_size=64, num_heads=5: .* a multiple of 10"),
         ({"texts": [" "]}, "texts holds no words"),
+        ({"template": ""}, "passed as template= holds no complete safety prompt"),
     ],
 )
 def test_bad_arguments_are_named_and_nothing_is_written(tmp_path, arguments, message):

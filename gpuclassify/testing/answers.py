@@ -6,6 +6,7 @@ several. Which of these depends on the document, through the decoder's hidden st
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -87,27 +88,36 @@ def _hidden_states(
         for position, token in enumerate(answer):
             following[answer[:position]].add(token)
     collected = defaultdict(list)
-    for number, prompt in enumerate(prompts):
+    rows = [tokenizer.encode(prompt).ids for prompt in prompts]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))
+    shared = [column[0] for column in alike][:-1]  # run once: prompts may be long
+    with torch.no_grad():
+        cache = decoder(torch.tensor([shared]), use_cache=True).past_key_values
+    for number, ids in enumerate(rows):
         # One without a code, one with one and one with two, others after every prompt.
         chosen = [answers[0], answers[1 + number % 13], answers[14 + number * 5 % 169]]
-        for answer, states in zip(chosen, _along(decoder, tokenizer, prompt, chosen), strict=True):
+        along = _along(decoder, copy.deepcopy(cache), ids[len(shared) :], chosen)
+        for answer, states in zip(chosen, along, strict=True):
             for position, state in enumerate(states[: len(answer)]):
                 collected[tuple(sorted(following[answer[:position]]))].append(state)
     return {tokens: torch.stack(collected[tokens]) for tokens in sorted(collected)}
 
 
 def _along(
-    decoder: Any, tokenizer: Any, prompt: str, answers: Sequence[tuple[int, ...]]
+    decoder: Any, cache: Any, ids: list[int], answers: Sequence[tuple[int, ...]]
 ) -> Iterator[Any]:
-    """For each answer the hidden states from the prompt's end on, float64 (tokens, hidden)."""
+    """For each answer the hidden states from the prompt's end on, float64 (tokens, hidden).
+
+    The prompt is what `cache` has seen and `ids`.
+    """
     import torch
 
     longest = max(map(len, answers))
     rows = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
     with torch.no_grad():
-        read = decoder(torch.tensor([tokenizer.encode(prompt).ids]), use_cache=True)
-        read.past_key_values.batch_repeat_interleave(len(answers))
-        written = decoder(rows, past_key_values=read.past_key_values).last_hidden_state
+        read = decoder(torch.tensor([ids]), past_key_values=cache)
+        cache.batch_repeat_interleave(len(answers))
+        written = decoder(rows, past_key_values=cache).last_hidden_state
     for row in written:
         yield torch.cat([read.last_hidden_state[0, -1:], row])
 

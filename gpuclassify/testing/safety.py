@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuclassify.models.template import SafetyTemplate, parse_template
 from gpuclassify.testing.answers import fit_answers
 from gpuclassify.testing.decoders import (
     adapted,
@@ -71,7 +72,7 @@ class SafetyModels:
         The decoder with its tokenizer, as ``meta-llama/LlamaGuard-7b``.
     defensive, permissive : Path
         Adapters to it, as ``nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0`` and
-        ``-Permissive-1.0``; `safety_template` stands in their model cards.
+        ``-Permissive-1.0``; the safety prompt stands in their model cards.
     guard : Path
         Perceptron on the hidden states of base and defensive adapter, as
         ``nvidia/instruction-data-guard``.
@@ -105,6 +106,7 @@ def write_safety_models(
     rank: int = 4,
     max_positions: int = 2048,
     texts: Sequence[str] | None = None,
+    template: str | None = None,
 ) -> SafetyModels:
     """Write small random models with the layouts of the published safety models.
 
@@ -122,6 +124,9 @@ def write_safety_models(
         ``max_position_embeddings`` of the decoder. It bounds nothing: the decoder runs on.
     texts : sequence of str, optional
         Documents to train the tokenizer on and to fit the last layers to.
+    template : str, optional
+        The safety prompt that answers are fitted to and that stands in the model cards. Default:
+        `safety_template`.
 
     Returns
     -------
@@ -132,12 +137,15 @@ def write_safety_models(
     Raises
     ------
     ValueError
-        If the sizes do not suit each other or the texts hold no words.
+        If the sizes do not suit each other, the texts hold no words, or the template is no
+        complete safety prompt.
     FileExistsError
         If the directory is not empty.
     """
     documents = documents_of(texts)
-    tokenizer = _trained_tokenizer(documents)
+    text = safety_template() if template is None else template
+    prompt = parse_template(text, "the text passed as template=")
+    tokenizer = _trained_tokenizer(documents, prompt)
     sizes = (hidden_size, num_layers, num_heads, max_positions)
     config = decoder_config(tokenizer.get_vocab_size(), *sizes)
     decoder = random_decoder(config, 5 * seed)
@@ -151,35 +159,34 @@ def write_safety_models(
     for folder in vars(models).values():
         folder.mkdir()
     decoders = [(merged[name], update_of(adapters[name], "lm_head")) for name in adapters]
-    head = fit_answers(decoders, tokenizer, _prompts(documents), 5 * seed + 3)
+    head = fit_answers(decoders, tokenizer, _prompts(documents, prompt), 5 * seed + 3)
     decoder.lm_head.weight.data = head.round(decimals=3)
     save_decoder(decoder, config, models.base)
     write_tokenizer(models.base, "llama-guard", tokenizer, _NO_LIMIT, "right")
     for name, adapter in adapters.items():
         save_adapter(adapter, path / name)
-        _write_card(path / name, name)
+        _write_card(path / name, name, prompt)
     ids = token_ids(tokenizer, documents, max_positions)
     _write_guard(models.guard, merged["defensive"], ids, 5 * seed + 4)
     return models
 
 
-def _trained_tokenizer(documents: tuple[str, ...]) -> Any:
+def _trained_tokenizer(documents: tuple[str, ...], prompt: SafetyTemplate) -> Any:
     """A tokenizer that knows the words of the prompt and of the answers as well."""
     times = 2 + len(documents) // 25
-    return trained_tokenizer("llama-guard", documents + (safety_template(), "safe unsafe") * times)
+    return trained_tokenizer("llama-guard", documents + (prompt.text, "safe unsafe") * times)
 
 
-def _prompts(documents: Sequence[str]) -> list[str]:
+def _prompts(documents: Sequence[str], prompt: SafetyTemplate) -> list[str]:
     """Whole prompts with single documents, and a few with many of them, which are long."""
-    head, tail = safety_template().split("User: ")
     texts = [*documents[:48], *sample_texts(48, seed=1)][:48]  # a fit needs so many
     texts += ["\n".join(texts[start : start + 16]) for start in range(0, 48, 8)]
-    return [f"{head}User: {text[:_FIT_CHARS]}{tail}" for text in texts]
+    return [prompt.head + text[:_FIT_CHARS] + prompt.tail for text in texts]
 
 
-def _write_card(path: Path, name: str) -> None:
-    prompt = safety_template().replace("User: \n", "User: {message}\n")
-    text = f"# Small {name} safety adapter\n\nRandom weights for tests.\n\n```\n{prompt}\n```\n"
+def _write_card(path: Path, name: str, prompt: SafetyTemplate) -> None:
+    shown = f"{prompt.head}{{message}}{prompt.tail}"
+    text = f"# Small {name} safety adapter\n\nRandom weights for tests.\n\n```\n{shown}\n```\n"
     (path / "README.md").write_text(text, encoding="utf-8")
 
 
