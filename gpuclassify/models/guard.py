@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpuclassify.models.decoder import Decoder
+from gpuclassify.models.pooling import last_token
 
 WEIGHTS = "model.safetensors"
 
@@ -74,9 +75,7 @@ class GuardNetwork(nn.Module):
         hidden = self._decoder.hidden_states(
             input_ids, attention_mask if is_left else None, position_ids
         )
-        last = attention_mask.shape[1] - 1 - attention_mask.flip(1).argmax(1)
-        states = hidden[torch.arange(len(last), device=last.device), last]
-        return self.head(states.float())
+        return self.head(last_token(hidden, attention_mask))
 
 
 def guard_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
