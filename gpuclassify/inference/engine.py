@@ -19,7 +19,7 @@ from gpuclassify.inference.loaded import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
 from gpuclassify.inference.packed_layers import NotPackableError
 from gpuclassify.inference.tokens import TokenBatch
-from gpuclassify.models.disentangled import original_attention
+from gpuclassify.models.reference import reference_forward
 
 # One forward at a time on a device: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
@@ -120,7 +120,7 @@ def run(
         return np.zeros((0, model.output_size), dtype=np.float32)
     started = time.perf_counter()
     is_reference = settings.engine == "reference"
-    code = original_attention() if is_reference else contextlib.nullcontext()
+    code = reference_forward() if is_reference else contextlib.nullcontext()
     with device_lock(model.device), torch.inference_mode(), code:
         stats.wait_seconds += time.perf_counter() - started
         started = time.perf_counter()

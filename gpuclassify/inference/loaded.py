@@ -32,6 +32,7 @@ from gpuclassify.models.loading import (
     load_tokenizer,
     refuse_wrong_outputs,
 )
+from gpuclassify.models.prepacked import prepack
 
 logger = logging.getLogger(__name__)
 
@@ -243,6 +244,7 @@ def load_model(
     is_autocast = build is not None and dtype != torch.float32
     weights_dtype = torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, build).to(device)
+    prepack(module)
     backbone = _backbone(module)
     config = getattr(backbone, "config", None)
     return LoadedModel(

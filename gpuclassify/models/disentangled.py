@@ -24,6 +24,8 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     make_log_bucket_position,
 )
 
+from gpuclassify.models.reference import is_reference_forward, reference_forward
+
 logger = logging.getLogger(__name__)
 
 # Scores are computed for as many rows and heads at once as keep one copy of them below this. Parts
@@ -35,18 +37,7 @@ _CHECKED_LENGTHS = (9, 24)
 _CHECKED_LAYERS = 2
 _TOLERANCE = 1e-6  # of the largest state
 
-_is_original: ContextVar[bool] = ContextVar("is_original", default=False)
 _is_first_token_enough: ContextVar[bool] = ContextVar("is_first_token_enough", default=False)
-
-
-@contextlib.contextmanager
-def original_attention() -> Iterator[None]:
-    """Within it, this thread's forwards are transformers' own."""
-    token = _is_original.set(True)
-    try:
-        yield
-    finally:
-        _is_original.reset(token)
 
 
 @contextlib.contextmanager
@@ -91,7 +82,7 @@ def _agrees_with_transformers(encoder: Any) -> bool:
     mask = (torch.arange(shape[1]) < torch.tensor(_CHECKED_LENGTHS)[:, None]).long()
     with torch.inference_mode():
         found = first(states, mask).last_hidden_state[mask.bool()]
-        with original_attention():
+        with reference_forward():
             expected = first(states, mask).last_hidden_state[mask.bool()]
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
@@ -184,7 +175,7 @@ class DisentangledEncoder(DebertaV2Encoder):
 
     def _is_fast(self, states: torch.Tensor) -> bool:
         """Neither training nor autocast, for which tables that are kept would be wrong."""
-        if self.training or torch.is_grad_enabled() or states.is_meta or _is_original.get():
+        if self.training or torch.is_grad_enabled() or states.is_meta or is_reference_forward():
             return False
         return not torch.is_autocast_enabled(states.device.type)
 

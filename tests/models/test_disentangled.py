@@ -17,10 +17,10 @@ from gpuclassify.models.deberta import Deberta
 from gpuclassify.models.disentangled import (
     DisentangledEncoder,
     first_token_alone,
-    original_attention,
     speed_up_deberta,
 )
 from gpuclassify.models.loading import load_module
+from gpuclassify.models.reference import reference_forward
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -255,7 +255,7 @@ def test_tables_follow_the_weights(change):
     model = change(model)
 
     found = states(model, inputs)
-    with original_attention():
+    with reference_forward():
         expected = states(model, inputs)
     assert found.dtype == expected.dtype
     assert_close(found, expected)
@@ -305,7 +305,7 @@ def test_a_device_without_memory_gives_shapes():
 
 
 def original_states(model, inputs):
-    with original_attention():
+    with reference_forward():
         return states(model, inputs)
 
 
@@ -360,7 +360,7 @@ def test_weights_train_on_after_an_inference():
     assert model.encoder.rel_embeddings.weight.grad.abs().max() > 0
     optimizer.step()
 
-    with original_attention():
+    with reference_forward():
         expected = states(model, inputs)
     assert_close(states(model, inputs), expected)
     assert not torch.allclose(before, expected)
