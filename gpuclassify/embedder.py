@@ -20,9 +20,7 @@ from gpuclassify.models.sentence_transformers import (
 from gpuclassify.options import ModelOptions
 
 if TYPE_CHECKING:
-    from gpuclassify.inference.engine import RunStats
-    from gpuclassify.inference.loaded import LoadedModel
-    from gpuclassify.inference.tokens import TextTokens
+    pass
 
 EMBEDDING_DTYPES = ("float32", "float16")
 _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
@@ -167,8 +165,9 @@ class Embedder(ModelMapper):
             )
         return {self.options.embedding_field: vectors.astype(kind)}
 
-    def _encode(self, model: LoadedModel, texts: list[str], stats: RunStats) -> list[TextTokens]:
-        return super()._encode(model, [self.prompt + text for text in texts], stats)
+    def model_texts(self, texts: list[str]) -> list[str]:
+        """The texts with the prompt before each."""
+        return [self.prompt + text for text in texts]
 
     def _prompt_with(self, sentence: SentenceModel) -> str:
         given = self.options.prompt

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuclassify.inference.engine import RunStats
+    from gpuclassify.inference.stats import RunStats
 
 EVENT_TOPIC = "gpuclassify"
 

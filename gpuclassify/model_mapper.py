@@ -36,9 +36,11 @@ from gpuclassify.partition_map import NewColumns, TextMap
 if TYPE_CHECKING:
     from torch import nn
 
-    from gpuclassify.inference.engine import BatchSettings, RunStats
+    from gpuclassify.inference.engine import BatchSettings
+    from gpuclassify.inference.feeding import Feed
     from gpuclassify.inference.loaded import LoadedModel
-    from gpuclassify.inference.tokens import TextTokens, TokenBatch
+    from gpuclassify.inference.stats import RunStats
+    from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
 
 logger = logging.getLogger(__name__)
 
@@ -326,7 +328,7 @@ class ModelMapper(TextMap):
 
     def compute(self, texts: list[str | None], name_row: Callable[[int], str]) -> NewColumns:
         """The new columns for `texts`: each distinct text is run once."""
-        from gpuclassify.inference.engine import RunStats
+        from gpuclassify.inference.stats import RunStats
         from gpuclassify.inference.tokens import fold
 
         most = self.options.max_chars
@@ -363,63 +365,66 @@ class ModelMapper(TextMap):
         }
         return replace(new, arrays=arrays)
 
+    def model_texts(self, texts: list[str]) -> list[str]:
+        """What the model is given for each text."""
+        return texts
+
     def _infer(
         self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[np.ndarray, Reading]:
         """Activated outputs, one row a text, and what was read of the texts."""
-        from gpuclassify.inference.tokens import first_windows
-        from gpuclassify.inference.windows import aggregate, all_windows
+        from gpuclassify.inference.feeding import Feed
+        from gpuclassify.inference.windows import aggregate
 
+        order = self._reading_order(texts)
+        inverse = np.argsort(order)
+        texts = self.model_texts([texts[place] for place in order])
         device, dtype = self._device_and_dtype()
         with self._lease(device, dtype) as model:
-            encoded = self._encode(model, texts, stats)
-            if not self._scores_windows:
-                tokens = first_windows(encoded)
-                counts = np.fromiter((len(text.windows) for text in encoded), dtype=np.int64)
-                outputs = self._run(model, tokens, stats, name_text)
-                return self.activate(outputs), Reading(counts, tokens.seen_share)
-            windows = all_windows(encoded)
-            outputs = self._run(
-                model, windows.tokens, stats, lambda row: name_text(windows.text_of(row))
-            )
-        values = aggregate(self.activate(outputs), windows, self.options.window_aggregation)
-        return values, Reading(windows.counts, np.ones(len(texts), dtype=np.float32))
+            feed = Feed(self._text_tokenizer(model), texts, self._scores_windows, stats)
+            outputs = self._run(model, feed, order, stats, name_text)
+        values = self.activate(outputs)
+        if self._scores_windows:
+            how = self.options.window_aggregation
+            values = aggregate(values, feed.counts, feed.lengths, how)
+        return values[inverse], Reading(feed.window_counts[inverse], feed.seen_share[inverse])
+
+    def _reading_order(self, texts: list[str]) -> np.ndarray:
+        """Where each text to be read stands; longest first, because blocks are sorted apart."""
+        from gpuclassify.inference.batching import longest_first
+
+        if not self.options.sort_by_length:
+            return np.arange(len(texts))
+        return longest_first(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+
+    def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
+        options = self.options
+        return model.text_tokenizer(
+            options.max_seq_length, options.has_windows, options.window_overlap
+        )
 
     @property
     def _scores_windows(self) -> bool:
         return self.options.has_windows and self.options.window_aggregation != "first"
 
-    def _encode(self, model: LoadedModel, texts: list[str], stats: RunStats) -> list[TextTokens]:
-        import time
-
-        from gpuclassify.inference import sharing
-
-        started = time.perf_counter()
-        options = self.options
-        tokenizer = model.text_tokenizer(
-            options.max_seq_length, options.has_windows, options.window_overlap
-        )
-        encoded, shared = sharing.encode(tokenizer, texts)
-        stats.tokenize_seconds += time.perf_counter() - started
-        stats.shared_texts += shared
-        return encoded
-
     def _run(
         self,
         model: LoadedModel,
-        tokens: TokenBatch,
+        feed: Feed,
+        order: np.ndarray,
         stats: RunStats,
         name_text: Callable[[int], str],
     ) -> np.ndarray:
-        """Outputs of every text or window, all of them finite."""
+        """Outputs of every window, all of them finite."""
         from gpuclassify.inference import engine
 
-        stats.truncated_texts += tokens.truncated
-        stats.windows += len(tokens)
         key = self._key(model.device, model.dtype)
-        outputs = engine.run(model, key, tokens, self._batch_settings(), stats)
-        for row in np.flatnonzero(~np.isfinite(outputs).all(axis=1)):
-            outputs[row] = self._rescue(model, tokens, int(row), name_text)
+        outputs = engine.run(model, key, feed, self._batch_settings(), stats)
+        failed = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
+        owners = order[feed.text_of[failed]]
+        for place in np.argsort(owners, kind="stable"):  # an error names the first row of its kind
+            window, name = int(failed[place]), functools.partial(name_text, int(owners[place]))
+            outputs[window] = self._rescue(model, feed.take(window), name)
             stats.rescued_texts += 1
         return outputs
 
@@ -430,7 +435,7 @@ class ModelMapper(TextMap):
         return device, pick_dtype(self.options, device)
 
     def _rescue(
-        self, model: LoadedModel, tokens: TokenBatch, row: int, name_text: Callable[[int], str]
+        self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
     ) -> np.ndarray:
         """Outputs of one text, recomputed alone in float32."""
         import torch
@@ -439,13 +444,13 @@ class ModelMapper(TextMap):
 
         side = model.padding_side(self.options.padding_side)
         if model.dtype == torch.float32:
-            outputs = run_alone(model, tokens, row, side)
+            outputs = run_alone(model, tokens, side)
         else:
             with self._lease(model.device, torch.float32) as exact:
-                outputs = run_alone(exact, tokens, row, side)
+                outputs = run_alone(exact, tokens, side)
         if not np.isfinite(outputs).all():
             raise NonFiniteOutputError(
-                f"{self.options.model} gives {outputs.tolist()} for {name_text(row)}, also alone "
+                f"{self.options.model} gives {outputs.tolist()} for {name_text()}, also alone "
                 "and in float32: check the weights, or remove the row"
             )
         return outputs

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.inference import engine
-from gpuclassify.inference.engine import RunStats
 from gpuclassify.inference.loaded import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.packed_layers import NotPackableError
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.model_mapper import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked

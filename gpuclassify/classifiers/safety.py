@@ -20,8 +20,8 @@ from gpuclassify.models.template import full_digest, read_template
 from gpuclassify.partition_map import NewColumns
 
 if TYPE_CHECKING:
-    from gpuclassify.inference.engine import RunStats
     from gpuclassify.inference.prompts import PromptTokenizer
+    from gpuclassify.inference.stats import RunStats
     from gpuclassify.inference.tokens import TokenBatch
     from gpuclassify.models.decoder import Decoder
 

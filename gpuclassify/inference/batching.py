@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.inference.staging import StagedTokens, to_device
 
 # A row shorter than this share of the batch's width begins a new batch, if this one is enough.
 MOST_PADDED_SHARE = 0.9
@@ -18,24 +19,27 @@ MOST_RECTANGLE = 2
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Rows of a TokenBatch as a rectangle.
+    """Rows of tokens as a rectangle, on the device.
 
     Attributes
     ----------
     rows : ndarray of int64, shape (rows,)
         Which texts these are.
-    ids : ndarray of int64, shape (rows, width)
-    mask : ndarray of int64, shape (rows, width)
+    lengths : ndarray of int64, shape (rows,)
+        Their tokens, known on the host so that nobody waits for the device to learn them.
+    ids : Tensor of int64, shape (rows, width)
+    mask : Tensor of int64, shape (rows, width)
         1 for a token, 0 for padding. Never derived from ids: the padding id can be a real token.
-    type_ids : ndarray of int64, shape (rows, width), optional
+    type_ids : Tensor of int64, shape (rows, width), optional
     is_packed : bool
         Whether the model's layers run on its tokens alone, without the padding.
     """
 
     rows: np.ndarray
-    ids: np.ndarray
-    mask: np.ndarray
-    type_ids: np.ndarray | None = None
+    lengths: np.ndarray
+    ids: torch.Tensor
+    mask: torch.Tensor
+    type_ids: torch.Tensor | None = None
     is_packed: bool = False
 
     @property
@@ -44,19 +48,24 @@ class PaddedBatch:
         return self.ids.shape[1]
 
     @property
+    def is_full(self) -> bool:
+        """Whether there is no padding."""
+        return bool((self.lengths == self.width).all())
+
+    @property
     def run_tokens(self) -> int:
         """Tokens that layers run: all of the rectangle, unless it is packed."""
-        return int(self.mask.sum()) if self.is_packed else self.mask.size
+        return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
     def part(self, start: int, stop: int) -> PaddedBatch:
         """The rows from start to stop, at the same width."""
-        types = None if self.type_ids is None else self.type_ids[start:stop]
-        return PaddedBatch(
-            self.rows[start:stop],
-            self.ids[start:stop],
-            self.mask[start:stop],
-            types,
-            self.is_packed,
+        return replace(
+            self,
+            rows=self.rows[start:stop],
+            lengths=self.lengths[start:stop],
+            ids=self.ids[start:stop],
+            mask=self.mask[start:stop],
+            type_ids=None if self.type_ids is None else self.type_ids[start:stop],
         )
 
 
@@ -90,13 +99,13 @@ def cut_batches(
 
 
 def pad(
-    tokens: TokenBatch, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
+    tokens: StagedTokens, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
 ) -> PaddedBatch:
-    """The texts `rows` padded to the longest of them.
+    """The texts `rows` padded to the longest of them, where their tokens are.
 
     Parameters
     ----------
-    tokens : TokenBatch
+    tokens : StagedTokens
     rows : ndarray of int64, shape (rows,)
     pad_id : int
         Token id that fills the padding.
@@ -105,24 +114,22 @@ def pad(
     type_pad_id : int
         Segment id that fills the padding.
     """
+    device = tokens.ids.device
     lengths = tokens.lengths[rows]
     width = int(lengths.max())
-    columns = np.arange(width)
-    if side == "right":
-        is_token = columns < lengths[:, None]
-    else:
-        is_token = columns >= width - lengths[:, None]
-    # Boolean assignment fills row by row, which is the order of the concatenated source.
-    source = np.concatenate(
-        [np.arange(tokens.offsets[row], tokens.offsets[row + 1]) for row in rows]
-    )
-    ids = np.full(is_token.shape, pad_id, dtype=np.int64)
-    ids[is_token] = tokens.ids[source]
-    type_ids = None
-    if tokens.type_ids is not None:
-        type_ids = np.full(is_token.shape, type_pad_id, dtype=np.int64)
-        type_ids[is_token] = tokens.type_ids[source]
-    return PaddedBatch(rows, ids, is_token.astype(np.int64), type_ids)
+    bounds = to_device(np.stack([tokens.offsets[rows], lengths]), device)
+    starts, counts = bounds[:, :, None]
+    places = torch.arange(width, device=device)
+    if side == "left":
+        places = places - (width - counts)
+    is_token = (places >= 0) & (places < counts)
+    source = torch.where(is_token, starts + places, 0)
+
+    def fill(values: torch.Tensor, padding: int) -> torch.Tensor:
+        return torch.where(is_token, values[source].long(), padding)
+
+    types = None if tokens.type_ids is None else fill(tokens.type_ids, type_pad_id)
+    return PaddedBatch(rows, lengths, fill(tokens.ids, pad_id), is_token.long(), types)
 
 
 def _stop_of_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:

@@ -35,14 +35,14 @@ import numpy as np
 
 from gpuclassify.inference.batching import PaddedBatch, cut_batches, pad
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.inference.staging import StagedTokens
 
 SUPPORTED_VERSION = "0.0.9"
 _importing = threading.Lock()
 
 
 def crossfit_batches(
-    tokens: TokenBatch,
+    tokens: StagedTokens,
     pad_id: int,
     side: str,
     current_limits: Callable[[], BatchLimits],
@@ -54,7 +54,7 @@ def crossfit_batches(
 
     Parameters
     ----------
-    tokens : TokenBatch
+    tokens : StagedTokens
     pad_id, type_pad_id : int
         What fills the padding of ids and segment ids.
     side : {"right", "left"}
@@ -63,35 +63,33 @@ def crossfit_batches(
         Asked before each batch, so that limits lowered by an out-of-memory hold at once.
     """
     loader = _build_loader(tokens, pad_id, side, current_limits, type_pad_id)
-    order = loader.sorted_indices.numpy()
+    order = loader.sorted_indices.cpu().numpy()
+    lengths = tokens.lengths
     start = 0
     for batch in loader:
-        arrays = {name: tensor.numpy() for name, tensor in batch.items()}
-        stop = start + len(arrays["input_ids"])
+        rows = order[start : start + len(batch["input_ids"])]
         yield PaddedBatch(
-            order[start:stop],
-            arrays["input_ids"],
-            arrays["attention_mask"],
-            arrays.get("token_type_ids"),
+            rows,
+            lengths[rows],
+            batch["input_ids"],
+            batch["attention_mask"],
+            batch.get("token_type_ids"),
         )
-        start = stop
+        start += len(rows)
 
 
 def _build_loader(
-    tokens: TokenBatch,
+    tokens: StagedTokens,
     pad_id: int,
     side: str,
     current_limits: Callable[[], BatchLimits],
     type_pad_id: int,
 ) -> Any:
     """A loader over one rectangle of all rows; only its sorted copy outlives this call."""
-    import torch
-
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
-    columns = {"input_ids": whole.ids, "attention_mask": whole.mask}
+    tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}
     if whole.type_ids is not None:
-        columns["token_type_ids"] = whole.type_ids
-    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+        tensors["token_type_ids"] = whole.type_ids
     return _loader_class()(tensors, whole.width, side, current_limits)
 
 
@@ -133,7 +131,7 @@ def _loader_class() -> type:
             super().__init__(data, model, sort_key="attention_mask")
 
         def _find_optimal_splits(self) -> list[int]:
-            lengths = self.tensor_dict["seq_length"].numpy()
+            lengths = self.tensor_dict["seq_length"].cpu().numpy()
             self._ranges = cut_batches(lengths, self._current_limits)
             return []
 

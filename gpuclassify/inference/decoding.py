@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from gpuclassify.inference.drafts import SeenAnswers, Tokens
-from gpuclassify.inference.engine import RunStats
 from gpuclassify.inference.prefix import ATTENTION, Prefix, RowState
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.models.decoder import Decoder
 
 _LOGIT_ROWS = 1_024  # vocabularies are wide: this bounds the memory of the last layer

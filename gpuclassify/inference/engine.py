@@ -1,4 +1,4 @@
-"""TokenBatch and model to outputs in input order."""
+"""Tokens and model to outputs in input order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Hashable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,57 +18,13 @@ from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.loaded import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
 from gpuclassify.inference.packed_layers import NotPackableError
+from gpuclassify.inference.staging import stage
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.inference.tokens import TokenBatch
 from gpuclassify.models.reference import reference_forward
 
 # One forward at a time on a device: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
-
-
-@dataclass
-class RunStats:
-    """What a run did, in counts and seconds.
-
-    Attributes
-    ----------
-    rows, null_rows, folded_rows : int
-        Rows given, rows without text, and rows whose text another row of the partition has too.
-    truncated_texts, shared_texts, windows : int
-        Distinct texts that were cut to the model's length, those whose tokens another mapper had
-        made, and the windows that were run: as many as distinct texts, unless long ones have more.
-    tokens, padded_tokens : int
-        Real tokens, and tokens that the model's layers ran, padding included.
-    batches, out_of_memory : int
-    rescued_texts : int
-        Texts whose outputs were not finite at first and were recomputed alone in float32.
-    prefix_tokens : int
-        Tokens of prompts that were not run, because a prefix run once stands for them.
-    decode_steps : int
-        Forward passes that continued answers after a batch's first one.
-    tokenize_seconds, wait_seconds, model_seconds : float
-        Waiting is for the device, which another thread of the process was using.
-    """
-
-    rows: int = 0
-    null_rows: int = 0
-    folded_rows: int = 0
-    truncated_texts: int = 0
-    shared_texts: int = 0
-    windows: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    batches: int = 0
-    out_of_memory: int = 0
-    rescued_texts: int = 0
-    prefix_tokens: int = 0
-    decode_steps: int = 0
-    tokenize_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    model_seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -95,7 +51,11 @@ class BatchSettings:
 
 
 def run(
-    model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: BatchSettings, stats: RunStats
+    model: LoadedModel,
+    key: Hashable,
+    blocks: Iterable[TokenBatch],
+    settings: BatchSettings,
+    stats: RunStats,
 ) -> np.ndarray:
     """Outputs of every text, float32 (texts, outputs), in input order.
 
@@ -104,7 +64,9 @@ def run(
     model : LoadedModel
     key : hashable
         By which limits that were found for the model are remembered.
-    tokens : TokenBatch
+    blocks : iterable of TokenBatch
+        The texts, block after block; each is sorted and batched by itself. The device is held while
+        a block runs, and free for other threads in between.
     settings : BatchSettings
     stats : RunStats
         Counts of this run are added to it.
@@ -116,24 +78,31 @@ def run(
     NotPackableError
         The settings ask for an engine that the model does not run on.
     """
-    if not len(tokens):
+    outputs: list[torch.Tensor] = []
+    places: list[np.ndarray] = []
+    texts = 0
+    for tokens in filter(len, blocks):
+        with _device_for(model, settings, stats):
+            for rows, values in _run_batches(model, key, tokens, settings, stats):
+                outputs.append(values)
+                places.append(rows + texts)
+        texts += len(tokens)
+        stats.tokens += int(tokens.offsets[-1])
+    if not outputs:
         return np.zeros((0, model.output_size), dtype=np.float32)
-    started = time.perf_counter()
-    is_reference = settings.engine == "reference"
-    code = reference_forward() if is_reference else contextlib.nullcontext()
-    with device_lock(model.device), torch.inference_mode(), code:
-        stats.wait_seconds += time.perf_counter() - started
-        started = time.perf_counter()
-        outputs = _run_batches(model, key, tokens, settings, stats)
-        stats.model_seconds += time.perf_counter() - started
-    stats.tokens += int(tokens.offsets[-1])
-    return outputs
+    with _device_for(model, settings, stats):
+        # Outputs stay on the device until here: one copy instead of one wait for every batch.
+        fetched = torch.cat(outputs).cpu().numpy()
+    result = np.empty((texts, fetched.shape[1]), dtype=fetched.dtype)
+    result[np.concatenate(places)] = fetched  # of a row that ran twice, the later outputs
+    return result
 
 
-def run_alone(model: LoadedModel, tokens: TokenBatch, row: int, side: str) -> np.ndarray:
+def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
     """Outputs of one text in a batch of its own, float32 (outputs,)."""
     with device_lock(model.device), torch.inference_mode():
-        batch = pad(tokens, np.array([row]), model.pad_id, side, model.type_pad_id)
+        staged = stage(tokens, model.device)
+        batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
         return model.forward(batch, side)[0].cpu().numpy()
 
 
@@ -142,17 +111,35 @@ def device_lock(device: torch.device) -> threading.Lock:
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
 
+@contextlib.contextmanager
+def holding(device: torch.device, stats: RunStats) -> Iterator[None]:
+    """The device alone, for inference; waiting for it and using it are added to `stats`."""
+    started = time.perf_counter()
+    with device_lock(device), torch.inference_mode():
+        taken = time.perf_counter()
+        stats.wait_device_seconds += taken - started
+        yield
+        stats.model_seconds += time.perf_counter() - taken
+
+
+@contextlib.contextmanager
+def _device_for(model: LoadedModel, settings: BatchSettings, stats: RunStats) -> Iterator[None]:
+    is_reference = settings.engine == "reference"
+    code = reference_forward() if is_reference else contextlib.nullcontext()
+    with holding(model.device, stats), code:
+        yield
+
+
 def _run_batches(
     model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: BatchSettings, stats: RunStats
-) -> np.ndarray:
+) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    """Rows and their outputs (rows, outputs), batch by batch."""
     is_packed = _is_packed(model, settings)
     # Packed, nothing depends on the side, but heads that find a text's end know this one best.
     side = "right" if is_packed else model.padding_side(settings.padding_side)
     if is_packed:
         key = (key, "packed")
     current_limits = functools.partial(_limits, model, key, settings, side, is_packed)
-    rows: list[np.ndarray] = []
-    outputs: list[torch.Tensor] = []
 
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
         part = batch.part(start, stop)
@@ -167,32 +154,28 @@ def _run_batches(
 
     for batch in _batches(model, tokens, settings, side, current_limits):
         batch = replace(batch, is_packed=is_packed)
-        outputs += run_halving(
+        outputs = run_halving(
             functools.partial(step, batch), 0, len(batch.rows), functools.partial(remember, batch)
         )
-        rows.append(batch.rows)
-    # Outputs stay on the device until here: one copy instead of one wait for every batch.
-    values = torch.cat(outputs).cpu().numpy()
-    result = np.empty((len(tokens), values.shape[1]), dtype=values.dtype)
-    result[np.concatenate(rows)] = values  # of a row that ran twice, the later outputs
-    return result
+        yield batch.rows, torch.cat(outputs)
 
 
 def _batches(
     model: LoadedModel, tokens: TokenBatch, settings: BatchSettings, side: str, current_limits: Any
 ) -> Iterator[PaddedBatch]:
+    staged = stage(tokens, model.device)
     if settings.loader == "crossfit":
-        yield from crossfit_batches(tokens, model.pad_id, side, current_limits, model.type_pad_id)
+        yield from crossfit_batches(staged, model.pad_id, side, current_limits, model.type_pad_id)
     else:
         lengths = tokens.lengths
         order = longest_first(lengths) if settings.sort_by_length else np.arange(len(tokens))
         for start, stop in cut_batches(lengths[order], current_limits):
-            yield pad(tokens, order[start:stop], model.pad_id, side, model.type_pad_id)
+            yield pad(staged, order[start:stop], model.pad_id, side, model.type_pad_id)
     if side == "left":
         # A decoder reads a row's last token that is not the padding id. In a row of that id alone
         # it takes the first column, which is padding beside longer rows: such rows run again alone.
         for row in _rows_of_only(model.pad_id, tokens):
-            yield pad(tokens, np.array([row]), model.pad_id, side, model.type_pad_id)
+            yield pad(staged, np.array([row]), model.pad_id, side, model.type_pad_id)
 
 
 def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
@@ -230,7 +213,8 @@ def _find_limits(model: LoadedModel, side: str) -> BatchLimits:
         return BatchLimits(model.max_tokens, max_rows=1)
 
     def probe(rows: int, width: int) -> None:
-        ids = np.full((rows, width), model.pad_id, dtype=np.int64)
-        model.forward(PaddedBatch(np.arange(rows), ids, np.ones_like(ids)), side)
+        lengths = np.full(rows, width)
+        ids = torch.full((rows, width), model.pad_id, device=model.device)
+        model.forward(PaddedBatch(np.arange(rows), lengths, ids, torch.ones_like(ids)), side)
 
     return find_limits(model.device, model.score_rule, model.max_tokens, probe)

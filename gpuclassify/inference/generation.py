@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,9 +14,11 @@ from gpuclassify.inference.batching import cut_batches, longest_first
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.decoding import AnswerTask, BatchDecoding
 from gpuclassify.inference.drafts import MOST_DRAFTED, SeenAnswers
-from gpuclassify.inference.engine import BatchSettings, RunStats, device_lock
+from gpuclassify.inference.engine import BatchSettings, holding
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
 from gpuclassify.inference.prefix import ATTENTION, Prefix, RowState
+from gpuclassify.inference.staging import stage
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.inference.tokens import TokenBatch, flat_batch
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
@@ -69,10 +70,7 @@ def answer(
     answers: list[str | None] = [None] * len(prompts)
     if not answers:
         return answers
-    started = time.perf_counter()
-    with device_lock(task.decoder.device), torch.inference_mode():
-        stats.wait_seconds += time.perf_counter() - started
-        started = time.perf_counter()
+    with holding(task.decoder.device, stats):
         task.decoder.use(task.adapter)
         memory = task.decoder.attached(("answers", task.adapter), _Memory)
         shared = _shared_lengths(prompts, task.prefix)
@@ -83,7 +81,6 @@ def answer(
             own = [prompts.ids[prompts.offsets[r] + length : prompts.offsets[r + 1]] for r in rows]
             for row, text in zip(rows, _answer_group(run, key, own, settings), strict=True):
                 answers[row] = text
-        stats.model_seconds += time.perf_counter() - started
     stats.tokens += int(prompts.offsets[-1])
     stats.prefix_tokens += int(shared.sum())
     return answers
@@ -165,7 +162,9 @@ def _row_batches(
     if settings.loader == "crossfit":
         # It sorts, slices and clips a batch of tokens, of which only the rows are of use here.
         blank = flat_batch([np.zeros(length, dtype=np.int32) for length in lengths])
-        for batch in crossfit_batches(blank, 0, "right", current_limits):
+        for batch in crossfit_batches(
+            stage(blank, torch.device("cpu")), 0, "right", current_limits
+        ):
             yield batch.rows
         return
     order = longest_first(lengths) if settings.sort_by_length else np.arange(len(lengths))

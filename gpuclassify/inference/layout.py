@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gpuclassify.inference.staging import to_device
+
 _GPU_SHORTEST_SHARE = 0.75
 
 
@@ -56,28 +58,31 @@ class Group:
 
 
 class Layout:
-    """Where the tokens of a padded batch lie in one row of tokens: the longest text first.
+    """Where the tokens of a batch lie in one row of tokens: the longest text first.
 
     Parameters
     ----------
-    mask : ndarray of int64, shape (texts, width)
-        1 for a token, 0 for padding.
+    lengths : ndarray of int64, shape (texts,)
+        Tokens of the texts, which are padded on the right.
+    width : int
+        Of the padded batch.
     device : torch.device
 
     Attributes
     ----------
     lengths : ndarray of int64, shape (texts,)
-        Tokens of each text, in falling order.
+        In falling order.
     """
 
-    def __init__(self, mask: np.ndarray, device: torch.device) -> None:
-        order = np.argsort(-mask.sum(axis=1), kind="stable")
-        rows, columns = np.nonzero(mask[order])
-        self.lengths = mask.sum(axis=1)[order]
+    def __init__(self, lengths: np.ndarray, width: int, device: torch.device) -> None:
+        order = np.argsort(-lengths, kind="stable")
+        self.lengths = lengths[order]
+        starts = np.cumsum(self.lengths) - self.lengths
+        rows = np.repeat(order, self.lengths)
+        columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
         self._device = device
-        self._shape = mask.shape
-        self._rows = torch.from_numpy(order[rows]).to(device, non_blocking=True)
-        self._columns = torch.from_numpy(columns).to(device, non_blocking=True)
+        self._shape = (len(lengths), width)
+        self._rows, self._columns = to_device(np.stack([rows, columns]), device)
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:
         """(texts or 1, width, ...) as (1, tokens, ...); any other shape as it is."""
@@ -109,7 +114,7 @@ class Layout:
     def ends(self) -> torch.Tensor:
         """Where texts begin and end, int32 (texts + 1,)."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
-        return torch.from_numpy(ends).to(self._device, non_blocking=True)
+        return to_device(ends, self._device)
 
     @functools.cached_property
     def groups(self) -> list[Group]:
@@ -133,5 +138,5 @@ class Layout:
         places = np.minimum(starts[:, None] + columns, stop - 1)
         is_token = columns < lengths[:, None]
         arrays = (places, is_token, np.flatnonzero(is_token))
-        tensors = (torch.from_numpy(array).to(self._device) for array in arrays)
+        tensors = (to_device(array, self._device) for array in arrays)
         return Group(start, stop, len(lengths), *tensors)

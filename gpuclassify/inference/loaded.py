@@ -19,6 +19,7 @@ from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.inference.packing_check import find_packed_layers, probe_lengths
+from gpuclassify.inference.staging import StagedTokens, stage
 from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
 from gpuclassify.models.checkpoint import (
     OWN_MODULE,
@@ -120,18 +121,14 @@ class LoadedModel:
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Outputs of one batch, float32 (rows, outputs), on the device."""
-        inputs = {
-            "input_ids": torch.from_numpy(batch.ids).to(self.device, non_blocking=True),
-            "attention_mask": torch.from_numpy(batch.mask).to(self.device, non_blocking=True),
-        }
+        inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None:
-            inputs["token_type_ids"] = torch.from_numpy(batch.type_ids).to(self.device)
-        if side == "left" and self.accepts_positions and not batch.mask.all():
-            mask = inputs["attention_mask"]
-            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+            inputs["token_type_ids"] = batch.type_ids
+        if side == "left" and self.accepts_positions and not batch.is_full:
+            inputs["position_ids"] = (batch.mask.cumsum(1) - 1).clamp(min=0)
         layout: Any = contextlib.nullcontext()
         if batch.is_packed:
-            layout = self.packed_layers().running(batch.mask, self.device)
+            layout = self.packed_layers().running(batch.lengths, batch.width, self.device)
         with layout, torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = self.module(**inputs) if self.unpacks else self.module(inputs)
         found = refuse_wrong_outputs(self.module, outputs, len(batch.rows), self.output_size)
@@ -184,20 +181,19 @@ class LoadedModel:
             raise NotPackableError("it has no padding id to find the end of a text by")
         config = getattr(_backbone(self.module), "config", None)
         tokens = self._probe(probe_lengths(config, self.max_tokens))
-        batch = pad(tokens, np.arange(len(tokens)), self.pad_id)
 
         def forward(rows: slice) -> torch.Tensor:
             numbers = np.arange(len(tokens))[rows]
             return self.forward(pad(tokens, numbers, self.pad_id), "right")
 
-        return find_packed_layers(self.module, self.device, self.dtype, batch.mask, forward)
+        return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
 
-    def _probe(self, lengths: Sequence[int]) -> TokenBatch:
+    def _probe(self, lengths: Sequence[int]) -> StagedTokens:
         """Texts of these lengths, of random tokens."""
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
         ids = np.random.default_rng(0).choice(np.asarray(usable, dtype=np.int32), sum(lengths))
-        return TokenBatch(ids, np.cumsum([0, *lengths]))
+        return stage(TokenBatch(ids, np.cumsum([0, *lengths])), self.device)
 
     def _measure_padding(self, side: str) -> bool:
         tokens = self._probe([min(length, self.max_tokens) for length in _PROBE_LENGTHS])

@@ -58,18 +58,21 @@ class PackedLayers:
             raise NotPackableError("it has no list of transformers layers")
 
     @contextlib.contextmanager
-    def running(self, mask: np.ndarray, device: torch.device) -> Iterator[None]:
-        """Within it, one forward of the module, whose batch has this mask, runs packed.
+    def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
+        """Within it, one forward of the module runs packed.
 
         Parameters
         ----------
-        mask : ndarray of int64, shape (texts, width)
+        lengths : ndarray of int64, shape (texts,)
+            Tokens of the batch's texts, which are padded on the right.
+        width : int
+            Of the padded batch.
         device : torch.device
         """
-        if mask.all() and not self.is_first_enough:  # nothing to leave out
+        if lengths.min() == width and not self.is_first_enough:  # nothing to leave out
             yield
             return
-        layout = Layout(mask, device)
+        layout = Layout(lengths, width, device)
         unpack = layout.unpack_first_tokens if self.is_first_enough else layout.unpack
         calls = 0
 

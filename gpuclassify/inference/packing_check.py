@@ -35,7 +35,11 @@ def probe_lengths(config: Any, most: int) -> list[int]:
 
 
 def find_packed_layers(
-    module: nn.Module, device: torch.device, dtype: torch.dtype, mask: np.ndarray, forward: Forward
+    module: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    lengths: np.ndarray,
+    forward: Forward,
 ) -> PackedLayers:
     """The module's layers, if texts run packed as they run alone.
 
@@ -47,7 +51,7 @@ def find_packed_layers(
     device : torch.device
     dtype : torch.dtype
         Of the states.
-    mask : ndarray of int64, shape (texts, width)
+    lengths : ndarray of int64, shape (texts,)
         Of ragged texts padded on the right.
     forward : callable
         Outputs (texts, outputs) of these rows of the batch, one row without its padding.
@@ -61,11 +65,11 @@ def find_packed_layers(
     is_single = dtype == torch.float32
     tolerance = _TOLERANCE if is_single else _HALF_PRECISION_TOLERANCE
     rounding = _ROUNDING if is_single else _HALF_PRECISION_ROUNDING
-    outputs, states = _run_alone(packed, len(mask), forward)
+    outputs, states = _run_alone(packed, len(lengths), forward)
     try:
-        with packed.running(mask, device), packed.watching() as seen:
-            together = forward(slice(0, len(mask)))
-        own = [seen[-1][row, :length] for row, length in enumerate(mask.sum(axis=1))]
+        with packed.running(lengths, int(lengths.max()), device), packed.watching() as seen:
+            together = forward(slice(0, len(lengths)))
+        own = [seen[-1][row, :length] for row, length in enumerate(lengths)]
         is_equal = len(seen) == packed.calls and _are_close(together, outputs, tolerance)
         for found, expected in zip(own, states, strict=True):
             most = max(tolerance * _spread(expected), rounding * _rms(expected))
@@ -75,7 +79,7 @@ def find_packed_layers(
     if not is_equal:
         raise NotPackableError("its layers let packed texts see each other, or lose positions")
     packed.is_first_enough = bool(packed.after_attention)
-    packed.is_first_enough &= _is_still_close(packed, mask, device, forward, outputs, tolerance)
+    packed.is_first_enough &= _is_still_close(packed, lengths, device, forward, outputs, tolerance)
     return packed
 
 
@@ -96,15 +100,15 @@ def _run_alone(
 
 def _is_still_close(
     packed: PackedLayers,
-    mask: np.ndarray,
+    lengths: np.ndarray,
     device: torch.device,
     forward: Forward,
     expected: torch.Tensor,
     tolerance: float,
 ) -> bool:
     try:
-        with packed.running(mask, device):
-            return _are_close(forward(slice(0, len(mask))), expected, tolerance)
+        with packed.running(lengths, int(lengths.max()), device):
+            return _are_close(forward(slice(0, len(lengths))), expected, tolerance)
     except _FAILURES:
         return False
 

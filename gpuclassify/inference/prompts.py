@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from gpuclassify.inference.generation import common_prefix
-from gpuclassify.inference.tokens import BLOCK_TEXTS, TokenBatch, flat_batch
+from gpuclassify.inference.tokens import TokenBatch, flat_batch
 
 # How documents may begin: none of their tokens may be taken for a part of the prompt.
 _PROBES = ("a", "The", "7", "é", "\n", " ", "-")
+# Encodings are alive together, at over 100 bytes a token and thousands of tokens a prompt.
+_BLOCK_PROMPTS = 2_048
 
 
 class PromptTokenizer:
@@ -50,8 +52,8 @@ class PromptTokenizer:
     def __call__(self, documents: Sequence[str]) -> TokenBatch:
         """The prompts' tokens; `whole_lengths` are those that they had before any cut."""
         rows: list[np.ndarray] = []
-        for start in range(0, len(documents), BLOCK_TEXTS):
-            block = documents[start : start + BLOCK_TEXTS]
+        for start in range(0, len(documents), _BLOCK_PROMPTS):
+            block = documents[start : start + _BLOCK_PROMPTS]
             prompts = [self.head + document + self.tail for document in block]
             for encoding in self._backend.encode_batch_fast(prompts):
                 rows.append(np.asarray(encoding.ids, dtype=np.int32))

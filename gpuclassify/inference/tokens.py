@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-# Encodings of a block are alive together, at over 100 bytes a token: this bounds them.
-BLOCK_CHARS = 4_000_000
-BLOCK_TEXTS = 2_048
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,10 @@ class TextTokenizer:
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
         """Tokenize `texts`, special tokens included: of each text its first window."""
-        return first_windows(self.encode(texts))
+        rows = self.encode(texts)
+        whole = np.fromiter((row.whole_length for row in rows), dtype=np.int64, count=len(rows))
+        types = [row.type_ids[0] for row in rows if row.type_ids is not None]
+        return flat_batch([row.windows[0] for row in rows], types, whole)
 
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize each of `texts`.
@@ -165,18 +163,17 @@ class TextTokenizer:
         An empty text of a tokenizer without special tokens becomes its first-or-last-of-text token,
         because a model cannot read nothing.
         """
-        return list(itertools.chain.from_iterable(map(self._encode, _blocks(texts))))
-
-    def _encode(self, texts: Sequence[str]) -> Iterator[TextTokens]:
         if self._backend is None:
-            yield from map(self._encode_slowly, texts)
-            return
-        for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=True):
-            pieces = [encoding, *encoding.overflowing]
-            whole_length = self._whole_length([len(piece) for piece in pieces])
-            kept = pieces[:1] if self.overlap is None else pieces
-            types = [piece.type_ids for piece in kept] if self._has_type_ids else None
-            yield self._text_tokens([piece.ids for piece in kept], types, whole_length)
+            return list(map(self._encode_slowly, texts))
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=True)
+        return list(map(self._read, encodings))
+
+    def _read(self, encoding: Any) -> TextTokens:
+        pieces = [encoding, *encoding.overflowing]
+        whole_length = self._whole_length([len(piece) for piece in pieces])
+        kept = pieces[:1] if self.overlap is None else pieces
+        types = [piece.type_ids for piece in kept] if self._has_type_ids else None
+        return self._text_tokens([piece.ids for piece in kept], types, whole_length)
 
     def _encode_slowly(self, text: str) -> TextTokens:
         """For the few tokenizers that are written in Python, which cut but give no rest."""
@@ -225,13 +222,6 @@ class TextTokenizer:
         return any(self._tokenizer("a probe", return_token_type_ids=True)["token_type_ids"])
 
 
-def first_windows(texts: Sequence[TextTokens]) -> TokenBatch:
-    """The first window of each text."""
-    whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
-    types = [text.type_ids[0] for text in texts if text.type_ids is not None]
-    return flat_batch([text.windows[0] for text in texts], types, whole)
-
-
 def flat_batch(
     rows: Sequence[np.ndarray],
     type_ids: Sequence[np.ndarray] = (),
@@ -241,19 +231,6 @@ def flat_batch(
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     return TokenBatch(_flat(rows), offsets, _flat(type_ids) if type_ids else None, whole_lengths)
-
-
-def _blocks(texts: Sequence[str]) -> Iterator[list[str]]:
-    block: list[str] = []
-    chars = 0
-    for text in texts:
-        if block and (chars + len(text) > BLOCK_CHARS or len(block) == BLOCK_TEXTS):
-            yield block
-            block, chars = [], 0
-        block.append(text)
-        chars += len(text)
-    if block:
-        yield block
 
 
 def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:

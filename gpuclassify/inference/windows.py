@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,71 +12,69 @@ from gpuclassify.inference.tokens import TextTokens, TokenBatch, flat_batch
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of many texts, in the texts' order.
+    """The windows of many texts that are run, in the texts' order.
 
     Attributes
     ----------
     tokens : TokenBatch
         Every window as a text of its own.
-    starts : ndarray of int64, shape (texts + 1,)
-        Text i has the windows from ``starts[i]`` to ``starts[i + 1]``.
+    counts : ndarray of int64, shape (texts,)
+        How many of them each text has; at least one.
+    found : ndarray of int64, shape (texts,)
+        How many it would have; more than `counts` where only the first one is run.
     """
 
     tokens: TokenBatch
-    starts: np.ndarray
+    counts: np.ndarray
+    found: np.ndarray
 
     @property
-    def counts(self) -> np.ndarray:
-        """Windows of each text, int64 (texts,); at least one."""
-        return np.diff(self.starts)
-
-    def text_of(self, window: int) -> int:
-        """Which text a window belongs to."""
-        return int(np.searchsorted(self.starts, window, side="right")) - 1
+    def seen_share(self) -> np.ndarray:
+        """Share of each text's tokens that is run, float32 (texts,)."""
+        if self.tokens.whole_lengths is None:
+            return np.ones(len(self.counts), dtype=np.float32)
+        return self.tokens.seen_share
 
 
 def all_windows(texts: Sequence[TextTokens]) -> Windows:
     """Every window of every text."""
-    counts = np.fromiter((len(text.windows) for text in texts), dtype=np.int64, count=len(texts))
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    counts = _window_counts(texts)
     types = [ids for text in texts if text.type_ids is not None for ids in text.type_ids]
-    return Windows(flat_batch([ids for text in texts for ids in text.windows], types), starts)
+    tokens = flat_batch([ids for text in texts for ids in text.windows], types)
+    return Windows(tokens, counts, counts)
 
 
-def aggregate(values: np.ndarray, windows: Windows, how: str) -> np.ndarray:
+def first_windows(texts: Sequence[TextTokens]) -> Windows:
+    """The first window of each text."""
+    whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
+    types = [text.type_ids[0] for text in texts if text.type_ids is not None]
+    tokens = flat_batch([text.windows[0] for text in texts], types, whole)
+    return Windows(tokens, np.ones(len(texts), dtype=np.int64), _window_counts(texts))
+
+
+def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
+    return np.fromiter((len(text.windows) for text in texts), dtype=np.int64, count=len(texts))
+
+
+def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
     """One row a text, float32 (texts, outputs), from one row a window.
 
     Parameters
     ----------
     values : ndarray of float32, shape (windows, outputs)
-    windows : Windows
+    counts : ndarray of int64, shape (texts,)
+        Windows of each text, at least one.
+    lengths : ndarray of int64, shape (windows,)
+        Tokens of each window.
     how : {"mean", "max", "tokens"}
         Mean or maximum of each output, or the mean weighted by the windows' tokens. A text with a
         single window keeps its values to the bit.
     """
-    if not len(windows.counts):
+    if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)
-    return _AGGREGATORS[how](values, windows)
-
-
-def _mean(values: np.ndarray, windows: Windows) -> np.ndarray:
-    sums = np.add.reduceat(values, windows.starts[:-1], axis=0, dtype=np.float64)
-    return (sums / windows.counts[:, None]).astype(np.float32)
-
-
-def _max(values: np.ndarray, windows: Windows) -> np.ndarray:
-    return np.maximum.reduceat(values, windows.starts[:-1], axis=0)
-
-
-def _by_tokens(values: np.ndarray, windows: Windows) -> np.ndarray:
-    weights = windows.tokens.lengths.astype(np.float64)
-    sums = np.add.reduceat(values * weights[:, None], windows.starts[:-1], axis=0)
-    totals = np.add.reduceat(weights, windows.starts[:-1])
-    return (sums / totals[:, None]).astype(np.float32)
-
-
-_AGGREGATORS: dict[str, Callable[[np.ndarray, Windows], np.ndarray]] = {
-    "mean": _mean,
-    "max": _max,
-    "tokens": _by_tokens,
-}
+    starts = np.cumsum(counts) - counts
+    if how == "max":
+        return np.maximum.reduceat(values, starts, axis=0)
+    weights = lengths.astype(np.float64) if how == "tokens" else np.ones(len(values))
+    sums = np.add.reduceat(values * weights[:, None], starts, axis=0)
+    return (sums / np.add.reduceat(weights, starts)[:, None]).astype(np.float32)

@@ -4,13 +4,16 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuclassify.inference.batching import cut_batches, longest_first, pad
 from gpuclassify.inference.memory import BatchLimits, ScoreRule
+from gpuclassify.inference.staging import stage
 from gpuclassify.inference.tokens import TokenBatch
 
+CPU = torch.device("cpu")
 all_lengths = st.lists(st.integers(1, 60), min_size=1, max_size=80).map(np.array)
 all_limits = st.builds(
     BatchLimits,
@@ -105,14 +108,15 @@ def test_padding_is_as_wide_as_the_longest_row_and_the_mask_gives_the_tokens_bac
     rows = rows[: data.draw(st.integers(1, len(rows)))]
     pad_id = 0  # the first text's first token has this id too
 
-    batch = pad(tokens, rows, pad_id, side, type_pad_id=7)
+    batch = pad(stage(tokens, CPU), rows, pad_id, side, type_pad_id=7)
 
     assert batch.width == lengths[rows].max()
     assert batch.ids.shape == batch.mask.shape == (len(rows), batch.width)
-    assert batch.ids.dtype == batch.mask.dtype == np.int64
+    assert batch.ids.dtype == batch.mask.dtype == torch.int64
     np.testing.assert_array_equal(batch.mask.sum(axis=1), lengths[rows])
+    np.testing.assert_array_equal(batch.lengths, lengths[rows])
     assert (batch.ids[batch.mask == 0] == pad_id).all()
-    steps = np.diff(batch.mask, axis=1)
+    steps = np.diff(batch.mask.numpy(), axis=1)
     assert (steps <= 0).all() if side == "right" else (steps >= 0).all()
     for row, ids, mask in zip(rows, batch.ids, batch.mask, strict=True):
         own = slice(tokens.offsets[row], tokens.offsets[row + 1])
@@ -129,7 +133,8 @@ def test_padding_is_as_wide_as_the_longest_row_and_the_mask_gives_the_tokens_bac
 
 @pytest.mark.parametrize("with_types", [False, True])
 def test_a_part_of_a_batch_has_its_rows_at_the_same_width(with_types):
-    batch = pad(tokens_of(np.array([9, 4, 4, 2]), with_types), np.array([0, 1, 2, 3]), 0)
+    staged = stage(tokens_of(np.array([9, 4, 4, 2]), with_types), CPU)
+    batch = pad(staged, np.array([0, 1, 2, 3]), 0)
 
     part = batch.part(1, 3)
 

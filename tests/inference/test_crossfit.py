@@ -15,8 +15,10 @@ from gpuclassify.inference import crossfit
 from gpuclassify.inference.batching import cut_batches, longest_first, pad
 from gpuclassify.inference.crossfit import clip_tokens, crossfit_batches
 from gpuclassify.inference.memory import BatchLimits
+from gpuclassify.inference.staging import stage
 from gpuclassify.inference.tokens import TokenBatch
 
+CPU = torch.device("cpu")
 LENGTHS = np.array([3, 17, 1, 9, 9, 40, 2, 9, 25, 1, 1, 33])
 
 
@@ -28,7 +30,7 @@ def tokens_of(lengths, with_types=False, seed=0):
 
 def original_loader(lengths, limit_tokens):
     """CrossFit's own SortedSeqLoader with its own planner, and an estimate that is exact."""
-    whole = pad(tokens_of(lengths), np.arange(len(lengths)), pad_id=0)
+    whole = pad(stage(tokens_of(lengths), CPU), np.arange(len(lengths)), pad_id=0)
     model = SimpleNamespace(
         load_tokenizer=lambda: SimpleNamespace(pad_token_id=0, padding_side="right"),
         max_seq_length=lambda: whole.width,
@@ -36,8 +38,8 @@ def original_loader(lengths, limit_tokens):
         max_mem_gb=1.0,
     )
     data = {
-        "input_ids": torch.from_numpy(whole.ids),
-        "attention_mask": torch.from_numpy(whole.mask),
+        "input_ids": whole.ids,
+        "attention_mask": whole.mask,
     }
     return crossfit._loader_class().__mro__[1](data, model, "attention_mask", 64)
 
@@ -72,14 +74,14 @@ def test_batches_hold_the_same_rows_as_the_sorted_loaders(side, with_types, limi
     lengths = tokens.lengths
     ordered = lengths[longest_first(lengths)]
 
-    batches = list(crossfit_batches(tokens, 0, side, lambda: limits, type_pad_id=1))
+    batches = list(crossfit_batches(stage(tokens, CPU), 0, side, lambda: limits, type_pad_id=1))
 
     assert [(len(b.rows), b.width) for b in batches] == [
         (stop - start, ordered[start]) for start, stop in cut_batches(ordered, lambda: limits)
     ]
     assert sorted(np.concatenate([b.rows for b in batches])) == list(range(len(LENGTHS)))
     for batch in batches:
-        expected = pad(tokens, batch.rows, 0, side, 1)
+        expected = pad(stage(tokens, CPU), batch.rows, 0, side, 1)
         for name in ("ids", "mask", "type_ids") if with_types else ("ids", "mask"):
             np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name))
         assert (batch.type_ids is not None) == with_types
@@ -89,7 +91,7 @@ def test_rows_are_sorted_by_the_mask_where_the_padding_id_is_a_real_token_too():
     lengths = np.array([2, 6, 4])
     padding_alone = TokenBatch(np.full(12, 7, np.int32), np.array([0, 2, 8, 12]))
 
-    (batch,) = crossfit_batches(padding_alone, 7, "right", lambda: BatchLimits(100))
+    (batch,) = crossfit_batches(stage(padding_alone, CPU), 7, "right", lambda: BatchLimits(100))
 
     assert batch.rows.tolist() == [1, 2, 0]
     assert batch.mask.sum(axis=1).tolist() == sorted(lengths, reverse=True)
@@ -97,10 +99,10 @@ def test_rows_are_sorted_by_the_mask_where_the_padding_id_is_a_real_token_too():
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_clipping_cuts_what_is_padding_in_every_row_and_nothing_else(side):
-    batch = pad(tokens_of(np.array([2, 5, 9])), np.arange(3), pad_id=0, side=side)
+    batch = pad(stage(tokens_of(np.array([2, 5, 9])), CPU), np.arange(3), pad_id=0, side=side)
     data = {
-        "input_ids": torch.from_numpy(batch.ids),
-        "attention_mask": torch.from_numpy(batch.mask),
+        "input_ids": batch.ids,
+        "attention_mask": batch.mask,
     }
     two = {name: tensor[:2] for name, tensor in data.items()}
 
@@ -116,7 +118,7 @@ def test_lowered_limits_hold_from_the_next_batch_on():
     tokens = tokens_of(np.full(12, 10))
     answers = iter([BatchLimits(60), BatchLimits(40), BatchLimits(20)])
 
-    batches = list(crossfit_batches(tokens, 0, "right", lambda: next(answers)))
+    batches = list(crossfit_batches(stage(tokens, CPU), 0, "right", lambda: next(answers)))
 
     assert [len(batch.rows) for batch in batches] == [6, 4, 2]
 
@@ -137,7 +139,9 @@ def test_building_loaders_leaves_numpy_alone_while_other_threads_use_it():
     try:
         for seed in range(20):
             list(
-                crossfit_batches(tokens_of(LENGTHS, seed=seed), 0, "right", lambda: BatchLimits(60))
+                crossfit_batches(
+                    stage(tokens_of(LENGTHS, seed=seed), CPU), 0, "right", lambda: BatchLimits(60)
+                )
             )
     finally:
         stop.set()
@@ -186,7 +190,7 @@ def test_for_the_record_crossfits_own_planner_exceeds_its_limit_many_times():
     ours = [
         batch.ids.shape
         for batch in crossfit_batches(
-            tokens_of(lengths), 0, "right", lambda: BatchLimits(limit_tokens)
+            stage(tokens_of(lengths), CPU), 0, "right", lambda: BatchLimits(limit_tokens)
         )
     ]
 
@@ -207,7 +211,7 @@ def test_another_version_is_refused_with_the_command_that_helps(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0")
 
     with pytest.raises(ImportError, match=r"0\.0\.9, found 0\.1\.0: pip install crossfit==0\.0\.9"):
-        next(crossfit_batches(tokens_of(LENGTHS), 0, "right", lambda: BatchLimits(60)))
+        next(crossfit_batches(stage(tokens_of(LENGTHS), CPU), 0, "right", lambda: BatchLimits(60)))
 
 
 @pytest.mark.usefixtures("_fresh_class")
@@ -218,4 +222,4 @@ def test_without_crossfit_the_error_names_the_extra_and_the_other_loader(monkeyp
     monkeypatch.setattr(importlib.metadata, "version", missing)
 
     with pytest.raises(ModuleNotFoundError, match=r'gpuclassify\[crossfit\].*loader="sorted"'):
-        next(crossfit_batches(tokens_of(LENGTHS), 0, "right", lambda: BatchLimits(60)))
+        next(crossfit_batches(stage(tokens_of(LENGTHS), CPU), 0, "right", lambda: BatchLimits(60)))

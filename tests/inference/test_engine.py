@@ -14,8 +14,9 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify.inference import engine, memory
-from gpuclassify.inference.engine import BatchSettings, RunStats, run, run_alone
+from gpuclassify.inference.engine import BatchSettings, run, run_alone
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.testing import ARCHITECTURES, sample_texts
 
 TEXTS = [*sample_texts(30, seed=6, max_words=60), "", " ", "the river " * 400]
@@ -100,7 +101,7 @@ def test_outputs_equal_plain_transformers_one_text_at_a_time(
 ):
     settings = dataclasses.replace(SETTINGS[name], padding_side=side)
 
-    outputs = run(model_of(architecture), key, tokens_of(architecture), settings, RunStats())
+    outputs = run(model_of(architecture), key, [tokens_of(architecture)], settings, RunStats())
 
     assert outputs.dtype == np.float32
     close(outputs, expected_of(architecture))
@@ -113,14 +114,14 @@ def test_outputs_do_not_depend_on_the_token_budget(
 ):
     FOUND_LIMITS.get(key, lambda: BatchLimits(max_tokens))
 
-    close(run(bert, key, bert_tokens, SETTINGS[name], RunStats()), expected_of("bert"))
+    close(run(bert, key, [bert_tokens], SETTINGS[name], RunStats()), expected_of("bert"))
 
 
 def test_the_order_of_texts_moves_outputs_and_changes_none(bert, bert_tokens, expected_of, key):
     order = np.random.default_rng(0).permutation(len(TEXTS))
     shuffled = bert.text_tokenizer(None)([TEXTS[i] for i in order])
 
-    outputs = run(bert, key, shuffled, BatchSettings(), RunStats())
+    outputs = run(bert, key, [shuffled], BatchSettings(), RunStats())
 
     close(outputs, expected_of("bert")[order])
 
@@ -129,7 +130,7 @@ def test_the_order_of_texts_moves_outputs_and_changes_none(bert, bert_tokens, ex
 def test_no_texts_give_no_outputs_and_run_no_batch(bert, key, name):
     stats = RunStats()
 
-    outputs = run(bert, key, bert.text_tokenizer(None)([]), SETTINGS[name], stats)
+    outputs = run(bert, key, [bert.text_tokenizer(None)([])], SETTINGS[name], stats)
 
     assert outputs.shape == (0, 3)
     assert outputs.dtype == np.float32
@@ -138,7 +139,7 @@ def test_no_texts_give_no_outputs_and_run_no_batch(bert, key, name):
 
 def test_one_text_alone_equals_the_same_text_in_company(bert, bert_tokens, expected_of):
     for row in (0, 7, 31):
-        close(run_alone(bert, bert_tokens, row, "left"), expected_of("bert")[row])
+        close(run_alone(bert, bert_tokens.take(row), "left"), expected_of("bert")[row])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -146,7 +147,7 @@ def test_counts_add_up(bert, bert_tokens, key, name):
     model = watched(bert)
     stats = RunStats(batches=100)
 
-    run(model, key, bert_tokens, SETTINGS[name], stats)
+    run(model, key, [bert_tokens], SETTINGS[name], stats)
 
     masks = model.module.masks
     assert stats.tokens == sum(int(mask.sum()) for mask in masks) == len(bert_tokens.ids)
@@ -163,7 +164,7 @@ def test_sorting_pads_less(bert, key):
     padded = {}
     for name, settings in SETTINGS.items():
         stats = RunStats()
-        run(bert, key, tokens, settings, stats)
+        run(bert, key, [tokens], settings, stats)
         padded[name] = stats.padded_tokens
 
     assert padded["sorted"] == padded["crossfit"] < padded["unsorted"]
@@ -174,7 +175,7 @@ def test_batch_size_bounds_the_rows_of_a_batch(bert, bert_tokens, expected_of, k
     model = watched(bert)
 
     settings = dataclasses.replace(SETTINGS[name], batch_size=3)
-    outputs = run(model, key, bert_tokens, settings, RunStats())
+    outputs = run(model, key, [bert_tokens], settings, RunStats())
 
     assert max(len(mask) for mask in model.module.masks) == 3
     close(outputs, expected_of("bert"))
@@ -183,7 +184,7 @@ def test_batch_size_bounds_the_rows_of_a_batch(bert, bert_tokens, expected_of, k
 def test_a_model_that_needs_single_rows_gets_them(bert, bert_tokens, expected_of, key):
     model = dataclasses.replace(watched(bert), needs_single_rows=True)
 
-    outputs = run(model, key, bert_tokens, BatchSettings(batch_size=8), RunStats())
+    outputs = run(model, key, [bert_tokens], BatchSettings(batch_size=8), RunStats())
 
     assert {mask.shape[0] for mask in model.module.masks} == {1}
     close(outputs, expected_of("bert"))
@@ -195,7 +196,7 @@ def test_cpu_limits_hold_and_scores_are_bounded_for_relative_attention(
     monkeypatch.setattr(memory, "CPU_SCORE_BYTES", 2 * 2**20)
     model = watched(model_of("deberta-v2"))
 
-    run(model, key, tokens_of("deberta-v2"), BatchSettings(), RunStats())
+    run(model, key, [tokens_of("deberta-v2")], BatchSettings(), RunStats())
 
     shapes = [tuple(mask.shape) for mask in model.module.masks]
     assert all(rows == 1 or rows * width <= 2_048 for rows, width in shapes)
@@ -223,9 +224,9 @@ def test_exhausted_memory_loses_nothing_and_is_remembered(
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # CrossFit's own retry would warn
-        outputs = run(model, key, bert_tokens, SETTINGS[name], first)
+        outputs = run(model, key, [bert_tokens], SETTINGS[name], first)
         failures = model.module.failures
-        again = run(model, key, bert_tokens, SETTINGS[name], second)
+        again = run(model, key, [bert_tokens], SETTINGS[name], second)
 
     assert first.out_of_memory == failures > 0
     assert second.out_of_memory == model.module.failures - failures == 0
@@ -242,7 +243,7 @@ def test_a_size_that_failed_is_not_tried_on_later_batches_of_the_same_run(
     stats = RunStats()
     FOUND_LIMITS.get(key, lambda: BatchLimits(2_048, enough_tokens=2_048))
 
-    run(model, key, bert_tokens, SETTINGS[name], stats)
+    run(model, key, [bert_tokens], SETTINGS[name], stats)
 
     # 2,048, 1,024 and 512 tokens: each fails once at most, whatever follows.
     assert 1 <= stats.out_of_memory <= 2
@@ -250,12 +251,12 @@ def test_a_size_that_failed_is_not_tried_on_later_batches_of_the_same_run(
 
 def test_a_text_that_does_not_fit_alone_is_an_error_of_its_own(bert, bert_tokens, key):
     with pytest.raises(DocumentTooLargeError, match="lower max_seq_length"):
-        run(watched(bert, capacity=100), key, bert_tokens, BatchSettings(), RunStats())
+        run(watched(bert, capacity=100), key, [bert_tokens], BatchSettings(), RunStats())
 
 
 def test_the_device_is_free_again_after_an_error(bert, bert_tokens, expected_of, key):
     with pytest.raises(DocumentTooLargeError):
-        run(watched(bert, capacity=1), key, bert_tokens, BatchSettings(), RunStats())
+        run(watched(bert, capacity=1), key, [bert_tokens], BatchSettings(), RunStats())
 
     assert not engine.device_lock(bert.device).locked()
 
@@ -292,8 +293,8 @@ def test_two_threads_never_run_forward_on_one_device_at_the_same_time(
         stats = RunStats()
         start.wait()
         model, settings = models[number % 2], BatchSettings(batch_size=8)
-        outputs = run(model, (*key, number), bert_tokens, settings, stats)
-        run_alone(model, bert_tokens, 0, "right")
+        outputs = run(model, (*key, number), [bert_tokens], settings, stats)
+        run_alone(model, bert_tokens.take(0), "right")
         return outputs, stats
 
     with ThreadPoolExecutor(4) as pool:
@@ -302,7 +303,7 @@ def test_two_threads_never_run_forward_on_one_device_at_the_same_time(
     assert Crowded.most_inside == 1
     for outputs, _ in results:
         close(outputs, expected_of("bert"))
-    assert max(stats.wait_seconds for _, stats in results) > 0.01
+    assert max(stats.wait_device_seconds for _, stats in results) > 0.01
 
 
 class Leaky(nn.Module):
@@ -329,11 +330,11 @@ def test_a_model_that_padding_changes_gets_batches_without_padding(bert, key, na
     module.masks.clear()
 
     settings = dataclasses.replace(SETTINGS[name], padding_side=side)
-    outputs = run(model, key, tokens, settings, RunStats())
+    outputs = run(model, key, [tokens], settings, RunStats())
 
     assert all(mask.all() for mask in module.masks)
     assert max(len(mask) for mask in module.masks) > 1
-    close(outputs, [run_alone(model, tokens, row, side) for row in range(len(tokens))])
+    close(outputs, [run_alone(model, tokens.take(row), side) for row in range(len(tokens))])
 
 
 def test_no_gradient_is_kept(bert, bert_tokens, key):
@@ -341,7 +342,7 @@ def test_no_gradient_is_kept(bert, bert_tokens, key):
     modes = []
     model.module.register_forward_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
 
-    run(model, key, bert_tokens, BatchSettings(), RunStats())
+    run(model, key, [bert_tokens], BatchSettings(), RunStats())
 
     assert modes
     assert all(modes)
@@ -362,6 +363,6 @@ def test_outputs_on_a_gpu_equal_those_on_the_cpu(
     )
     settings = dataclasses.replace(SETTINGS[name], padding_side=side)
 
-    outputs = run(on_gpu, key, tokens_of(architecture), settings, RunStats())
+    outputs = run(on_gpu, key, [tokens_of(architecture)], settings, RunStats())
 
     np.testing.assert_allclose(outputs, expected_of(architecture), atol=1e-4, rtol=1e-4)

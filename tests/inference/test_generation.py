@@ -11,9 +11,10 @@ import torch
 from gpuclassify.inference import generation
 from gpuclassify.inference.decoding import AnswerTask
 from gpuclassify.inference.drafts import MOST_DRAFTED, SeenAnswers
-from gpuclassify.inference.engine import BatchSettings, RunStats, device_lock
+from gpuclassify.inference.engine import BatchSettings, device_lock
 from gpuclassify.inference.generation import answer, common_prefix
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.inference.tokens import TokenBatch
 from gpuclassify.models.decoder import load_decoder
 from tests.decoder_oracle import (
@@ -357,7 +358,7 @@ def test_threads_with_two_adapters_get_their_own_answers(decoder, expected_of, k
 
     for number, (answers, _) in enumerate(results):
         assert answers == expected_of("ab"[number % 2])
-    assert max(stats.wait_seconds for _, stats in results) > 0.001
+    assert max(stats.wait_device_seconds for _, stats in results) > 0.001
 
 
 @pytest.mark.parametrize(

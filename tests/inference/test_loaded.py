@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassificat
 
 from gpuclassify.inference.batching import pad
 from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.staging import stage
 from gpuclassify.inference.tokens import TokenBatch
 from gpuclassify.testing import (
     ARCHITECTURES,
@@ -36,7 +37,9 @@ def one_by_one(directory, model_class, texts):
 def padded_together(model, texts, side):
     tokens = model.text_tokenizer(None)(texts)
     with torch.inference_mode():
-        return model.forward(pad(tokens, np.arange(len(tokens)), model.pad_id, side), side)
+        return model.forward(
+            pad(stage(tokens, model.device), np.arange(len(tokens)), model.pad_id, side), side
+        )
 
 
 class LeakyPooling(nn.Module):
@@ -200,6 +203,8 @@ def test_segment_ids_reach_the_model(model_of):
 
     def outputs(tokens):
         with torch.inference_mode():
-            return model.forward(pad(tokens, np.array([0]), model.pad_id), "right")
+            return model.forward(
+                pad(stage(tokens, model.device), np.array([0]), model.pad_id), "right"
+            )
 
     assert not torch.allclose(outputs(plain), outputs(second))

@@ -15,11 +15,12 @@ from transformers import AutoModelForSequenceClassification
 
 from gpuclassify.inference import layout as layouts
 from gpuclassify.inference.batching import MOST_RECTANGLE, cut_batches
-from gpuclassify.inference.engine import BatchSettings, RunStats, run
+from gpuclassify.inference.engine import BatchSettings, run
 from gpuclassify.inference.layout import Layout
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits
 from gpuclassify.inference.packed_layers import NotPackableError
 from gpuclassify.inference.packing import packed_attention
+from gpuclassify.inference.stats import RunStats
 from gpuclassify.inference.tokens import TokenBatch
 from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
 
@@ -100,7 +101,7 @@ def test_packed_outputs_equal_transformers_one_text_at_a_time(
     model, tokens, expected = case_of(architecture, kind)
     stats = RunStats()
 
-    outputs = run(model, key, tokens, BatchSettings(engine="packed", padding_side=side), stats)
+    outputs = run(model, key, [tokens], BatchSettings(engine="packed", padding_side=side), stats)
 
     close(outputs, expected)
     assert stats.padded_tokens == stats.tokens == sum(LENGTHS[kind])
@@ -115,7 +116,7 @@ def test_texts_of_similar_length_may_share_a_call_of_attention(
     FOUND_LIMITS.get((key, "packed"), lambda: BatchLimits(10_000))
     model, tokens, expected = case_of(architecture)
 
-    close(run(model, key, tokens, BatchSettings(engine="packed"), RunStats()), expected)
+    close(run(model, key, [tokens], BatchSettings(engine="packed"), RunStats()), expected)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_local_windows_end_where_transformers_ends_them(
     model = load_directory(directory)
     tokens = tokens_of(model, [40, 39, 4, 5, 6, 8, 30, 1])
 
-    outputs = run(model, key, tokens, BatchSettings(engine="packed"), RunStats())
+    outputs = run(model, key, [tokens], BatchSettings(engine="packed"), RunStats())
 
     close(outputs, one_by_one(directory, tokens))
 
@@ -141,7 +142,7 @@ def test_heads_that_average_all_tokens_average_real_ones(load_directory, tmp_pat
     model = load_directory(directory)
     tokens = tokens_of(model, LENGTHS["ragged"])
 
-    outputs = run(model, key, tokens, BatchSettings(engine="packed"), RunStats())
+    outputs = run(model, key, [tokens], BatchSettings(engine="packed"), RunStats())
 
     close(outputs, one_by_one(directory, tokens))
 
@@ -170,10 +171,10 @@ def test_the_last_layer_runs_all_tokens_for_a_head_that_reads_them(model_of, dir
     averaging.accepts_positions = False
     tokens = tokens_of(model, LENGTHS["ragged"])
 
-    outputs = run(averaging, key, tokens, BatchSettings(engine="packed"), RunStats())
+    outputs = run(averaging, key, [tokens], BatchSettings(engine="packed"), RunStats())
 
     assert not averaging.packed_layers().is_first_enough
-    close(outputs, run(averaging, key, tokens, BatchSettings(engine="reference"), RunStats()))
+    close(outputs, run(averaging, key, [tokens], BatchSettings(engine="reference"), RunStats()))
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert", "llama"])
@@ -192,14 +193,14 @@ def test_half_precision_is_packed_too(model_of, directory_of, key, architecture)
 def test_engines_give_equal_outputs(case_of, key, architecture, engine):
     model, tokens, expected = case_of(architecture)
 
-    close(run(model, key, tokens, BatchSettings(engine=engine), RunStats()), expected)
+    close(run(model, key, [tokens], BatchSettings(engine=engine), RunStats()), expected)
 
 
 @pytest.mark.parametrize("engine", ["auto", "padded", "reference"])
 def test_a_model_that_is_not_packed_runs_all_the_same(case_of, key, engine):
     model, tokens, expected = case_of("deberta-v2")
 
-    outputs = run(model, key, tokens, BatchSettings(engine=engine), RunStats())
+    outputs = run(model, key, [tokens], BatchSettings(engine=engine), RunStats())
 
     np.testing.assert_allclose(outputs, expected, atol=2e-5, rtol=2e-5)
 
@@ -208,7 +209,7 @@ def test_the_reference_runs_every_text_alone_and_unpadded(case_of, key):
     model, tokens, _ = case_of("bert")
     model = watched(model)
 
-    run(model, key, tokens, BatchSettings(engine="reference"), RunStats())
+    run(model, key, [tokens], BatchSettings(engine="reference"), RunStats())
 
     assert [tuple(mask.shape) for mask in model.module.masks] == [
         (1, length) for length in sorted(LENGTHS["ragged"], reverse=True)
@@ -220,8 +221,8 @@ def test_the_auto_engine_packs_and_crossfit_pads(case_of, key):
     model, tokens, expected = case_of("bert")
     auto, crossfit = RunStats(), RunStats()
 
-    run(model, key, tokens, BatchSettings(engine="auto"), auto)
-    outputs = run(model, key, tokens, BatchSettings(engine="auto", loader="crossfit"), crossfit)
+    run(model, key, [tokens], BatchSettings(engine="auto"), auto)
+    outputs = run(model, key, [tokens], BatchSettings(engine="auto", loader="crossfit"), crossfit)
 
     assert auto.padded_tokens == auto.tokens < crossfit.padded_tokens
     close(outputs, expected)
@@ -265,11 +266,11 @@ def test_layers_that_look_across_texts_are_found_and_padded(model_of, directory_
     tokens = tokens_of(model, LENGTHS["ragged"])
     stats = RunStats()
 
-    outputs = run(model, key, tokens, BatchSettings(engine="auto"), stats)
+    outputs = run(model, key, [tokens], BatchSettings(engine="auto"), stats)
 
     assert not model.is_packable
     assert stats.padded_tokens > stats.tokens
-    close(outputs, run(model, key, tokens, BatchSettings(engine="reference"), RunStats()))
+    close(outputs, run(model, key, [tokens], BatchSettings(engine="reference"), RunStats()))
 
 
 def test_texts_that_attention_lets_see_each_other_are_found(model_of, directory_of, monkeypatch):
@@ -306,7 +307,11 @@ def test_packing_what_cannot_be_packed_is_an_error_with_its_reason(model_of, dir
         for _ in range(2):  # the answer is remembered
             with pytest.raises(NotPackableError, match=rf"(?s){reason}.*engine=\"auto\""):
                 run(
-                    model, key, tokens_of(model, [3, 4]), BatchSettings(engine="packed"), RunStats()
+                    model,
+                    key,
+                    [tokens_of(model, [3, 4])],
+                    BatchSettings(engine="packed"),
+                    RunStats(),
                 )
 
 
@@ -346,10 +351,10 @@ def test_a_forward_that_fails_leaves_the_model_as_it_was(case_of, key):
 
     handle = layer.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="mat1"):
-        run(model, key, tokens, BatchSettings(engine="packed"), RunStats())
+        run(model, key, [tokens], BatchSettings(engine="packed"), RunStats())
     handle.remove()
 
-    close(run(model, key, tokens, BatchSettings(engine="padded"), RunStats()), expected)
+    close(run(model, key, [tokens], BatchSettings(engine="padded"), RunStats()), expected)
 
 
 # Batches and memory.
@@ -361,8 +366,8 @@ def test_exhausted_memory_loses_nothing_and_is_remembered_apart_from_padded_batc
     FOUND_LIMITS.get(key, lambda: BatchLimits(5_000))
     first, second = RunStats(), RunStats()
 
-    outputs = run(model, key, tokens, BatchSettings(engine="packed"), first)
-    again = run(model, key, tokens, BatchSettings(engine="packed"), second)
+    outputs = run(model, key, [tokens], BatchSettings(engine="packed"), first)
+    again = run(model, key, [tokens], BatchSettings(engine="packed"), second)
 
     assert first.out_of_memory > 0
     assert second.out_of_memory == 0
@@ -396,7 +401,7 @@ def test_outputs_do_not_depend_on_partitions_order_or_budget(case_of, directory_
             np.cumsum([0, *tokens.lengths[rows]]),
         )
         settings = BatchSettings(engine="packed", sort_by_length=is_sorted)
-        close(run(model, key, part, settings, RunStats()), expected[rows])
+        close(run(model, key, [part], settings, RunStats()), expected[rows])
 
 
 def alone(model, tokens):
@@ -427,12 +432,11 @@ def test_packed_batches_hold_every_text_once_within_their_limits(lengths, most, 
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.booleans())
-def test_a_layout_keeps_every_token_and_gives_it_back_to_its_place(lengths, is_left):
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=8))
+def test_a_layout_keeps_every_token_and_gives_it_back_to_its_place(lengths):
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    mask = mask[:, ::-1] if is_left else mask
     states = torch.randn(*mask.shape, 3)
-    layout = Layout(mask, torch.device("cpu"))
+    layout = Layout(np.array(lengths), max(lengths), torch.device("cpu"))
 
     packed = layout.pack(states)
 
@@ -455,7 +459,7 @@ def test_a_decoder_without_padding_id_is_run_alone_by_the_auto_engine(
     model = load_directory(directory)
     tokens = tokens_of(model, [9, 4, 4, 1])
 
-    outputs = run(model, key, tokens, BatchSettings(engine="auto"), RunStats())
+    outputs = run(model, key, [tokens], BatchSettings(engine="auto"), RunStats())
 
     close(outputs, one_by_one(directory, tokens))
 
@@ -474,7 +478,7 @@ def test_packed_outputs_on_a_gpu_equal_those_on_the_cpu(
         fresh(model, module.eval().cuda()), device=torch.device("cuda"), dtype=dtype
     )
 
-    outputs = run(on_gpu, key, tokens, BatchSettings(engine="packed"), RunStats())
+    outputs = run(on_gpu, key, [tokens], BatchSettings(engine="packed"), RunStats())
 
     tolerance = 1e-4 if dtype == torch.float32 else 0.15
     np.testing.assert_allclose(outputs, expected, atol=tolerance, rtol=tolerance)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from gpuclassify.inference import tokens as tokens_module
 from gpuclassify.inference.tokens import TextTokenizer, fold
 from gpuclassify.testing import ARCHITECTURES, sample_texts
 
@@ -76,30 +75,6 @@ def test_truncation_on_the_left_keeps_the_end(directory_of, architecture):
     assert rows_of(left) == expected
     assert rows_of(left) != rows_of(right)
     assert left.truncated == right.truncated > 0
-
-
-def test_blocks_change_nothing(directory_of, monkeypatch):
-    tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(directory_of("bert")), 64)
-    whole = tokenizer(TEXTS)
-    monkeypatch.setattr(tokens_module, "BLOCK_TEXTS", 3)
-    monkeypatch.setattr(tokens_module, "BLOCK_CHARS", 200)
-
-    in_blocks = tokenizer(TEXTS)
-
-    np.testing.assert_array_equal(in_blocks.ids, whole.ids)
-    np.testing.assert_array_equal(in_blocks.offsets, whole.offsets)
-    assert in_blocks.truncated == whole.truncated
-
-
-def test_blocks_stay_within_their_bounds_unless_one_text_is_larger(monkeypatch):
-    monkeypatch.setattr(tokens_module, "BLOCK_TEXTS", 3)
-    monkeypatch.setattr(tokens_module, "BLOCK_CHARS", 200)
-
-    blocks = list(tokens_module._blocks(TEXTS))
-
-    assert [text for block in blocks for text in block] == TEXTS
-    assert all(len(block) <= 3 for block in blocks)
-    assert all(len(block) == 1 or sum(map(len, block)) <= 200 for block in blocks)
 
 
 def test_no_texts_give_an_empty_batch(directory_of):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from gpuclassify.inference.tokens import TextTokenizer, TextTokens, first_windows
-from gpuclassify.inference.windows import aggregate, all_windows
+from gpuclassify.inference.tokens import TextTokenizer, TextTokens
+from gpuclassify.inference.windows import aggregate, all_windows, first_windows
 from gpuclassify.testing import sample_texts
 
 TEXTS = ["", *sample_texts(30, max_words=200)]
@@ -68,9 +68,12 @@ def test_the_first_windows_are_what_truncation_leaves(tokenizer_of):
     cut = TextTokenizer(tokenizer_of("bert"), 24)(TEXTS)
     windows = first_windows(TextTokenizer(tokenizer_of("bert"), 24, 5).encode(TEXTS))
 
-    np.testing.assert_array_equal(windows.ids, cut.ids)
-    np.testing.assert_array_equal(windows.offsets, cut.offsets)
-    np.testing.assert_array_equal(windows.whole_lengths, cut.whole_lengths)
+    np.testing.assert_array_equal(windows.tokens.ids, cut.ids)
+    np.testing.assert_array_equal(windows.tokens.offsets, cut.offsets)
+    np.testing.assert_array_equal(windows.tokens.whole_lengths, cut.whole_lengths)
+    np.testing.assert_array_equal(windows.seen_share, cut.seen_share)
+    assert windows.counts.tolist() == [1] * len(TEXTS)
+    assert windows.found.max() > 5
 
 
 @pytest.mark.parametrize(("size", "overlap"), [(2, None), (24, 22), (24, 30)])
@@ -97,12 +100,12 @@ def test_aggregation_by_hand(how, expected):
     )
     values = np.array([[1, 10], [2, 20], [3, 30], [7, 70]], dtype=np.float32)
 
-    found = aggregate(values, windows, how)
+    found = aggregate(values, windows.counts, windows.tokens.lengths, how)
 
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert windows.counts.tolist() == [3, 1]
-    assert [windows.text_of(row) for row in range(4)] == [0, 0, 0, 1]
+    assert windows.counts.tolist() == windows.found.tolist() == [3, 1]
+    assert windows.seen_share.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("how", ["mean", "max", "tokens"])
@@ -110,10 +113,13 @@ def test_a_single_window_keeps_its_values_to_the_bit(how):
     values = np.random.default_rng(0).standard_normal((50, 7)).astype(np.float32)
     windows = all_windows([TextTokens([np.zeros(n + 1, np.int32)], None, n + 1) for n in range(50)])
 
-    np.testing.assert_array_equal(aggregate(values, windows, how), values)
+    np.testing.assert_array_equal(
+        aggregate(values, windows.counts, windows.tokens.lengths, how), values
+    )
 
 
 def test_no_texts_have_no_windows():
     windows = all_windows([])
 
-    assert aggregate(np.zeros((0, 3), np.float32), windows, "mean").shape == (0, 3)
+    values = np.zeros((0, 3), np.float32)
+    assert aggregate(values, windows.counts, windows.tokens.lengths, "mean").shape == (0, 3)

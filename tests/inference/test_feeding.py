@@ -1,0 +1,157 @@
+"""Texts are tokenized ahead of the model, in blocks that change nothing."""
+
+import contextvars
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from gpuclassify.inference import feeding
+from gpuclassify.inference.feeding import Feed, ahead, cut_blocks
+from gpuclassify.inference.sharing import shared_tokens
+from gpuclassify.inference.stats import RunStats
+from gpuclassify.inference.tokens import TextTokenizer
+from gpuclassify.inference.windows import all_windows, first_windows
+from gpuclassify.testing import sample_texts
+
+TEXTS = ["", *sample_texts(40, max_words=80)]
+
+
+@pytest.fixture
+def tokenizer(sequence_classifier):
+    return TextTokenizer(AutoTokenizer.from_pretrained(sequence_classifier("bert")), 24, 5)
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(feeding, "FIRST_BLOCK_CHARS", 300)
+    monkeypatch.setattr(feeding, "MOST_BLOCK_CHARS", 1_000)
+
+
+@given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(1, 40), st.integers(40, 90))
+def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeding, "FIRST_BLOCK_CHARS", first)
+        patch.setattr(feeding, "MOST_BLOCK_CHARS", most)
+        blocks = list(cut_blocks(texts))
+
+    assert [text for block in blocks for text in block] == texts
+    assert all(blocks)
+    bound = first
+    for block in blocks:
+        assert len(block) == 1 or sum(map(len, block)) <= bound
+        bound = min(2 * bound, most)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("has_all_windows", [False, True])
+def test_a_feed_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all_windows):
+    stats = RunStats()
+    feed = Feed(tokenizer, TEXTS, has_all_windows, stats)
+    whole = (all_windows if has_all_windows else first_windows)(tokenizer.encode(TEXTS))
+
+    blocks = list(feed)
+
+    assert len(blocks) > 3
+    np.testing.assert_array_equal(np.concatenate([b.ids for b in blocks]), whole.tokens.ids)
+    np.testing.assert_array_equal(feed.counts, whole.counts)
+    np.testing.assert_array_equal(feed.window_counts, whole.found)
+    np.testing.assert_array_equal(feed.lengths, whole.tokens.lengths)
+    np.testing.assert_array_equal(feed.seen_share, whole.seen_share)
+    assert stats.windows == len(whole.tokens)
+    assert stats.truncated_texts == whole.tokens.truncated
+    assert stats.tokenize_seconds > 0
+    owners = np.repeat(np.arange(len(TEXTS)), whole.counts)
+    np.testing.assert_array_equal(feed.text_of, owners)
+    for window in (0, 1, len(owners) // 2, len(owners) - 1):
+        np.testing.assert_array_equal(feed.take(window).ids, whole.tokens.take(window).ids)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_the_thread_that_tokenizes_shares_tokens_with_the_pass_it_works_for(tokenizer):
+    stats = RunStats()
+
+    with shared_tokens():
+        list(Feed(tokenizer, TEXTS, False, RunStats()))
+        list(Feed(tokenizer, TEXTS, False, stats))
+    list(Feed(tokenizer, TEXTS, False, outside := RunStats()))
+
+    assert stats.shared_texts == len(TEXTS)
+    assert outside.shared_texts == 0
+
+
+def test_work_is_done_ahead_in_order_on_one_other_thread():
+    done = []
+
+    def work(item):
+        done.append((item, threading.current_thread()))
+        return -item
+
+    results = ahead(work, range(6))
+    first = next(results)
+    deadline = time.monotonic() + 5
+    while len(done) < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+    assert first == 0
+    assert [item for item, _ in done] == [0, 1, 2]  # two ahead of the one that is used, no more
+    assert list(results) == [-1, -2, -3, -4, -5]
+    assert len({thread for _, thread in done}) == 1
+    assert done[0][1] is not threading.current_thread()
+
+
+def test_an_error_ahead_is_raised_where_its_result_is_asked_for():
+    def work(item):
+        if item == 1:
+            raise LookupError("a broken text")
+        return item
+
+    results = ahead(work, range(5))
+
+    assert next(results) == 0
+    with pytest.raises(LookupError, match="a broken text"):
+        next(results)
+
+
+def test_whoever_stops_early_leaves_no_thread_and_little_work_behind():
+    done = []
+    results = ahead(lambda item: done.append(item), range(1_000))
+    next(results)
+
+    results.close()
+
+    assert len(done) <= 4
+    assert not [t for t in threading.enumerate() if t.name.startswith("gpuclassify-tokens")]
+
+
+def test_context_variables_are_those_of_the_caller():
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("the caller's")
+
+    assert list(ahead(lambda _: variable.get(), range(3))) == ["the caller's"] * 3
+
+
+def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypatch, tokenizer):
+    monkeypatch.setattr(feeding, "FIRST_BLOCK_CHARS", 500)
+    monkeypatch.setattr(feeding, "MOST_BLOCK_CHARS", 500)
+    encode = tokenizer.encode
+
+    def slowly(texts):
+        time.sleep(0.05)
+        return encode(texts)
+
+    monkeypatch.setattr(tokenizer, "encode", slowly)
+    fast, slow = RunStats(), RunStats()
+
+    blocks = sum(1 for _ in Feed(tokenizer, TEXTS, False, fast))  # a model that takes no time
+    for _ in Feed(tokenizer, TEXTS, False, slow):
+        time.sleep(0.08)
+
+    assert blocks > 4
+    assert fast.wait_tokens_seconds > 0.04 * blocks
+    assert slow.tokenize_seconds > 0.05 * blocks
+    assert slow.wait_tokens_seconds < 0.5 * slow.tokenize_seconds
