@@ -419,7 +419,7 @@ class ModelMapper(TextMap):
         from gpuclassify.inference import engine
 
         key = self._key(model.device, model.dtype)
-        outputs = engine.run(model, key, feed, self._batch_settings(), stats)
+        outputs = engine.run(model, key, feed, self._batch_settings(), stats)[feed.places]
         failed = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
         owners = order[feed.text_of[failed]]
         for place in np.argsort(owners, kind="stable"):  # an error names the first row of its kind

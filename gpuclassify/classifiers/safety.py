@@ -181,7 +181,7 @@ class AegisClassifier(AdaptedMapper, LabelMapper):
             stats.rescued_texts += len(failed)
             with self._lease_decoder(device, torch.float32) as decoder:
                 for row in failed:
-                    (answers[row],) = self._answer(decoder, tokenizer, prompts.take(row), stats)
+                    (answers[row],) = self._answer(decoder, tokenizer, prompts.take([row]), stats)
                     if answers[row] is None:
                         raise NonFiniteOutputError(
                             f"{self.options.model} gives NaN or infinity for {name_text(row)}, "

@@ -32,6 +32,9 @@ Made = TypeVar("Made")
 class Feed:
     """Tokens of texts, a block at a time while iterated over, and then what was read of each text.
 
+    Windows of equal tokens are given once: texts that differ only behind the cut, or in what the
+    tokenizer makes alike, have them.
+
     Parameters
     ----------
     tokenizer : TextTokenizer
@@ -54,10 +57,12 @@ class Feed:
         self._texts = texts
         self._pick = all_windows if has_all_windows else first_windows
         self._stats = stats
+        self._first: dict[bytes, int] = {}  # by their tokens, distinct windows in order
+        self._places: list[int] = []
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        """Blocks of windows; tokenizing goes on while the caller uses them."""
+        """Blocks of distinct windows; tokenizing goes on while the caller uses them."""
         blocks = ahead(self._tokenize, cut_blocks(self._texts))
         while True:
             started = time.perf_counter()
@@ -65,10 +70,12 @@ class Feed:
             self._stats.wait_tokens_seconds += time.perf_counter() - started
             if block is None:
                 return
-            self.blocks.append(block)
-            self._stats.windows += len(block.tokens)
-            self._stats.truncated_texts += block.tokens.truncated
-            yield block.tokens
+            yield block
+
+    @property
+    def places(self) -> np.ndarray:
+        """Where each window is among the distinct ones that were given, int64 (windows,)."""
+        return np.asarray(self._places, dtype=np.int64)
 
     @property
     def window_counts(self) -> np.ndarray:
@@ -101,15 +108,32 @@ class Feed:
             if window < len(block.tokens):
                 break
             window -= len(block.tokens)
-        return block.tokens.take(window)
+        return block.tokens.take([window])
 
-    def _tokenize(self, texts: Sequence[str]) -> Windows:
+    def _tokenize(self, texts: Sequence[str]) -> TokenBatch:
+        """The windows of a block that are not known yet. Runs on the other thread."""
         started = time.perf_counter()
         encoded, shared = sharing.encode(self._tokenizer, texts)
         windows = self._pick(encoded)
-        self._stats.shared_texts += shared
-        self._stats.tokenize_seconds += time.perf_counter() - started
-        return windows
+        new = self._fold(windows.tokens)
+        self.blocks.append(windows)
+        stats = self._stats
+        stats.shared_texts += shared
+        stats.windows += len(windows.tokens)
+        stats.truncated_texts += windows.tokens.truncated
+        stats.folded_windows += len(windows.tokens) - len(new)
+        stats.tokenize_seconds += time.perf_counter() - started
+        return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
+
+    def _fold(self, tokens: TokenBatch) -> list[int]:
+        """Rows of windows that none before them equals."""
+        new = []
+        for row, digest in enumerate(tokens.digests()):
+            if digest not in self._first:
+                self._first[digest] = len(self._first)
+                new.append(row)
+            self._places.append(self._first[digest])
+        return new
 
 
 def cut_blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -16,7 +16,9 @@ class RunStats:
         Rows given, rows without text, and rows whose text another row of the partition has too.
     truncated_texts, shared_texts, windows : int
         Distinct texts that were cut to the model's length, those whose tokens another mapper had
-        made, and the windows that were run: as many as distinct texts, unless long ones have more.
+        made, and their windows: as many as distinct texts, unless long ones have more.
+    folded_windows : int
+        Windows that were not run, because another one of the partition has the same tokens.
     tokens, padded_tokens : int
         Real tokens, and tokens that the model's layers ran, padding included.
     batches, out_of_memory : int
@@ -41,6 +43,7 @@ class RunStats:
     truncated_texts: int = 0
     shared_texts: int = 0
     windows: int = 0
+    folded_windows: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     batches: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,21 @@ class TokenBatch:
         """Tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
 
-    def take(self, row: int) -> TokenBatch:
-        """One text alone."""
-        start, stop = self.offsets[row], self.offsets[row + 1]
-        whole = None if self.whole_lengths is None else self.whole_lengths[row : row + 1]
-        types = None if self.type_ids is None else self.type_ids[start:stop]
-        return TokenBatch(self.ids[start:stop], np.array([0, stop - start]), types, whole)
+    def take(self, rows: Sequence[int]) -> TokenBatch:
+        """Some of the texts."""
+        bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        types = () if self.type_ids is None else [self.type_ids[own] for own in bounds]
+        whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
+        return flat_batch([self.ids[own] for own in bounds], types, whole)
+
+    def digests(self) -> Iterator[bytes]:
+        """For each text 16 bytes that only a text of the same tokens has."""
+        parts = [self.ids] if self.type_ids is None else [self.ids, self.type_ids]
+        for start, stop in itertools.pairwise(self.offsets.tolist()):
+            digest = hashlib.blake2b(digest_size=16)
+            for part in parts:
+                digest.update(part[start:stop].data)
+            yield digest.digest()
 
     @property
     def seen_share(self) -> np.ndarray:

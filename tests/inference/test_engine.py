@@ -139,7 +139,7 @@ def test_no_texts_give_no_outputs_and_run_no_batch(bert, key, name):
 
 def test_one_text_alone_equals_the_same_text_in_company(bert, bert_tokens, expected_of):
     for row in (0, 7, 31):
-        close(run_alone(bert, bert_tokens.take(row), "left"), expected_of("bert")[row])
+        close(run_alone(bert, bert_tokens.take([row]), "left"), expected_of("bert")[row])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -294,7 +294,7 @@ def test_two_threads_never_run_forward_on_one_device_at_the_same_time(
         start.wait()
         model, settings = models[number % 2], BatchSettings(batch_size=8)
         outputs = run(model, (*key, number), [bert_tokens], settings, stats)
-        run_alone(model, bert_tokens.take(0), "right")
+        run_alone(model, bert_tokens.take([0]), "right")
         return outputs, stats
 
     with ThreadPoolExecutor(4) as pool:
@@ -334,7 +334,7 @@ def test_a_model_that_padding_changes_gets_batches_without_padding(bert, key, na
 
     assert all(mask.all() for mask in module.masks)
     assert max(len(mask) for mask in module.masks) > 1
-    close(outputs, [run_alone(model, tokens.take(row), side) for row in range(len(tokens))])
+    close(outputs, [run_alone(model, tokens.take([row]), side) for row in range(len(tokens))])
 
 
 def test_no_gradient_is_kept(bert, bert_tokens, key):

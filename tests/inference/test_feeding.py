@@ -57,7 +57,9 @@ def test_a_feed_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all
     blocks = list(feed)
 
     assert len(blocks) > 3
-    np.testing.assert_array_equal(np.concatenate([b.ids for b in blocks]), whole.tokens.ids)
+    distinct = [block.take([row]).ids for block in blocks for row in range(len(block))]
+    given_back = np.concatenate([distinct[place] for place in feed.places])
+    np.testing.assert_array_equal(given_back, whole.tokens.ids)
     np.testing.assert_array_equal(feed.counts, whole.counts)
     np.testing.assert_array_equal(feed.window_counts, whole.found)
     np.testing.assert_array_equal(feed.lengths, whole.tokens.lengths)
@@ -68,7 +70,28 @@ def test_a_feed_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all
     owners = np.repeat(np.arange(len(TEXTS)), whole.counts)
     np.testing.assert_array_equal(feed.text_of, owners)
     for window in (0, 1, len(owners) // 2, len(owners) - 1):
-        np.testing.assert_array_equal(feed.take(window).ids, whole.tokens.take(window).ids)
+        np.testing.assert_array_equal(feed.take(window).ids, whole.tokens.take([window]).ids)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_windows_of_equal_tokens_are_given_once(tokenizer):
+    start, other = "the beginning of a page " * 10, "quite another text"
+    texts = [start + end for end in ("one", "two", "three")]
+    texts += [other, other.upper(), *(["in between"] * 40), start + "four", other]
+    first, every = RunStats(), RunStats()
+
+    windows = [
+        block.take([row])
+        for block in Feed(tokenizer, texts, False, first)
+        for row in range(len(block))
+    ]
+    feed = Feed(tokenizer, texts, True, every)
+    list(feed)
+
+    assert tokenizer.encode([other])[0].windows[0].tolist() == windows[1].ids.tolist()
+    assert len(windows) == 3
+    assert (first.windows, first.folded_windows) == (len(texts), len(texts) - 3)
+    assert len(set(feed.places.tolist())) == every.windows - every.folded_windows
 
 
 @pytest.mark.usefixtures("_small_blocks")

@@ -42,7 +42,7 @@ def tokens_of(model, lengths, seed=0):
 def one_by_one(directory, tokens):
     """Logits by plain transformers, one unpadded text at a time."""
     module = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    ids = [torch.from_numpy(tokens.take(row).ids).long()[None] for row in range(len(tokens))]
+    ids = [torch.from_numpy(tokens.take([row]).ids).long()[None] for row in range(len(tokens))]
     with torch.inference_mode():
         return np.concatenate(
             [module(row, attention_mask=torch.ones_like(row)).logits.numpy() for row in ids]
@@ -397,7 +397,7 @@ def test_outputs_do_not_depend_on_partitions_order_or_budget(case_of, directory_
         FOUND_LIMITS.clear()
         FOUND_LIMITS.get((key, "packed"), lambda: BatchLimits(budget))
         part = TokenBatch(
-            np.concatenate([tokens.take(row).ids for row in rows] or [np.zeros(0, np.int32)]),
+            np.concatenate([tokens.take([row]).ids for row in rows] or [np.zeros(0, np.int32)]),
             np.cumsum([0, *tokens.lengths[rows]]),
         )
         settings = BatchSettings(engine="packed", sort_by_length=is_sorted)
@@ -405,7 +405,7 @@ def test_outputs_do_not_depend_on_partitions_order_or_budget(case_of, directory_
 
 
 def alone(model, tokens):
-    ids = [torch.from_numpy(tokens.take(row).ids).long()[None] for row in range(len(tokens))]
+    ids = [torch.from_numpy(tokens.take([row]).ids).long()[None] for row in range(len(tokens))]
     with torch.inference_mode():
         return np.concatenate([model.module(row).logits.numpy() for row in ids])
 
