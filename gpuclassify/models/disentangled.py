@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta_v2.modeling_deberta_v2 import (
     DebertaV2Encoder,
+    DebertaV2ForSequenceClassification,
     make_log_bucket_position,
 )
 
@@ -66,6 +67,10 @@ def speed_up_deberta(module: nn.Module) -> None:
             if not _agrees_with_transformers(encoder):
                 encoder.__class__ = DebertaV2Encoder
                 logger.warning("DeBERTa's own forward is kept: the faster one differs from it")
+    for classifier in module.modules():
+        if type(classifier) is DebertaV2ForSequenceClassification:
+            encoder = cast(Any, classifier.deberta).encoder
+            encoder.is_first_token_enough = True  # to the classifier's pooler
 
 
 def _agrees_with_transformers(encoder: Any) -> bool:
@@ -135,6 +140,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     fused attention.
     """
 
+    is_first_token_enough = False  # as within `first_token_alone`, in every forward
     _tables: tuple[object, list[_Tables]] | None = None
 
     def forward(
@@ -181,12 +187,13 @@ class DisentangledEncoder(DebertaV2Encoder):
 
     def _states(self, embedded: torch.Tensor, attention_mask: torch.Tensor) -> list[torch.Tensor]:
         """The embedding and every layer's output, each (rows, width, size)."""
+        is_first_enough = self.is_first_token_enough or _is_first_token_enough.get()
         pairs = self._pairs(attention_mask, embedded.dtype)
         states = [embedded]
         for number, (layer, tables) in enumerate(
             zip(self.layer, self._position_tables(), strict=True)
         ):
-            if _is_first_token_enough.get() and 0 < number == len(self.layer) - 1:
+            if is_first_enough and 0 < number == len(self.layer) - 1:
                 states.append(_first_output(layer, states[-1], tables, pairs, attention_mask))
                 break
             output = _layer_output(layer, states[-1], states[-1], tables, pairs)

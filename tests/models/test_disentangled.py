@@ -7,7 +7,13 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    DebertaV2Model,
+)
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
 from gpuclassify import hub
@@ -203,6 +209,25 @@ def test_the_linear_head_asks_for_first_tokens_alone():
         model.model(**inputs)
 
     assert rows == [1, 40]
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_transformers_classifier_has_its_logits_from_first_tokens_alone(side):
+    lengths = [40, 3, 17, 1]
+    inputs = batch(lengths, side)
+    torch.manual_seed(0)
+    model = DebertaV2ForSequenceClassification(DebertaV2Config(**PUBLISHED, num_labels=3)).eval()
+    rows = []
+    last = model.deberta.encoder.layer[-1]
+    last.intermediate.register_forward_hook(lambda _, __, out: rows.append(out.shape[1]))
+    texts = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+    with torch.inference_mode():
+        expected = torch.cat([model(row[own][None]).logits for row, own in texts])
+        speed_up_deberta(model)
+        found = model(**inputs).logits
+
+    assert rows == [*lengths, 1]
     assert_close(found, expected)
 
 
