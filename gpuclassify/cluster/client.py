@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.cluster.cpu import cpu_cluster_options
+from gpuclassify.cluster.cpu import cpu_cluster_options, usable_cores
 from gpuclassify.cluster.gpu import (
     DEFAULT_MAXIMUM_POOL,
     DEFAULT_POOL,
@@ -24,7 +24,7 @@ from gpuclassify.cluster.gpu import (
 from gpuclassify.cluster.nvml import GpuSurvey, survey_gpus
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, WorkerPlugin
 
 logger = logging.getLogger(__name__)
 
@@ -190,11 +190,11 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     from distributed import LocalCluster, Nanny, Worker
 
     from gpuclassify.cluster.local import start
-    from gpuclassify.cluster.plugins import KeepFreedMemory, TorchThreads
+    from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory
 
     check_options(options, [LocalCluster, Nanny, Worker])
     arguments, torch_threads = cpu_cluster_options(options, **workers)
-    return start(LocalCluster, arguments, [KeepFreedMemory(), TorchThreads(torch_threads)])
+    return start(LocalCluster, arguments, [KeepFreedMemory(), ComputeThreads(torch_threads)])
 
 
 def _start_gpu_or_cpu(
@@ -234,7 +234,7 @@ def _start_gpu(
     from distributed import LocalCluster, Nanny, Worker
 
     from gpuclassify.cluster.local import start
-    from gpuclassify.cluster.plugins import TorchMemoryFraction
+    from gpuclassify.cluster.plugins import ComputeThreads, TorchMemoryFraction
 
     check_options(options, [LocalCUDACluster, LocalCluster, Nanny, Worker])
     gpus = choose_gpus(survey.gpus, workers["n_workers"])
@@ -245,7 +245,9 @@ def _start_gpu(
         "n_workers": len(gpus),
         "CUDA_VISIBLE_DEVICES": [gpu.visible_name for gpu in gpus],
     }
-    plugins = [] if torch_fraction is None else [TorchMemoryFraction(torch_fraction)]
+    plugins: list[WorkerPlugin] = [ComputeThreads(max(1, usable_cores() // len(gpus)))]
+    if torch_fraction is not None:
+        plugins.append(TorchMemoryFraction(torch_fraction))
     return start(LocalCUDACluster, arguments, plugins)
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 import platform
 
 from distributed import Worker, WorkerPlugin
@@ -14,25 +15,30 @@ MMAP_THRESHOLDS_BYTES = (1 << 30, 32 << 20)
 TRIM_THRESHOLD_BYTES = 2**31 - 1
 
 
-class TorchThreads(WorkerPlugin):
-    """Give torch its threads, since Dask's nanny starts workers with ``OMP_NUM_THREADS=1``.
+class ComputeThreads(WorkerPlugin):
+    """Give a worker's process its share of the cores.
+
+    Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, which leaves torch a single thread, and
+    knows nothing of the tokenizers, whose pool would take every core of the machine in each worker.
 
     Parameters
     ----------
     threads : int
-        Threads of one torch operation.
+        Threads of one torch operation, and of tokenizing.
     """
 
-    name = "gpuclassify-torch-threads"
+    name = "gpuclassify-compute-threads"
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def setup(self, worker: Worker) -> None:
-        """Set the number for the whole process."""
+        """Set the number for the whole process, in which nothing was tokenized yet."""
         import torch
 
         torch.set_num_threads(self.threads)
+        if worker.nanny:  # else the process is the user's own
+            os.environ.setdefault("RAYON_NUM_THREADS", str(self.threads))
 
 
 class KeepFreedMemory(WorkerPlugin):

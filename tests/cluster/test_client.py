@@ -70,6 +70,8 @@ def test_a_worker_that_joins_later_is_set_up_too():
         found = client.run(torch.get_num_threads)
         assert found[late] == threads
         assert set(found.values()) == {threads}
+        for_tokens = client.run(os.getenv, "RAYON_NUM_THREADS")
+        assert set(for_tokens.values()) == {str(threads)}
 
 
 def test_leaving_the_context_closes_client_and_cluster():
