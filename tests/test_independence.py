@@ -122,7 +122,7 @@ def test_scores_do_not_depend_on_the_token_budget(
     sizes = []
     domain()(documents(["warm up"]))  # measures how padding acts, with forwards of its own
     limits = BatchLimits(max_tokens, enough_tokens=max_tokens)
-    monkeypatch.setattr(engine, "find_limits", lambda *_: limits)
+    monkeypatch.setattr(engine, "find_budget", lambda *_, **__: limits)
     FOUND_LIMITS.clear()
     forward_through(lambda batch, forward: (sizes.append(batch.mask.shape), forward())[1])
     classifier = domain(loader=loader)

@@ -13,12 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuclassify.inference.batching import PaddedBatch, cut_batches, longest_first, pad
+from gpuclassify.inference.batching import (
+    MOST_RECTANGLE,
+    PaddedBatch,
+    cut_batches,
+    longest_first,
+    pad,
+)
+from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.loaded import LoadedModel
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, run_halving
 from gpuclassify.inference.packed_layers import NotPackableError
-from gpuclassify.inference.staging import stage
+from gpuclassify.inference.staging import stage, to_device
 from gpuclassify.inference.stats import RunStats
 from gpuclassify.inference.tokens import TokenBatch
 from gpuclassify.models.reference import reference_forward
@@ -137,9 +144,12 @@ def _run_batches(
     is_packed = _is_packed(model, settings)
     # Packed, nothing depends on the side, but heads that find a text's end know this one best.
     side = "right" if is_packed else model.padding_side(settings.padding_side)
-    if is_packed:
-        key = (key, "packed")
-    current_limits = functools.partial(_limits, model, key, settings, side, is_packed)
+    if is_packed or settings.engine == "reference":
+        key = (key, "packed" if is_packed else "reference")
+    limits = FOUND_LIMITS.for_run(key, lambda: _find_budget(model, settings, side, is_packed))
+
+    def current_limits() -> BatchLimits:
+        return _limits(model, limits.current(), settings, side, is_packed)
 
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
         part = batch.part(start, stop)
@@ -150,7 +160,7 @@ def _run_batches(
 
     def remember(batch: PaddedBatch, count: int) -> None:
         stats.out_of_memory += 1
-        FOUND_LIMITS.lower(key, count, -(-batch.run_tokens // len(batch.rows)))
+        limits.lower(count, -(-batch.run_tokens // len(batch.rows)))
 
     for batch in _batches(model, tokens, settings, side, current_limits):
         batch = replace(batch, is_packed=is_packed)
@@ -198,9 +208,8 @@ def _is_packed(model: LoadedModel, settings: BatchSettings) -> bool:
 
 
 def _limits(
-    model: LoadedModel, key: Hashable, settings: BatchSettings, side: str, is_packed: bool
+    model: LoadedModel, found: BatchLimits, settings: BatchSettings, side: str, is_packed: bool
 ) -> BatchLimits:
-    found = FOUND_LIMITS.get(key, lambda: _find_limits(model, side))
     if model.needs_single_rows:
         return found
     most_rows = 1 if settings.engine == "reference" else settings.batch_size
@@ -208,13 +217,32 @@ def _limits(
     return replace(found, max_rows=most_rows, is_equal_length=is_equal_length, is_packed=is_packed)
 
 
-def _find_limits(model: LoadedModel, side: str) -> BatchLimits:
-    if model.needs_single_rows:
+def _find_budget(
+    model: LoadedModel, settings: BatchSettings, side: str, is_packed: bool
+) -> BatchLimits | Budget:
+    if model.needs_single_rows or settings.engine == "reference":
         return BatchLimits(model.max_tokens, max_rows=1)
 
     def probe(rows: int, width: int) -> None:
+        """As ragged as batches get: what surrounds packed layers, and masks, take memory too."""
         lengths = np.full(rows, width)
-        ids = torch.full((rows, width), model.pad_id, device=model.device)
-        model.forward(PaddedBatch(np.arange(rows), lengths, ids, torch.ones_like(ids)), side)
+        if is_packed:
+            lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))
+            lengths[0] = width
+        elif rows > 1:
+            lengths[-1] = 1
+        places = torch.arange(width, device=model.device)
+        mask = (places < to_device(lengths, model.device)[:, None]).long()
+        ids = torch.full_like(mask, model.pad_id)
+        batch = PaddedBatch(np.arange(len(lengths)), lengths, ids, mask, is_packed=is_packed)
+        model.forward(batch, side)
 
-    return find_limits(model.device, model.score_rule, model.max_tokens, probe)
+    return find_budget(
+        model.device,
+        probe,
+        model.max_tokens,
+        model=model.identity,
+        precision=str(model.dtype),
+        path="packed" if is_packed else f"padded {side}",
+        score_rule=model.score_rule,
+    )

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from gpuclassify.inference.batching import cut_batches, longest_first
+from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.decoding import AnswerTask, BatchDecoding
 from gpuclassify.inference.drafts import MOST_DRAFTED, SeenAnswers
 from gpuclassify.inference.engine import BatchSettings, holding
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_limits, run_halving
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, run_halving
 from gpuclassify.inference.prefix import ATTENTION, Prefix, RowState
 from gpuclassify.inference.staging import stage
 from gpuclassify.inference.stats import RunStats
@@ -129,19 +130,20 @@ def _answer_group(
     lengths = np.array([len(prompt) + room for prompt in prompts])
     answers: list[str | None] = [None] * len(prompts)
 
+    widest = int(lengths.max())
+    limits = FOUND_LIMITS.for_run(
+        key, lambda: find_budget(run.task.decoder.device, run.probe, widest)
+    )
+
     def current_limits() -> BatchLimits:
-        widest = int(lengths.max())
-        found = FOUND_LIMITS.get(
-            key, lambda: find_limits(run.task.decoder.device, None, widest, run.probe)
-        )
-        return replace(found, max_rows=settings.batch_size)
+        return replace(limits.current(), max_rows=settings.batch_size)
 
     def step(rows: np.ndarray, start: int, stop: int) -> list[str | None]:
         return run.answer_batch([prompts[row] for row in rows[start:stop]])
 
     def remember(width: int, count: int) -> None:
         run.stats.out_of_memory += 1
-        FOUND_LIMITS.lower(key, count, width)
+        limits.lower(count, width)
 
     for rows in _row_batches(lengths, settings, current_limits):
         parts = run_halving(

@@ -73,6 +73,8 @@ class LoadedModel:
     is_autocast : bool
         Whether weights stay float32 and torch casts what each operation reads, as a module of one's
         own needs it that mixes precisions.
+    identity : str, optional
+        By which what was measured of the model is kept for later processes.
     """
 
     module: nn.Module
@@ -88,6 +90,7 @@ class LoadedModel:
     needs_single_rows: bool
     unpacks: bool = True
     is_autocast: bool = False
+    identity: str | None = None
     _tokenizers: dict[tuple[int, int | None], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
     _packed_layers: PackedLayers | NotPackableError | None = None
@@ -195,6 +198,7 @@ class LoadedModel:
         ids = np.random.default_rng(0).choice(np.asarray(usable, dtype=np.int32), sum(lengths))
         return stage(TokenBatch(ids, np.cumsum([0, *lengths])), self.device)
 
+    @torch.inference_mode()
     def _measure_padding(self, side: str) -> bool:
         tokens = self._probe([min(length, self.max_tokens) for length in _PROBE_LENGTHS])
         together = self.forward(pad(tokens, np.array([0, 1]), self.pad_id, side), side)
@@ -257,6 +261,7 @@ def load_model(
         needs_single_rows=_needs_single_rows(checkpoint, config),
         unpacks=unpacks,
         is_autocast=is_autocast,
+        identity=_identity(checkpoint) if build is None else None,
     )
 
 
@@ -311,3 +316,8 @@ def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
     """Decoders find a row's last token by the padding id; without one they take single rows."""
     has_padding = getattr(config, "pad_token_id", None) is not None
     return checkpoint.layout == SEQUENCE_CLASSIFICATION and not has_padding
+
+
+def _identity(checkpoint: Checkpoint) -> str:
+    """What tells the model from all others that are not modules of one's own."""
+    return f"{checkpoint.identity.name}@{checkpoint.identity.revision} {checkpoint.layout}"

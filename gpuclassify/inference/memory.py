@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -17,14 +17,8 @@ logger = logging.getLogger(__name__)
 # Batches of 512 to 2,048 padded tokens are fastest on CPUs; beyond, activations leave the caches.
 CPU_MAX_TOKENS = 2_048
 CPU_ENOUGH_TOKENS = 512
-# On a GPU more tokens than this fill the device no better, while padding grows.
-GPU_MAX_TOKENS = 65_536
-GPU_PROBE_TOKENS = 4_096
-GPU_ENOUGH_TOKENS = 16_384
-GPU_UNMEASURED_TOKENS = 16_384  # where torch's memory cannot be measured
-GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
 CPU_SCORE_BYTES = 64 * 2**20
-GPU_SCORE_BYTES = 2 * 2**30
+PEAK_ATTEMPTS = 3
 LIVE_SCORE_COPIES = 4  # scores, two relative terms and their softmax are alive together
 
 Result = TypeVar("Result")
@@ -102,32 +96,93 @@ class BatchLimits:
         )
 
 
+class Budget(Protocol):
+    """Limits that depend on how much memory is free."""
+
+    def limits(self) -> BatchLimits:
+        """For the memory that is free now."""
+
+    def correct(self, rows: int, width: int) -> None:
+        """Learn that a batch within these limits ran out of memory."""
+
+
+class RunLimits:
+    """Limits of one run.
+
+    Free memory is asked for before the first batch, when all that the run holds beside its batches
+    is there, and after an out-of-memory.
+    """
+
+    def __init__(self, memory: LimitMemory, key: Hashable, budget: BatchLimits | Budget) -> None:
+        self._memory = memory
+        self._key = key
+        self._budget = budget
+        self._limits: BatchLimits | None = None
+
+    def current(self) -> BatchLimits:
+        """What the next batch may hold; cheap enough to ask before each."""
+        if self._limits is None:
+            self._limits = self._ask()
+        return self._memory.capped(self._key, self._limits)
+
+    def lower(self, rows: int, width: int) -> None:
+        """Remember that a batch of this size ran out of memory, in this run and in later ones."""
+        self._memory.lower(self._key, rows, width)
+        self._limits = None
+
+    def _ask(self) -> BatchLimits:
+        return self._budget if isinstance(self._budget, BatchLimits) else self._budget.limits()
+
+
 class LimitMemory:
-    """The limits that were found for each model of this process. Safe for threads."""
+    """What was found for each model of this process, and what ran out of memory since.
+
+    Safe for threads.
+    """
 
     def __init__(self) -> None:
-        self._limits: dict[Hashable, BatchLimits] = {}
+        self._budgets: dict[Hashable, BatchLimits | Budget] = {}
+        self._failures: dict[Hashable, set[tuple[int, int]]] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, find: Callable[[], BatchLimits]) -> BatchLimits:
-        """The limits of `key`; ``find()`` gives them the first time."""
+    def for_run(self, key: Hashable, find: Callable[[], BatchLimits | Budget]) -> RunLimits:
+        """Limits of `key` for a run that begins now; ``find()`` gives its budget the first time.
+
+        Limits in place of a budget are the same in every run.
+        """
         with self._lock:
-            known = self._limits.get(key)
+            known = self._budgets.get(key)
         if known is None:
             known = find()
             with self._lock:
-                known = self._limits.setdefault(key, known)
-        return known
+                known = self._budgets.setdefault(key, known)
+        return RunLimits(self, key, known)
+
+    def get(self, key: Hashable, find: Callable[[], BatchLimits | Budget]) -> BatchLimits:
+        """What one batch of `key` may hold now."""
+        return self.for_run(key, find).current()
 
     def lower(self, key: Hashable, rows: int, width: int) -> None:
-        """Remember that a batch of this size ran out of memory."""
+        """Remember that a batch of this size ran out of memory: none as large comes again."""
         with self._lock:
-            self._limits[key] = self._limits[key].below(rows, width)
+            self._failures.setdefault(key, set()).add((rows, width))
+            budget = self._budgets.get(key)
+        if budget is not None and not isinstance(budget, BatchLimits):
+            budget.correct(rows, width)
+
+    def capped(self, key: Hashable, limits: BatchLimits) -> BatchLimits:
+        """The limits, below all that ran out of memory."""
+        with self._lock:
+            failures = list(self._failures.get(key, ()))
+        for rows, width in failures:
+            limits = limits.below(rows, width)
+        return limits
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._limits.clear()
+            self._budgets.clear()
+            self._failures.clear()
 
 
 FOUND_LIMITS = LimitMemory()
@@ -137,11 +192,29 @@ class DocumentTooLargeError(MemoryError):
     """A single text does not fit on the device."""
 
 
+# How allocators say in a message that memory ran out, in lower case.
+_SIGNS = (
+    "out of memory",  # torch; CUDA's own text; cuPy; MPS
+    "out_of_memory",  # RMM; CUDA_ERROR_OUT_OF_MEMORY of the driver
+    "bad_alloc",  # C++, and through it RMM
+    "cudaerrormemoryallocation",
+    "alloc_failed",  # CUBLAS_, CUSOLVER_, CUSPARSE_, CUDNN_STATUS_ALLOC_FAILED; CUFFT_ALLOC_FAILED
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    # torch fails while it composes the message of an out-of-memory, where NVML does not answer
+    "nvml_success ==",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "invalid buffer size",  # MPS: one tensor is larger than Metal allows
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out, in any of the ways that allocators say it.
 
     torch raises ``torch.OutOfMemoryError`` from its own allocator; with RMM as its allocator the
-    C++ exception arrives as a RuntimeError that names ``std::bad_alloc``.
+    C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
+    of MemoryError; CUDA's libraries, which allocate on their own, a RuntimeError with their status.
     """
     if isinstance(error, MemoryError):
         return not isinstance(error, DocumentTooLargeError)
@@ -150,16 +223,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if type(error).__name__ == "OutOfMemoryError":
         return True
     message = str(error).lower()
-    return any(
-        sign in message
-        for sign in (
-            "out of memory",
-            "out_of_memory",
-            "bad_alloc",
-            "not enough memory",
-            "can't allocate memory",
-        )
-    )
+    return any(sign in message for sign in _SIGNS)
 
 
 def run_halving(
@@ -220,91 +284,88 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
+class CudaMemory:
+    """What a GPU and torch's allocator on it say of its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        # Some of torch's functions refuse a device without a number.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+
+    @property
+    def name(self) -> str:
+        """The GPU's name."""
+        import torch
+
+        return torch.cuda.get_device_name(self.device)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of the GPU's memory."""
+        import torch
+
+        return torch.cuda.get_device_properties(self.device).total_memory
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether torch's allocator counts its memory: RMM in its place does not."""
+        import torch
+
+        return torch.cuda.get_allocator_backend() != "pluggable"
+
+    def free_bytes(self) -> int:
+        """Bytes that torch may still take.
+
+        What nobody has, other processes and libraries included, and what torch's allocator keeps
+        without using it; at most what the process's share leaves.
+        """
+        import torch
+
+        free, total = torch.cuda.mem_get_info(self.device)
+        if not self.is_counted:
+            return free
+        used = torch.cuda.memory_allocated(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - used
+        return max(0, min(free + kept, int(self._share() * total) - used))
+
+    def peak_bytes(self, action: Callable[[], Any]) -> int:
+        """Bytes that ``action()`` had taken at most, beyond what was taken before.
+
+        It runs again, up to twice, if another thread has taken or given back memory meanwhile.
+        """
+        import torch
+
+        for _ in range(PEAK_ATTEMPTS):
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            action()
+            torch.cuda.synchronize(self.device)
+            peak = torch.cuda.max_memory_allocated(self.device) - before
+            if torch.cuda.memory_allocated(self.device) == before:
+                break
+        return peak
+
+    def _share(self) -> float:
+        import torch
+
+        try:
+            return torch.cuda.get_per_process_memory_fraction(self.device)
+        except RuntimeError:  # not every allocator tells
+            return 1.0
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that a model may still take on `device`."""
-    import torch
+    if device.type == "cuda":
+        return CudaMemory(device).free_bytes()
+    import psutil
 
-    if device.type != "cuda":
-        import psutil
-
-        return psutil.virtual_memory().available
-    free, total = torch.cuda.mem_get_info(device)
-    if not _has_statistics():
-        return free
-    allocated = torch.cuda.memory_allocated(device)
-    cached = torch.cuda.memory_reserved(device) - allocated
-    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated
-    return max(0, min(free + cached, allowed))
+    return psutil.virtual_memory().available
 
 
-def find_limits(
-    device: torch.device,
-    score_rule: ScoreRule | None,
-    widest: int,
-    probe: Callable[[int, int], Any],
-) -> BatchLimits:
-    """Limits for a model on `device`: known ones on a CPU, measured ones on a GPU.
-
-    Parameters
-    ----------
-    device : torch.device
-    score_rule : ScoreRule, optional
-    widest : int
-        Most tokens that a text can have.
-    probe : callable
-        ``probe(rows, width)`` runs one batch of that size.
-    """
-    if device.type != "cuda":
-        return BatchLimits(CPU_MAX_TOKENS, score_rule=score_rule, max_score_bytes=CPU_SCORE_BYTES)
-    max_tokens = GPU_UNMEASURED_TOKENS
-    if _has_statistics():
-        bytes_per_token = _bytes_per_token(device, widest, probe)
-        usable_bytes = int(free_bytes(device) * GPU_SHARE)
-        max_tokens = max(1, min(usable_bytes // bytes_per_token, GPU_MAX_TOKENS))
-        logger.info("%s: %d bytes a token measured", device, bytes_per_token)
-    limits = BatchLimits(
-        max_tokens,
-        score_rule=score_rule,
-        max_score_bytes=min(GPU_SCORE_BYTES, int(free_bytes(device) * GPU_SHARE)),
-        enough_tokens=GPU_ENOUGH_TOKENS,
-    )
-    logger.info("%s: limits %s", device, limits)
-    return limits
-
-
-def _has_statistics() -> bool:
-    """Whether torch's allocator counts its memory: RMM in its place does not."""
-    import torch
-
-    return torch.cuda.get_allocator_backend() != "pluggable"
-
-
-def _bytes_per_token(device: torch.device, widest: int, probe: Callable[[int, int], Any]) -> int:
-    """Bytes that one token of a batch takes, measured on a batch as wide as texts can be."""
-    import torch
-
-    width = min(widest, GPU_PROBE_TOKENS)
-
-    def peak_bytes(rows: int) -> int:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        probe(rows, width)
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-
-    probe(1, 1)  # kernels and workspaces are loaded by the first run
-    rows = GPU_PROBE_TOKENS // width
-    # What does not fit is halved here too; a single row that does not is no reason to give up,
-    # because texts may be shorter.
-    while True:
-        try:
-            return max(1, peak_bytes(rows) // (rows * width))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or rows * width == 1:
-                raise
-        release_memory()
-        if rows > 1:
-            rows //= 2
-        else:
-            width //= 2
+def cpu_limits(score_rule: ScoreRule | None = None) -> BatchLimits:
+    """Limits on a CPU, where the caches decide and not the memory."""
+    return BatchLimits(CPU_MAX_TOKENS, score_rule=score_rule, max_score_bytes=CPU_SCORE_BYTES)

@@ -419,12 +419,11 @@ def test_a_prompt_that_does_not_fit_alone_is_an_error_and_frees_the_device(
 
 
 def test_limits_are_found_by_a_batch_that_leaves_no_count(decoder, expected_of, key, monkeypatch):
-    def find(device, score_rule, widest, probe):
-        assert score_rule is None
+    def find(device, probe, widest):
         probe(2, widest)
         return BatchLimits(300)
 
-    monkeypatch.setattr(generation, "find_limits", find)
+    monkeypatch.setattr(generation, "find_budget", find)
     stats = RunStats()
 
     assert run(decoder, key, PROMPTS[:20], stats=stats) == expected_of()[:20]

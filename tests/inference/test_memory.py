@@ -11,13 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuclassify.inference import memory
+from gpuclassify.inference.appetite import GPU_MAX_TOKENS, PROBE_TOKENS
+from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.memory import (
     BatchLimits,
+    CudaMemory,
     DocumentTooLargeError,
     LimitMemory,
     ScoreRule,
-    find_limits,
+    cpu_limits,
     free_bytes,
     is_out_of_memory,
     run_halving,
@@ -33,16 +35,59 @@ def error_of(action):
     return caught.value
 
 
+# What torch appends to every error that CUDA reports, whatever it is.
+ADVICE = """
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below
+might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+class OutOfMemoryError(MemoryError):
+    """As cuPy declares its own."""
+
+
 @pytest.mark.parametrize(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.OutOfMemoryError("Allocation on device 0 would exceed allowed memory."),
+        torch.AcceleratorError("CUDA error: out of memory" + ADVICE),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("std::bad_alloc: out_of_memory: CUDA error at: device_memory_resource.hpp"),
-        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(
+            "std::bad_alloc: out_of_memory: RMM failure at:/include/rmm/mr/device/"
+            "pool_memory_resource.hpp:196: Maximum pool size exceeded"
+        ),
+        MemoryError(
+            "std::bad_alloc: CUDA error at: cuda_memory_resource.hpp68: cudaErrorMemoryAllocation "
+            "out of memory"
+        ),
+        OutOfMemoryError("Out of memory allocating 25,600 bytes (allocated so far: 512 bytes)."),
+        RuntimeError("cudaErrorMemoryAllocation: out of memory"),
+        RuntimeError("cudaMallocAsync failed with cudaErrorMemoryAllocation"),
+        RuntimeError("CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDn`"),
+        RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+        RuntimeError(
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":830, please '
+            "report a bug to PyTorch."
+        ),
+        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+        RuntimeError("Invalid buffer size: 9.75 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to"),
+        RuntimeError("unable to mmap 1024 bytes from file <model>: Cannot allocate memory (12)"),
         MemoryError(),
     ],
-    ids=lambda error: str(error)[:20] or type(error).__name__,
+    ids=lambda error: str(error).split("\n")[0][:60] or type(error).__name__,
 )
 def test_every_allocators_error_is_recognised(error):
     assert is_out_of_memory(error)
@@ -57,12 +102,21 @@ def test_what_the_cpu_allocators_really_raise_is_recognised(library):
     "error",
     [
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
-        RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered" + ADVICE),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + ADVICE),
+        RuntimeError("CUDA error: unspecified launch failure" + ADVICE),
+        RuntimeError("CUDA error: too many resources requested for launch" + ADVICE),
+        RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"),
+        RuntimeError("out of resource: shared memory, Required: 180224, Hardware limit: 101376"),
+        RuntimeError("index 512 is out of bounds for dimension 1 with size 512"),
         ValueError("out of memory"),
         DocumentTooLargeError("one text alone does not fit into memory"),
     ],
-    ids=str,
+    ids=lambda error: str(error).split("\n")[0][:60],
 )
 def test_other_errors_are_not_taken_for_exhausted_memory(error):
     assert not is_out_of_memory(error)
@@ -200,14 +254,60 @@ def test_limits_lowered_by_several_threads_end_at_the_lowest():
     assert limits.get("a", lambda: None) == BatchLimits(100)
 
 
+class BudgetOf:
+    """A budget of which a test sets the tokens."""
+
+    def __init__(self, max_tokens):
+        self.max_tokens = max_tokens
+        self.asked = 0
+        self.corrections = []
+
+    def limits(self):
+        self.asked += 1
+        return BatchLimits(self.max_tokens)
+
+    def correct(self, rows, width):
+        self.corrections.append((rows, width))
+
+
+def test_every_run_asks_its_budget_once_and_after_each_out_of_memory():
+    limits, budget = LimitMemory(), BudgetOf(1_000)
+
+    first = limits.for_run("a", lambda: budget)
+    assert budget.asked == 0
+    assert first.current().max_tokens == 1_000
+    budget.max_tokens = 500
+    assert [first.current().max_tokens for _ in range(3)] == [1_000] * 3
+    assert limits.for_run("a", lambda: None).current().max_tokens == 500
+    assert budget.asked == 2
+
+    budget.max_tokens = 90
+    first.lower(10, 40)
+    assert first.current().max_tokens == 90
+    assert budget.corrections == [(10, 40)]
+    assert budget.asked == 3
+
+
+def test_what_ran_out_of_memory_stays_too_much_however_much_memory_is_free_later():
+    limits, budget = LimitMemory(), BudgetOf(1_000)
+    run, other = limits.for_run("a", lambda: budget), limits.for_run("a", lambda: budget)
+
+    run.lower(10, 40)
+    budget.max_tokens = 10**6
+
+    assert other.current().max_tokens == 200
+    assert limits.for_run("a", lambda: budget).current().max_tokens == 200
+    assert limits.for_run("b", lambda: budget).current().max_tokens == 10**6
+
+
 def test_limits_on_a_cpu_are_known_without_a_probe():
     rule = ScoreRule(heads=12, min_span=512, item_bytes=4)
 
-    limits = find_limits(CPU, rule, 512, probe=lambda rows, width: pytest.fail("a probe ran"))
+    limits = find_budget(CPU, lambda rows, width: pytest.fail("a probe ran"), 512, score_rule=rule)
 
     assert limits == BatchLimits(2_048, None, rule, 64 * 2**20)
     assert limits.rows(512) == 1  # 50 MB of scores each
-    assert find_limits(CPU, None, 512, probe=None).rows(512) == 4
+    assert cpu_limits().rows(512) == 4
 
 
 def test_free_memory_of_a_cpu_is_what_the_machine_has_left():
@@ -218,7 +318,10 @@ def test_free_memory_of_a_cpu_is_what_the_machine_has_left():
     "name",
     [
         "empty_cache",
+        "current_device",
         "get_allocator_backend",
+        "get_device_name",
+        "get_device_properties",
         "get_per_process_memory_fraction",
         "is_initialized",
         "max_memory_allocated",
@@ -245,23 +348,48 @@ class TestOnGpu:
             widths.append(width)
             return torch.zeros(rows * width, token_bytes, dtype=torch.uint8, device=self.device)
 
-        limits = find_limits(self.device, None, 512, probe)
+        limits = find_budget(self.device, probe, 512).limits()
 
         free = free_bytes(self.device)
-        assert set(widths) <= {1, 512}
+        assert set(widths) == {512}
         assert limits.max_tokens * token_bytes <= free
-        assert limits.max_tokens >= min(memory.GPU_MAX_TOKENS, int(0.7 * free) // token_bytes)
+        assert limits.max_tokens >= min(GPU_MAX_TOKENS, int(0.7 * free) // token_bytes)
 
     def test_a_probe_that_does_not_fit_is_halved(self):
         free = free_bytes(self.device)
-        token_bytes = free // memory.GPU_PROBE_TOKENS * 2
+        token_bytes = free // PROBE_TOKENS * 2
 
         def probe(rows, width):
             return torch.empty(rows * width, token_bytes, dtype=torch.uint8, device=self.device)
 
-        limits = find_limits(self.device, None, memory.GPU_PROBE_TOKENS, probe)
+        limits = find_budget(self.device, probe, PROBE_TOKENS).limits()
 
-        assert 1 <= limits.max_tokens < memory.GPU_PROBE_TOKENS
+        assert 1 <= limits.max_tokens < PROBE_TOKENS
+
+    def test_free_memory_counts_what_torch_keeps_and_not_what_is_taken(self):
+        memory = CudaMemory(self.device)
+        before = memory.free_bytes()
+        taken = torch.empty(2**28, dtype=torch.uint8, device=self.device)
+        assert memory.free_bytes() <= before - 2**28 + 2**25
+        del taken  # kept by the allocator
+        assert memory.free_bytes() >= before - 2**25
+
+    def test_a_peak_is_what_an_action_had_at_most(self):
+        memory = CudaMemory(self.device)
+        kept = torch.zeros(2**20, dtype=torch.uint8, device=self.device)
+
+        def action():
+            one = torch.zeros(2**26, dtype=torch.uint8, device=self.device)
+            del one
+            torch.zeros(2**25, dtype=torch.uint8, device=self.device)
+
+        assert 2**26 <= memory.peak_bytes(action) < 2**26 + 2**22
+        assert kept.device.type == "cuda"
+
+    def test_the_device_has_a_name_and_a_size(self):
+        memory = CudaMemory(self.device)
+        assert memory.name
+        assert memory.free_bytes() <= memory.total_bytes
 
     def test_what_the_gpu_allocator_really_raises_is_recognised(self):
         assert is_out_of_memory(error_of(lambda: torch.empty(2**50, device=self.device)))

@@ -1,0 +1,217 @@
+"""How much memory batches take: measured by a few of them, planned for the memory that is free."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuclassify.inference.memory import BatchLimits, ScoreRule, is_out_of_memory, release_memory
+
+logger = logging.getLogger(__name__)
+
+# On a GPU more tokens than this fill the device no better, while padding grows.
+GPU_MAX_TOKENS = 65_536
+GPU_ENOUGH_TOKENS = 16_384
+GPU_SCORE_BYTES = 2 * 2**30
+GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
+# Where torch's memory is not counted, and free memory is not known either: RMM keeps its own.
+GPU_UNMEASURED_TOKENS = 16_384
+GPU_UNMEASURED_SCORE_BYTES = 2**29
+# Large enough that the allocator's rounding, about a megabyte a tensor, is a small part.
+PROBE_TOKENS = 8_192
+PROBE_RATIO = 4  # of the larger batch to the smaller
+# A measurement is not believed to be wrong by more; what runs out beyond has other reasons.
+MOST_CAUTION_PERCENT = 800
+
+
+@dataclass(frozen=True)
+class Appetite:
+    """Bytes that a batch takes beside the model's weights.
+
+    Attributes
+    ----------
+    fixed_bytes : int
+        Whatever the batch.
+    token_bytes : int
+        For each token that its layers run, padding included.
+    caution_percent : int
+        How much of that is planned; more than 100 after a batch ran out of memory that should have
+        fitted.
+    """
+
+    fixed_bytes: int
+    token_bytes: int
+    caution_percent: int = 100
+
+    def size_bytes(self, tokens: int) -> int:
+        """What is planned for a batch of `tokens` tokens."""
+        return (self.fixed_bytes + self.token_bytes * tokens) * self.caution_percent // 100
+
+    def most_tokens(self, usable_bytes: int) -> int:
+        """Tokens of the largest batch for which no more is planned; 0 if there is none."""
+        measured_bytes = usable_bytes * 100 // self.caution_percent
+        return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
+
+    def after_failure(self, tokens: int, free_bytes: int) -> Appetite:
+        """What to believe after a batch of `tokens` tokens ran out of memory.
+
+        If more is planned for it than there is, something else has taken memory meanwhile, and this
+        is as good as before. Otherwise, with as much free, half of that batch will be planned.
+
+        Parameters
+        ----------
+        tokens : int
+        free_bytes : int
+            Free memory since what the batch held was given back.
+        """
+        if self.size_bytes(tokens) > free_bytes:
+            return self
+        half_bytes = max(1, self.fixed_bytes + self.token_bytes * (tokens // 2))
+        needed_percent = -(-_usable_bytes(free_bytes) * 100 // half_bytes)
+        caution_percent = min(max(needed_percent, self.caution_percent), MOST_CAUTION_PERCENT)
+        return replace(self, caution_percent=caution_percent)
+
+
+class MeasuredBudget:
+    """What the batches of one model may hold, by its appetite. Safe for threads.
+
+    Parameters
+    ----------
+    appetite : Appetite
+    free_bytes : callable
+        Free memory of the device, asked whenever limits are.
+    score_rule : ScoreRule, optional
+    save : callable
+        Told the appetite when an out-of-memory has corrected it.
+    """
+
+    def __init__(
+        self,
+        appetite: Appetite,
+        free_bytes: Callable[[], int],
+        score_rule: ScoreRule | None = None,
+        save: Callable[[Appetite], Any] = lambda appetite: None,
+    ) -> None:
+        self.appetite = appetite
+        self._free_bytes = free_bytes
+        self._score_rule = score_rule
+        self._save = save
+        self._lock = threading.Lock()
+
+    def limits(self) -> BatchLimits:
+        """For the memory that is free now."""
+        return plan_limits(self.appetite, self._free_bytes(), self._score_rule)
+
+    def correct(self, rows: int, width: int) -> None:
+        """Learn that a batch within these limits ran out of memory."""
+        free_bytes = self._free_bytes()
+        with self._lock:
+            corrected = self.appetite.after_failure(rows * width, free_bytes)
+            if corrected == self.appetite:
+                return
+            self.appetite = corrected
+        logger.info("%d tokens did not fit into %d bytes: %s", rows * width, free_bytes, corrected)
+        self._save(corrected)
+
+
+def plan_limits(
+    appetite: Appetite, free_bytes: int, score_rule: ScoreRule | None = None
+) -> BatchLimits:
+    """Limits under which no batch of more than one row takes more than its share of free memory.
+
+    Parameters
+    ----------
+    appetite : Appetite
+    free_bytes : int
+    score_rule : ScoreRule, optional
+        For models that materialise attention scores.
+    """
+    usable_bytes = _usable_bytes(free_bytes)
+    return _gpu_limits(
+        max(1, min(appetite.most_tokens(usable_bytes), GPU_MAX_TOKENS)),
+        min(usable_bytes, GPU_SCORE_BYTES),
+        score_rule,
+    )
+
+
+def unmeasured_limits(score_rule: ScoreRule | None = None) -> BatchLimits:
+    """Limits on a GPU whose memory is not counted."""
+    return _gpu_limits(GPU_UNMEASURED_TOKENS, GPU_UNMEASURED_SCORE_BYTES, score_rule)
+
+
+def measure_appetite(
+    probe: Callable[[int, int], Any],
+    widest: int,
+    peak_bytes: Callable[[Callable[[], Any]], int],
+) -> Appetite:
+    """The appetite of a model, measured on batches as wide as its texts can be.
+
+    Two sizes tell what every batch takes from what its tokens take. Narrower batches take less a
+    token, if they differ at all.
+
+    Parameters
+    ----------
+    probe : callable
+        ``probe(rows, width)`` runs one batch of that size.
+    widest : int
+        Most tokens that a text can have.
+    peak_bytes : callable
+        Runs an action and returns how many bytes it had taken at most.
+
+    Raises
+    ------
+    RuntimeError or MemoryError
+        Whatever the probe raises; that memory ran out, only if one token alone does not fit.
+    """
+    width = min(widest, PROBE_TOKENS)
+    rows = PROBE_TOKENS // width
+    # What does not fit is halved here too; a single row that does not is no reason to give up,
+    # because texts may be shorter.
+    while True:
+        try:
+            return _measure(probe, rows, width, peak_bytes)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or rows * width == 1:
+                raise
+        release_memory()
+        if rows > 1:
+            rows //= 2
+        else:
+            width //= 2
+
+
+def _measure(
+    probe: Callable[[int, int], Any],
+    rows: int,
+    width: int,
+    peak_bytes: Callable[[Callable[[], Any]], int],
+) -> Appetite:
+    small_rows, small_width = max(1, rows // PROBE_RATIO), width
+    if rows < PROBE_RATIO:
+        small_width = max(1, rows * width // PROBE_RATIO)
+    probe(small_rows, small_width)  # loads kernels, and makes workspaces and tables that stay
+    small_bytes = peak_bytes(functools.partial(probe, small_rows, small_width))
+    large_bytes = peak_bytes(functools.partial(probe, rows, width))
+    small_tokens = small_rows * small_width
+    if small_tokens == rows * width:
+        return Appetite(0, max(1, -(-large_bytes // small_tokens)))
+    grown_bytes = large_bytes - small_bytes
+    token_bytes = max(1, -(-grown_bytes // (rows * width - small_tokens)))
+    return Appetite(max(0, small_bytes - token_bytes * small_tokens), token_bytes)
+
+
+def _usable_bytes(free_bytes: int) -> int:
+    return int(max(0, free_bytes) * GPU_SHARE)
+
+
+def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None) -> BatchLimits:
+    return BatchLimits(
+        max_tokens,
+        score_rule=score_rule,
+        max_score_bytes=score_bytes,
+        enough_tokens=GPU_ENOUGH_TOKENS,
+    )
