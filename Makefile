@@ -1,16 +1,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RAPIDS := .venv-rapids
 # torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-gpu test-weights lint bench clean
+.PHONY: demo test test-rapids test-gpu test-weights lint bench bench-full bench-gpu clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not gpu and not needs_weights"
+	$(BIN)/python -m pytest -q -m "not gpu and not rapids and not needs_weights"
+
+# What the RAPIDS packages show without a GPU: that they have what is called, and their types.
+test-rapids: $(RAPIDS)/.ready
+	$(RAPIDS)/bin/python -m pytest -q -m "rapids and not gpu" tests/frames tests/cluster
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
@@ -24,11 +29,18 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# On two quiet cores: under 10 minutes in the short form, about two hours in the full one.
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.suite short
+
+bench-full: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.suite full
+
+bench-gpu: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.suite gpu
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(RAPIDS)
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,4 +50,13 @@ $(VENV)/.base: setup.cfg constraints.txt
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+# Beside the development environment, so that all other tests run without RAPIDS.
+$(RAPIDS)/.ready: $(VENV)/.dev tests/rapids.txt
+	$(PYTHON) -m venv --clear $(RAPIDS)
+	$(RAPIDS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		--requirement tests/rapids.txt
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$($(RAPIDS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth"
 	touch $@

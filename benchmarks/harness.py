@@ -1,8 +1,10 @@
 """Fair timing: variants take turns, must give the same answers, and every number has its context.
 
-A benchmark hands its variants to `run_interleaved` and its findings to `write_result`.
+A benchmark takes its options from `new_parser` and `parse`, starts with `begin`, hands its variants
+to `run_interleaved` and its findings to `finish`.
 """
 
+import argparse
 import gc
 import json
 import os
@@ -10,8 +12,8 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +22,67 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+import transformers
 
+from benchmarks.names import RESULTS
 from gpuclassify.cluster.cpu import usable_cores
 
-RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("gpuclassify", "torch", "transformers", "tokenizers", "dask", "pandas", "numpy")
 MINIMUM_SPREAD = 1e-3  # of answers over documents; constant answers agree whatever went wrong
+QUIET_CORES = 0.1  # that other programs may take
+SMOKE_OPTIONS = {"documents": 12, "repeats": 2, "threads": 1}  # tiny models need no more
+
+
+def new_parser(question: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{question}", description=description
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the result")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and few texts")
+    return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, **smoke_options: Any
+) -> argparse.Namespace:
+    """Options of the command line; in a smoke run `smoke_options` take the place of some."""
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        vars(options).update(SMOKE_OPTIONS | smoke_options)
+    return options
+
+
+def begin(options: argparse.Namespace, **settings: Any) -> dict[str, Any]:
+    """The head of a result: machine as it is before the run, versions, and all settings.
+
+    Sets torch's threads as well, and keeps transformers quiet.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
+    chosen = {name: value for name, value in vars(options).items() if name != "output"}
+    return {
+        "machine": describe_machine(options.device),
+        "versions": describe_versions(),
+        "settings": chosen | settings,
+    }
+
+
+def finish(
+    question: str,
+    result: dict[str, Any],
+    options: argparse.Namespace,
+    table: Callable[[dict[str, Any]], str],
+) -> Path:
+    """Write the result, print its table, and return its path."""
+    path = write_result(question, result, options.output)
+    print(table(result))
+    print(f"written to {path}")
+    return path
 
 
 class DisagreementError(RuntimeError):
@@ -44,11 +101,15 @@ class Variant:
         that nothing is still running on a device when it returns.
     warm_up : callable
         Loads what a long job loads once. It is not timed.
+    tolerance : float
+        Largest difference that its answers may have from others, where its precision needs more
+        than the run allows.
     """
 
     name: str
     run: Callable[[], np.ndarray]
     warm_up: Callable[[], Any]
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,15 +124,26 @@ class Run:
         Cores that other programs kept busy meanwhile. Far from 0, a time says little.
     largest_difference : float
         Between the answers of any two variants.
+    differences : dict of str to float
+        The largest one between a variant's answers and the first answers of all.
     """
 
     seconds: dict[str, list[float]]
     other_cores: dict[str, list[float]]
     largest_difference: float
+    differences: dict[str, float] = field(default_factory=dict)
 
     def median_seconds(self, name: str) -> float:
         """Median time of a variant."""
         return statistics.median(self.seconds[name])
+
+    def times(self, name: str) -> dict[str, Any]:
+        """What a result tells of every variant: times of all rounds, and their median."""
+        return {
+            "seconds": self.seconds[name],
+            "other_cores": self.other_cores[name],
+            "median_seconds": self.median_seconds(name),
+        }
 
     def speed_up(self, name: str, baseline: str) -> dict[str, Any]:
         """How many times as fast as `baseline`: ratio of medians, and the ratio in each round."""
@@ -93,7 +165,8 @@ def run_interleaved(variants: Sequence[Variant], repeats: int, tolerance: float)
     repeats : int
         Rounds, at least 1.
     tolerance : float
-        Largest difference allowed between two answers.
+        Largest difference allowed between two answers; of variants with a tolerance of their own,
+        the largest of these.
 
     Returns
     -------
@@ -108,7 +181,7 @@ def run_interleaved(variants: Sequence[Variant], repeats: int, tolerance: float)
         variant.warm_up()
     seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
     other_cores: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    lowest = highest = None
+    agreement = Agreement()
     for _ in range(repeats):
         for variant in variants:
             gc.collect()
@@ -117,10 +190,8 @@ def run_interleaved(variants: Sequence[Variant], repeats: int, tolerance: float)
             elapsed = time.perf_counter() - started
             seconds[variant.name].append(elapsed)
             other_cores[variant.name].append((_other_core_seconds() - others) / elapsed)
-            lowest = answers if lowest is None else np.minimum(lowest, answers)
-            highest = answers if highest is None else np.maximum(highest, answers)
-            _check_agreement(variant.name, lowest, highest, tolerance)
-    return Run(seconds, other_cores, float((highest - lowest).max()))
+            agreement.add(variant.name, answers, max(tolerance, variant.tolerance))
+    return Run(seconds, other_cores, agreement.largest_difference, agreement.differences)
 
 
 def _other_core_seconds() -> float:
@@ -131,19 +202,75 @@ def _other_core_seconds() -> float:
     return busy - time.process_time()
 
 
-def _check_agreement(name: str, lowest: np.ndarray, highest: np.ndarray, tolerance: float) -> None:
-    difference = float((highest - lowest).max())
+class Agreement:
+    """Answers of which each must agree with all earlier ones, however they were made.
+
+    Attributes
+    ----------
+    differences : dict of str to float
+        By name, the largest difference from the first answers of all.
+    """
+
+    def __init__(self) -> None:
+        self.differences: dict[str, float] = {}
+        self._first: np.ndarray | None = None
+        self._bounds: dict[float, tuple[np.ndarray, np.ndarray]] = {}  # by tolerance
+
+    def add(self, name: str, answers: np.ndarray, tolerance: float) -> None:
+        """Take answers in, float (documents, outputs); raises DisagreementError."""
+        self._first = answers if self._first is None else self._first
+        difference = _largest(np.abs(answers - self._first))
+        self.differences[name] = max(self.differences.get(name, 0.0), difference)
+        lowest, highest = self._bounds.get(tolerance, (answers, answers))
+        self._bounds[tolerance] = np.minimum(lowest, answers), np.maximum(highest, answers)
+        for other, (lowest, highest) in self._bounds.items():
+            difference = _largest(np.maximum(answers - lowest, highest - answers))
+            _check_difference(name, difference, max(tolerance, other))
+        _check_spread(name, answers)
+
+    @property
+    def largest_difference(self) -> float:
+        """Between any two."""
+        lowest, highest = zip(*self._bounds.values(), strict=True)
+        return _largest(np.max(highest, axis=0) - np.min(lowest, axis=0))
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(values.max())
+
+
+def _check_difference(name: str, difference: float, tolerance: float) -> None:
     if not difference <= tolerance:
         raise DisagreementError(
             f"answers of {name!r} differ from earlier ones by {difference:.3g}, and {tolerance:g} "
             "is allowed: the variants do not do the same work"
         )
-    spread = float(np.ptp(lowest, axis=0).max())
+
+
+def _check_spread(name: str, answers: np.ndarray) -> None:
+    spread = float(np.ptp(answers, axis=0).max())
     if spread < MINIMUM_SPREAD:
         raise DisagreementError(
             f"answers of {name!r} vary by only {spread:.3g} over the documents, so that agreement "
             "would mean nothing: use another seed or more varied documents"
         )
+
+
+def disturbance(variants: Iterable[dict[str, Any]], machine: dict[str, Any]) -> list[str]:
+    """A warning if other programs took cores that the variants wanted, else nothing.
+
+    Parameters
+    ----------
+    variants : iterable of dict
+        With `Run.times` of each.
+    machine : dict
+        From `describe_machine`.
+    """
+    others = max(max(found["other_cores"]) for found in variants)
+    free = machine["cores"] - machine["torch_threads"]
+    if others < free + QUIET_CORES:
+        return []
+    return [f"  other programs kept up to {others:.1f} cores busy: repeat the run"]
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:

@@ -4,6 +4,7 @@ The functions that workers run live here, in a module that is imported: from a s
 be shipped by value, and what they hold would be lost between partitions.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -20,16 +21,20 @@ PIPELINE_BATCH_SIZE = 25
 SORTED_BATCH_SIZE = 32
 STAGE_BATCH_SIZE = 256
 MAX_TOKENS = 512
+_HELD = 4  # in two precisions, and of another model that a search runs
 
 
-def new_pipeline(directory: str, device: str) -> Any:
-    """A text classification pipeline, float32."""
+def new_pipeline(directory: str, device: str, dtype: str) -> Any:
+    """A text classification pipeline."""
     return pipeline(
-        "text-classification", model=directory, device=torch.device(device), dtype=torch.float32
+        "text-classification",
+        model=directory,
+        device=torch.device(device),
+        dtype=getattr(torch, dtype),
     )
 
 
-held_pipeline = functools.lru_cache(maxsize=1)(new_pipeline)
+held_pipeline = functools.lru_cache(maxsize=_HELD)(new_pipeline)
 
 
 def pipeline_partition(
@@ -39,9 +44,10 @@ def pipeline_partition(
     *,
     is_held: bool,
     batch_size: int = PIPELINE_BATCH_SIZE,
+    dtype: str = "float32",
 ) -> pd.Series:
     """Probabilities in label order, a list for each text: the body of the published recipe."""
-    classify = (held_pipeline if is_held else new_pipeline)(directory, device)
+    classify = (held_pipeline if is_held else new_pipeline)(directory, device, dtype)
     results = classify(
         texts.to_list(),
         batch_size=batch_size,
@@ -57,11 +63,18 @@ def _label(row: dict[str, Any]) -> str:
     return row["label"]
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=_HELD)
 def held_model(directory: str, device: str) -> tuple[Any, Any]:
     """Tokenizer and model, float32."""
     model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
     return AutoTokenizer.from_pretrained(directory), model.to(device).eval()
+
+
+def autocast(device: str, dtype: str) -> Any:
+    """What runs a float32 model in `dtype`, as Curator and CrossFit do."""
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(device).type, getattr(torch, dtype))
 
 
 def sorted_partition(texts: pd.Series, directory: str, device: str) -> pd.Series:
@@ -90,7 +103,12 @@ def sorted_partition(texts: pd.Series, directory: str, device: str) -> pd.Series
 
 
 def stage_partition(
-    texts: pd.Series, directory: str, device: str, *, batch_size: int = STAGE_BATCH_SIZE
+    texts: pd.Series,
+    directory: str,
+    device: str,
+    *,
+    batch_size: int = STAGE_BATCH_SIZE,
+    dtype: str = "float32",
 ) -> pd.Series:
     """Probabilities by the way of NeMo Curator 1.4's tokenizer and model stages.
 
@@ -114,11 +132,12 @@ def stage_partition(
         input_ids = torch.tensor([ids[row] for row in batch]).to(device)
         attention_mask = torch.tensor([mask[row] for row in batch]).to(device)
         width = int(attention_mask.sum(1).max())
-        with torch.no_grad():
+        with torch.no_grad(), autocast(device, dtype):
             logits = model(
                 input_ids=input_ids[:, :width], attention_mask=attention_mask[:, :width]
             ).logits
-        for row, values in zip(batch, logits.softmax(1).cpu().numpy(), strict=True):
+        probabilities = logits.float().softmax(1).cpu().numpy()
+        for row, values in zip(batch, probabilities, strict=True):
             rows[row] = values
     return pd.Series(rows, index=texts.index, name=texts.name)
 
@@ -140,11 +159,18 @@ def partition_scores(
 def gpuclassify_scores(
     frame: dd.DataFrame, directory: str, device: str, **options: Any
 ) -> np.ndarray:
-    """Probabilities by gpuclassify, float (documents, labels)."""
-    classifier = DistributedDataClassifier(
-        model=directory, score_field="probabilities", autocast=False, device=device, **options
+    """Probabilities by gpuclassify, float (documents, labels); `options` are the classifier's."""
+    return _matrix(classifier_of(directory, device, **options)(frame)["probabilities"])
+
+
+def classifier_of(directory: str, device: str, **options: Any) -> DistributedDataClassifier:
+    """gpuclassify on the model in `directory`; float32 unless `options` say otherwise."""
+    return DistributedDataClassifier(
+        model=directory,
+        score_field="probabilities",
+        device=device,
+        **{"autocast": False, **options},
     )
-    return _matrix(classifier(frame)["probabilities"])
 
 
 def _matrix(scores: dd.Series) -> np.ndarray:

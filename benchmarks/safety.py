@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import transformers
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness import (
-    RESULTS,
     DisagreementError,
     Run,
     Variant,
-    describe_machine,
-    describe_versions,
+    begin,
+    disturbance,
+    finish,
+    new_parser,
+    parse,
     run_interleaved,
-    write_result,
 )
 from benchmarks.texts import LENGTHS, docstrings, texts_of_lengths
 from gpuclassify import AegisClassifier
@@ -55,30 +55,19 @@ ADAPTER_TOLERANCE = 1e-3  # of a normalised hidden state
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
-    machine = describe_machine(options.device)
+    head = begin(options, heads=HEADS, rank=RANK, dtype="float32", weights="random")
+    head["versions"]["peft"] = version("peft")
     with tempfile.TemporaryDirectory() as folder:
         template = long_template(options.category_words)
         models = write_models(Path(folder, "models"), template, options)
-        result: dict[str, Any] = {
-            "machine": machine,
-            "versions": describe_versions() | {"peft": version("peft")},
-            "settings": {k: v for k, v in vars(options).items() if k != "output"}
-            | {"heads": HEADS, "rank": RANK, "dtype": "float32", "weights": "random"},
-            **measure(models, template, options),
-            "adapters": measure_adapters(options),
-        }
-    path = write_result(QUESTION, result, options.output)
-    print(table(result))
-    print(f"written to {path}")
-    return path
+        result = head | measure(models, template, options)
+        result["adapters"] = measure_adapters(options)
+    return finish(QUESTION, result, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.safety", description=__doc__)
+    parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=16, help="web documents (16)")
     parser.add_argument(
         "--category-words",
@@ -89,19 +78,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, default=8, help="of plain generate (8; known tools: 64, on GPUs)"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="rounds (3)")
     parser.add_argument("--hidden-size", type=int, default=256, help="of the decoder (256)")
     parser.add_argument("--layers", type=int, default=4, help="of the decoder (4)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights (1)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the result")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model and few texts")
-    options = parser.parse_args(arguments)
-    if options.smoke:
-        options.documents, options.repeats, options.threads = 12, 2, 1
-        options.hidden_size, options.layers, options.category_words = 64, 2, 2
-    return options
+    return parse(parser, arguments, hidden_size=64, layers=2, category_words=2)
 
 
 def long_template(category_words: int) -> str:
@@ -298,9 +278,7 @@ def findings(run: Run, name: str, outcome: Outcome, prompt_tokens: list[int]) ->
     """Times of a variant, and what its last run took."""
     seconds = run.median_seconds(name)
     return {
-        "seconds": run.seconds[name],
-        "other_cores": run.other_cores[name],
-        "median_seconds": seconds,
+        **run.times(name),
         "documents_per_second": len(prompt_tokens) / seconds,
         "prompt_tokens_per_second": sum(prompt_tokens) / seconds,
         "tokens_run": outcome.tokens_run,
@@ -382,6 +360,7 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"  {SUBJECT} is {ratio['ratio_of_medians']:.2f} times as fast as {name}")
     ratio = result["adapters"]["speed_up"]["ratio_of_medians"]
     lines.append(f"  one prefill with a merged adapter: {ratio:.2f} times as fast as unmerged")
+    lines += disturbance(result["variants"].values(), result["machine"])
     return "\n".join(lines)
 
 

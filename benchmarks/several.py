@@ -14,18 +14,17 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-import torch
-import transformers
 from transformers import AutoTokenizer
 
 from benchmarks.harness import (
-    RESULTS,
     Run,
     Variant,
-    describe_machine,
-    describe_versions,
+    begin,
+    disturbance,
+    finish,
+    new_parser,
+    parse,
     run_interleaved,
-    write_result,
 )
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.texts import LENGTHS, texts_of_lengths
@@ -42,43 +41,24 @@ WARM_UP_DOCUMENTS = 2
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
     shape = replace(SHAPES["bert"], layers=options.layers)
     if options.smoke:
         shape = replace(shape, **TINY_SIZES)
+    head = begin(options, shape=asdict(shape), dtype="float32", weights="random")
     with tempfile.TemporaryDirectory() as folder:
         directory = str(write_model(Path(folder, "model"), shape))
-        result: dict[str, Any] = {
-            "machine": describe_machine(options.device),
-            "versions": describe_versions(),
-            "settings": {k: v for k, v in vars(options).items() if k != "output"}
-            | {"shape": asdict(shape), "dtype": "float32", "weights": "random"},
-            **measure(directory, Path(folder, "texts"), options),
-        }
-    path = write_result(QUESTION, result, options.output)
-    print(table(result))
-    print(f"written to {path}")
-    return path
+        result = head | measure(directory, Path(folder, "texts"), options)
+    return finish(QUESTION, result, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.several", description=__doc__)
+    parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=200, help="web documents (200)")
     parser.add_argument("--partitions", type=int, default=2, help="of the lazy frame (2)")
     parser.add_argument("--classifiers", type=int, default=3, help="with one tokenizer (3)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds (3)")
     parser.add_argument("--layers", type=int, default=2, help="of each model (2)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the result")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model and few texts")
-    options = parser.parse_args(arguments)
-    if options.smoke:
-        options.documents, options.repeats, options.threads = 12, 2, 1
-    return options
+    return parse(parser, arguments)
 
 
 def measure(directory: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -161,9 +141,7 @@ def _findings(run: Run, name: str, recipe: Any) -> dict[str, Any]:
     with collected_stats() as stats:
         recipe()
     return {
-        "seconds": run.seconds[name],
-        "other_cores": run.other_cores[name],
-        "median_seconds": run.median_seconds(name),
+        **run.times(name),
         "tokenize_seconds": sum(one.tokenize_seconds for one in stats),
         "tokenized_texts": sum(one.windows - one.shared_texts for one in stats),
     }
@@ -183,6 +161,7 @@ def table(result: dict[str, Any]) -> str:
         )
     for name, ratio in result["speed_up"].items():
         lines.append(f"  {SUBJECT}: {ratio['ratio_of_medians']:.2f} times as fast as {name}")
+    lines += disturbance(result["variants"].values(), result["machine"])
     return "\n".join(lines)
 
 

@@ -4,10 +4,9 @@
 """
 
 import argparse
-import functools
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,97 +14,121 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import torch
-import transformers
 from transformers import AutoTokenizer
 
+from benchmarks.footprint import Request, measure_footprint
 from benchmarks.harness import (
-    RESULTS,
     Run,
-    Variant,
-    describe_machine,
-    describe_versions,
+    begin,
+    disturbance,
+    finish,
+    new_parser,
+    parse,
     run_interleaved,
-    write_result,
 )
+from benchmarks.job import measure_job
 from benchmarks.models import SHAPES, TINY_SIZES, Shape, write_model
-from benchmarks.recipes import (
-    MAX_TOKENS,
-    PIPELINE_BATCH_SIZE,
-    gpuclassify_scores,
-    partition_scores,
-    pipeline_partition,
-    sorted_partition,
-    stage_partition,
-)
+from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.recipes import MAX_TOKENS, PIPELINE_BATCH_SIZE
 from benchmarks.texts import LENGTHS, texts_of_lengths
-from benchmarks.work import forward_operations, matmul_peak
+from benchmarks.ways import (
+    TOLERANCES,
+    Choice,
+    Way,
+    choose_ways,
+    dtype_names,
+    search_batches,
+)
+from benchmarks.work import forward_operations, matmul_peaks
 
 QUESTION = "throughput"
-BASELINE = "pipeline held"
-SUBJECT = "gpuclassify"
-TOLERANCE = 1e-4  # of a probability
-WARM_UP_DOCUMENTS = 2
-QUIET_CORES = 0.1  # that other programs may take
+FOOTPRINTS = {"none": (), "main": (BASELINE, SUBJECT), "all": None}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same for all kinds of lengths.
+
+    Attributes
+    ----------
+    options : argparse.Namespace
+    shape : Shape
+    directory, small_directory : str
+        The model, and one with the same layer once.
+    choice : Choice
+    """
+
+    options: argparse.Namespace
+    shape: Shape
+    directory: str
+    small_directory: str
+    choice: Choice
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
     shape = replace(SHAPES[options.model], layers=options.layers)
     if options.smoke:
         shape = replace(shape, **TINY_SIZES)
-    result: dict[str, Any] = {
-        "machine": describe_machine(options.device),
-        "versions": describe_versions(),
-        "settings": _settings(options, shape),
-        "corpora": {},
-    }
+    result = begin(options, **_settings(shape))
     kinds = tuple(LENGTHS) if options.lengths == "both" else (options.lengths,)
     with tempfile.TemporaryDirectory() as folder:
         directory = str(write_model(Path(folder, "model"), shape))
-        for kind in kinds:
-            result["corpora"][kind] = measure(kind, directory, shape, options)
-    path = write_result(QUESTION, result, options.output)
-    print(table(result))
-    print(f"written to {path}")
-    return path
+        small = str(write_model(Path(folder, "layer"), replace(shape, layers=1)))
+        choice = choose_ways(options, directory)
+        setting = Setting(options, shape, directory, small, choice)
+        result["settings"]["dtype"] = dtype_names(choice.ways)
+        result["left_out"] = choice.left_out
+        result["corpora"] = {kind: measure(kind, setting) for kind in kinds}
+    return finish(QUESTION, result, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
+    parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=40, help="of each kind (40)")
     parser.add_argument("--partitions", type=int, default=1, help="of the lazy frame (1)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds (3)")
     parser.add_argument("--layers", type=int, default=12, help="of the model (12)")
     parser.add_argument("--lengths", choices=(*LENGTHS, "both"), default="both")
     parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the result")
     parser.add_argument("--peers", action="store_true", help="time other ways to batch too")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model and few texts")
-    options = parser.parse_args(arguments)
-    if options.smoke:
-        options.documents, options.repeats, options.threads = 12, 2, 1  # tiny models need no more
-    return options
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        metavar="NAME",
+        default=[],
+        help=f"time only these of them, and {BASELINE!r} and {SUBJECT!r}",
+    )
+    parser.add_argument(
+        "--footprint",
+        choices=tuple(FOOTPRINTS),
+        default="main",
+        help="whose memory and first answers are measured, each in a process of its own: nobody's, "
+        f"those of {BASELINE!r} and {SUBJECT!r} (main), or everybody's",
+    )
+    return parse(parser, arguments)
 
 
-def measure(kind: str, directory: str, shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
+def measure(kind: str, setting: Setting) -> dict[str, Any]:
     """Findings for one kind of lengths."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    options, shape = setting.options, setting.shape
+    tokenizer = AutoTokenizer.from_pretrained(setting.directory)
     texts = texts_of_lengths(LENGTHS[kind].sample(options.documents), tokenizer, options.seed)
     whole = [len(ids) for ids in tokenizer(texts)["input_ids"]]
     lengths = [min(length, MAX_TOKENS) for length in whole]
     frame = dd.from_pandas(pd.DataFrame({"text": texts}), npartitions=options.partitions)
-    peaks = [matmul_peak(shape, options.device)]
-    variants = _variants(frame, directory, options)
-    run = run_interleaved(variants, options.repeats, TOLERANCE)
-    peaks.append(matmul_peak(shape, options.device))
+    ways, searches = search_batches(
+        setting.choice.ways, frame, setting.small_directory, options.device
+    )
+    before = _peaks(ways, setting)
+    run = run_interleaved(
+        [way.variant(frame, setting.directory, options.device) for way in ways],
+        options.repeats,
+        TOLERANCES["float32"],
+    )
+    peaks = _both(before, _peaks(ways, setting))
     operations = forward_operations(lengths, shape)
     return {
         "documents": len(texts),
@@ -114,46 +137,39 @@ def measure(kind: str, directory: str, shape: Shape, options: argparse.Namespace
         "real_tokens": sum(lengths),
         "pipeline_padded_tokens": _padded_tokens(lengths, options.partitions),
         "operations": operations,
-        "peak_operations_per_second": max(peaks),
-        "peak_operations_per_second_before_and_after": peaks,
+        "peak_operations_per_second": _best(peaks["float32"]),
+        "peaks": peaks,
+        "searches": searches,
         "largest_difference": run.largest_difference,
         "variants": {
-            name: _findings(run, name, len(texts), sum(lengths), operations / max(peaks))
-            for name in run.seconds
+            way.name: _findings(run, way, texts, sum(lengths), operations, peaks) for way in ways
         },
         "speed_up": {name: run.speed_up(SUBJECT, name) for name in run.seconds if name != SUBJECT},
+        "job": _job(texts, ways[-1], setting),
+        "footprints": _footprints(texts, ways, setting),
     }
 
 
-def _variants(frame: dd.DataFrame, directory: str, options: argparse.Namespace) -> list[Variant]:
-    by_partition: dict[str, Any] = {
-        BASELINE: functools.partial(pipeline_partition, is_held=True),
-        "pipeline per partition": functools.partial(pipeline_partition, is_held=False),
+def _peaks(ways: Sequence[Way], setting: Setting) -> dict[str, dict[str, float]]:
+    """Operations a second by precision and kernel, for every precision that runs."""
+    device = setting.options.device
+    return {
+        dtype: matmul_peaks(setting.shape, device, getattr(torch, dtype))
+        for dtype in dict.fromkeys(way.dtype for way in ways)
     }
-    if options.peers:
-        by_partition |= {
-            "pipeline held, batch 256": functools.partial(
-                pipeline_partition, is_held=True, batch_size=256
-            ),
-            "sorted batches of 32": sorted_partition,
-            "Curator's stages, batch 256": stage_partition,
-            "Curator's stages, batch 32": functools.partial(stage_partition, batch_size=32),
-        }
-    recipes: dict[str, Any] = {
-        name: functools.partial(partition_scores, recipe) for name, recipe in by_partition.items()
+
+
+def _both(
+    before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]
+) -> dict[str, dict[str, list[float]]]:
+    return {
+        dtype: {kernel: [speed, after[dtype][kernel]] for kernel, speed in kernels.items()}
+        for dtype, kernels in before.items()
     }
-    if options.peers:
-        recipes["loader=crossfit"] = functools.partial(gpuclassify_scores, loader="crossfit")
-    recipes[SUBJECT] = gpuclassify_scores
-    few = dd.from_pandas(frame.head(WARM_UP_DOCUMENTS), npartitions=1)
-    return [
-        Variant(
-            name,
-            run=functools.partial(recipe, frame, directory, options.device),
-            warm_up=functools.partial(recipe, few, directory, options.device),
-        )
-        for name, recipe in recipes.items()
-    ]
+
+
+def _best(kernels: dict[str, list[float]]) -> float:
+    return max(max(speeds) for speeds in kernels.values())
 
 
 def _padded_tokens(lengths: list[int], partitions: int) -> int:
@@ -167,27 +183,58 @@ def _padded_tokens(lengths: list[int], partitions: int) -> int:
 
 
 def _findings(
-    run: Run, name: str, documents: int, tokens: int, ideal_seconds: float
+    run: Run,
+    way: Way,
+    texts: Sequence[str],
+    tokens: int,
+    operations: int,
+    peaks: dict[str, dict[str, list[float]]],
 ) -> dict[str, Any]:
-    seconds = run.median_seconds(name)
+    seconds = run.median_seconds(way.name)
     return {
-        "seconds": run.seconds[name],
-        "other_cores": run.other_cores[name],
-        "median_seconds": seconds,
-        "documents_per_second": documents / seconds,
+        **run.times(way.name),
+        "dtype": way.dtype,
+        "difference": run.differences[way.name],
+        "documents_per_second": len(texts) / seconds,
         "real_tokens_per_second": tokens / seconds,
-        "share_of_peak": ideal_seconds / seconds,
+        "share_of_peak": operations / seconds / _best(peaks[way.dtype]),
     }
 
 
-def _settings(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    chosen = {name: value for name, value in vars(options).items() if name != "output"}
-    return chosen | {
+def _job(texts: list[str], way: Way, setting: Setting) -> dict[str, Any]:
+    options = setting.options
+    is_default = way.dtype != "float32"
+    return measure_job(
+        texts, options.partitions, setting.directory, options.device, autocast=is_default
+    )
+
+
+def _footprints(texts: list[str], ways: Sequence[Way], setting: Setting) -> dict[str, Any]:
+    options = setting.options
+    names = FOOTPRINTS[options.footprint]
+    return {
+        way.name: measure_footprint(
+            Request(
+                way,
+                tuple(texts),
+                options.partitions,
+                setting.directory,
+                options.device,
+                options.threads,
+            )
+        )
+        for way in ways
+        if names is None or way.name in names
+    }
+
+
+def _settings(shape: Shape) -> dict[str, Any]:
+    return {
         "shape": asdict(shape),
-        "dtype": "float32",
         "max_tokens": MAX_TOKENS,
         "pipeline_batch_size": PIPELINE_BATCH_SIZE,
-        "tolerance": TOLERANCE,
+        "tolerance": TOLERANCES["float32"],
+        "tolerances": TOLERANCES,
         "weights": "random",
     }
 
@@ -199,30 +246,63 @@ def table(result: dict[str, Any]) -> str:
         lines += [
             f"{kind}: {corpus['documents']} documents, {corpus['real_tokens']} real tokens, "
             f"{corpus['cut_documents_share']:.0%} of documents cut at {MAX_TOKENS}; matmul peak "
-            f"{corpus['peak_operations_per_second'] / 1e9:.0f} GFLOP/s; largest difference "
-            f"{corpus['largest_difference']:.0e}",
+            f"{_peak_text(corpus)}; largest difference {corpus['largest_difference']:.0e}",
             f"{'median s':>40}{'min - max':>16}{'docs/s':>9}{'tokens/s':>10}{'of peak':>9}"
             f"{SUBJECT:>13}",
         ]
-        for name, found in corpus["variants"].items():
-            spread = f"{min(found['seconds']):.2f} - {max(found['seconds']):.2f}"
-            ratio = corpus["speed_up"].get(name, {"ratio_of_medians": 1.0})["ratio_of_medians"]
-            lines.append(
-                f"  {name:28}{found['median_seconds']:10.2f}{spread:>16}"
-                f"{found['documents_per_second']:9.2f}{found['real_tokens_per_second']:10.0f}"
-                f"{found['share_of_peak']:9.0%}{ratio:12.2f}x"
-            )
-        lines += _disturbance(corpus, result["machine"])
+        lines += [_variant_line(name, corpus) for name in corpus["variants"]]
+        lines += [*_search_lines(corpus), *_job_lines(corpus), *_footprint_lines(corpus)]
+        lines += disturbance(corpus["variants"].values(), result["machine"])
+    lines += [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
     return "\n".join(lines)
 
 
-def _disturbance(corpus: dict[str, Any], machine: dict[str, Any]) -> list[str]:
-    """A warning if other programs took cores that the variants wanted."""
-    others = max(max(found["other_cores"]) for found in corpus["variants"].values())
-    free = machine["cores"] - machine["torch_threads"]
-    if others < free + QUIET_CORES:
-        return []
-    return [f"  other programs kept up to {others:.1f} cores busy: repeat the run"]
+def _peak_text(corpus: dict[str, Any]) -> str:
+    peaks = {dtype: _best(kernels) / 1e9 for dtype, kernels in corpus["peaks"].items()}
+    if len(peaks) == 1:
+        return f"{next(iter(peaks.values())):.0f} GFLOP/s"
+    return ", ".join(f"{peak:.0f} GFLOP/s in {dtype}" for dtype, peak in peaks.items())
+
+
+def _variant_line(name: str, corpus: dict[str, Any]) -> str:
+    found = corpus["variants"][name]
+    spread = f"{min(found['seconds']):.2f} - {max(found['seconds']):.2f}"
+    ratio = corpus["speed_up"].get(name, {"ratio_of_medians": 1.0})["ratio_of_medians"]
+    return (
+        f"  {name:28}{found['median_seconds']:10.2f}{spread:>16}"
+        f"{found['documents_per_second']:9.2f}{found['real_tokens_per_second']:10.0f}"
+        f"{found['share_of_peak']:9.0%}{ratio:12.2f}x"
+    )
+
+
+def _search_lines(corpus: dict[str, Any]) -> list[str]:
+    return [
+        f"  {name}: batches of {found['batch_size']} were fastest"
+        for name, found in corpus["searches"].items()
+    ]
+
+
+def _job_lines(corpus: dict[str, Any]) -> list[str]:
+    job = corpus["job"]
+    shares = ", ".join(
+        f"{name.replace('_', ' ')} {share:.1%}" for name, share in job["shares"].items()
+    )
+    pipeline = corpus["pipeline_padded_tokens"] / corpus["real_tokens"]
+    return [
+        f"  a job's time: {shares}; tokenizing meanwhile "
+        f"{job['tokenize_seconds'] / job['wall_seconds']:.1%}",
+        f"  tokens run for each real one: {pipeline:.2f} by {BASELINE}, {job['padding']:.2f} by "
+        f"{SUBJECT}",
+    ]
+
+
+def _footprint_lines(corpus: dict[str, Any]) -> list[str]:
+    return [
+        f"  {name} in a new process: {found['peak_resident_bytes'] / 2**20:.0f} MiB at most, "
+        f"{found['first_seconds']:.2f} s to the first {found['first_documents']} answers: "
+        f"{found['first_load_seconds']:.2f} to load, {found['first_run_seconds']:.2f} to run"
+        for name, found in corpus["footprints"].items()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,37 @@
 """How much arithmetic a model needs, and how much the machine can do."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.models import Shape
 
-PEAK_ROWS = (512, 2_048)
 PEAK_REPEATS = 5
-_OPERATIONS_A_TIMING = 4e9  # tens of milliseconds on a small machine
 _MOST_CALLS = 50  # of the tiny layers of a smoke run
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What it takes to see a device's peak.
+
+    Attributes
+    ----------
+    rows : tuple of int
+        Rows of activations.
+    operations : float
+        Of one timing: tens of milliseconds.
+    """
+
+    rows: tuple[int, ...]
+    operations: float
+
+
+EFFORTS = {"cpu": Effort((512, 2_048), 4e9), "cuda": Effort((8_192, 65_536), 1e13)}
 
 
 def forward_operations(lengths: Iterable[int], shape: Shape) -> int:
@@ -49,43 +69,75 @@ def forward_operations(lengths: Iterable[int], shape: Shape) -> int:
     return total
 
 
-def matmul_peak(shape: Shape, device: str) -> float:
-    """Operations a second of the fastest of the model's own linear layers, float32.
+def matmul_peaks(shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+    """Operations a second of the fastest of the model's own linear layers, by kernel.
 
-    Each weight shape is multiplied with several numbers of rows, and the fastest timing of all
-    counts: disturbances make a peak too low, which would flatter every share of it.
+    Each weight shape is multiplied with several numbers of rows, the kernels taking turns, and the
+    fastest timing of all counts: disturbances make a peak too low, which would flatter every share
+    of it.
 
     Parameters
     ----------
     shape : Shape
     device : str
+    dtype : torch.dtype
+        Of weights and activations.
 
     Returns
     -------
-    float
+    dict of str to float
+        ``linear`` is `torch.nn.functional.linear`. ``prepacked``, where this torch has it, is
+        oneDNN's linear layer on weights that were rearranged before.
     """
-    return max(_matmul_speeds(shape, device))
+    peaks: dict[str, float] = {}
+    for operations, timings in _timed_layers(shape, device, dtype):
+        for kernel, seconds in timings.items():
+            peaks[kernel] = max(peaks.get(kernel, 0.0), operations / seconds)
+    return peaks
 
 
-def _matmul_speeds(shape: Shape, device: str) -> Iterator[float]:
+def _timed_layers(
+    shape: Shape, device: str, dtype: torch.dtype
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Operations, and the least seconds that each kernel takes for them."""
     width, inner = shape.hidden_size, shape.intermediate_size
+    effort = EFFORTS[torch.device(device).type]
     with torch.inference_mode():
         for outputs, inputs in ((width, width), (inner, width), (width, inner)):
-            weight = torch.randn(outputs, inputs, device=device)
-            for rows in PEAK_ROWS:
-                activations = torch.randn(rows, inputs, device=device)
+            weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
+            kernels = _kernels(weight)
+            for rows in effort.rows:
+                activations = torch.randn(rows, inputs, device=device, dtype=dtype)
                 operations = 2 * rows * inputs * outputs
-                calls = min(_MOST_CALLS, max(1, round(_OPERATIONS_A_TIMING / operations)))
-                yield operations * calls / _least_seconds(activations, weight, calls)
+                calls = min(_MOST_CALLS, max(1, round(effort.operations / operations)))
+                yield operations * calls, _least_seconds(kernels, activations, calls)
 
 
-def _least_seconds(activations: torch.Tensor, weight: torch.Tensor, calls: int) -> float:
-    timings = []
+def _kernels(weight: torch.Tensor) -> dict[str, Kernel]:
+    """Ways to multiply activations (rows, inputs) with a weight (outputs, inputs)."""
+    kernels: dict[str, Kernel] = {"linear": lambda activations: F.linear(activations, weight)}
+    if weight.device.type != "cpu":
+        return kernels
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        multiply(weight[:1], packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):  # another torch, or one without oneDNN
+        return kernels
+    kernels["prepacked"] = lambda states: multiply(states, packed, None, "none", [], "")
+    return kernels
+
+
+def _least_seconds(
+    kernels: dict[str, Kernel], activations: torch.Tensor, calls: int
+) -> dict[str, float]:
+    timings: dict[str, list[float]] = {name: [] for name in kernels}
     for _ in range(PEAK_REPEATS):
-        started = time.perf_counter()
-        for _ in range(calls):
-            F.linear(activations, weight)
-        if activations.is_cuda:
-            torch.cuda.synchronize(activations.device)
-        timings.append(time.perf_counter() - started)
-    return min(timings)
+        for name, multiply in kernels.items():
+            started = time.perf_counter()
+            for _ in range(calls):
+                multiply(activations)
+            if activations.is_cuda:
+                torch.cuda.synchronize(activations.device)
+            timings[name].append(time.perf_counter() - started)
+    return {name: min(seconds) for name, seconds in timings.items()}

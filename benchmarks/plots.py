@@ -1,0 +1,236 @@
+"""Pictures of results: ratios, shares of the machine's peak, and scaling.
+
+``python -m benchmarks.plots RESULT.json ...`` writes PNG files beside the first result of a kind.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import PercentFormatter
+
+from benchmarks.names import BASELINE, SUBJECT
+
+WIDTH_INCHES = 9.0
+BAR_INCHES = 0.34
+PANEL_INCHES = 0.75  # of a panel's title and axis
+HEAD_INCHES = 0.8
+DPI = 150
+# From dark to light, so that a grey print keeps them apart.
+SUBJECT_COLOUR, BASELINE_COLOUR, PEER_COLOUR = "#12355b", "#c8692a", "#b9c9d9"
+_TEXT: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # where a line would cross a value
+
+Panel = tuple[str, dict[str, Any]]  # its title, and the findings of a corpus
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Path]:
+    """Draw what the results hold, and return the pictures' paths."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT.json")
+    parser.add_argument("--output", type=Path, help="folder (that of the first result)")
+    options = parser.parse_args(arguments)
+    folder = options.output or options.results[0].parent
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = draw_results(options.results, folder)
+    for path in paths:
+        print(f"drawn to {path}")
+    return paths
+
+
+def draw_results(results: Sequence[Path], folder: Path) -> list[Path]:
+    """Pictures of all results of which there is one; each is named after the first result shown."""
+    loaded = {path: json.loads(path.read_text(encoding="utf-8")) for path in results}
+    paths = []
+    matplotlib.use("Agg")  # no display is needed
+    with plt.rc_context(_TEXT):
+        for question, pictures in PICTURES.items():
+            of_question = {
+                path.stem: result
+                for path, result in loaded.items()
+                if result["question"] == question
+            }
+            if not of_question:
+                continue
+            for name, draw in pictures.items():
+                path = folder / f"{next(iter(of_question))}-{name}.png"
+                figure = draw(list(of_question.values()))
+                figure.savefig(path, dpi=DPI)
+                plt.close(figure)
+                paths.append(path)
+    return paths
+
+
+def draw_ratios(results: Sequence[dict[str, Any]]) -> Any:
+    """How many times as fast gpuclassify is as each other way: medians, and every round."""
+    panels = _panels(results)
+    bars = [len(corpus["speed_up"]) for _, corpus in panels]
+    figure, axes = _figure(bars, "How many times as fast is gpuclassify?", results)
+    rounds = [
+        {name: found["ratio_by_round"] for name, found in corpus["speed_up"].items()}
+        for _, corpus in panels
+    ]
+    widest = max(max(map(max, of_panel.values())) for of_panel in rounds)
+    for axis, (title, corpus), of_panel in zip(axes, panels, rounds, strict=True):
+        _bars(axis, _ratios(corpus), lambda ratio: f"{ratio:.2f}×", widest * 1.12, of_panel)
+        axis.axvline(1, color="black", linewidth=1)
+        axis.set_title(title, loc="left")
+    axes[-1].set_xlabel("time of the other way / time of gpuclassify (bar: medians, ticks: rounds)")
+    return figure
+
+
+def draw_peak_shares(results: Sequence[dict[str, Any]]) -> Any:
+    """Which share of the machine's matrix-product peak reaches the documents' own tokens."""
+    panels = _panels(results)
+    bars = [len(corpus["variants"]) for _, corpus in panels]
+    figure, axes = _figure(bars, "How much of the machine reaches the documents?", results)
+    for axis, (title, corpus) in zip(axes, panels, strict=True):
+        shares = {name: found["share_of_peak"] for name, found in corpus["variants"].items()}
+        _bars(axis, shares, lambda share: f"{share:.0%}", 1.1 * max(*shares.values(), 1.0))
+        axis.set_xticks(np.linspace(0, 1, 6))
+        axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set_title(title, loc="left")
+    axes[-1].set_xlabel("share of the fastest matrix product measured in the same run")
+    return figure
+
+
+def draw_scaling(results: Sequence[dict[str, Any]]) -> Any:
+    """Time with small partitions, and time for more rows."""
+    panels = [panel for result in results for panel in _scaling_panels(result)]
+    bars = [len(panel.ratios) for panel in panels]
+    figure, axes = _figure(bars, "How does time change with partitions and rows?", results)
+    for axis, panel in zip(axes, panels, strict=True):
+        widest = max(*panel.ratios.values(), panel.ideal)
+        _bars(axis, panel.ratios, lambda ratio: f"{ratio:.2f}×", widest * 1.12)
+        axis.axvline(panel.ideal, color="black", linewidth=1, linestyle="--")
+        axis.set_title(panel.title, loc="left")
+        axis.set_xlabel(panel.label)
+    return figure
+
+
+@dataclass(frozen=True)
+class ScalingPanel:
+    """Ratios of times, and the ratio that would be ideal."""
+
+    title: str
+    ratios: dict[str, float]
+    ideal: float
+    label: str
+
+
+def _scaling_panels(result: dict[str, Any]) -> list[ScalingPanel]:
+    settings, partitions, rows = result["settings"], result["partitions"], result["rows"]
+    model = f"{settings['model']}, {settings['shape']['layers']} layers, {settings['lengths']}"
+    return [
+        ScalingPanel(
+            f"{model}: partitions of {partitions['small_rows']} rows in place of one of "
+            f"{partitions['documents']}",
+            {name: found["time_ratio"] for name, found in partitions["variants"].items()},
+            1.0,
+            "time / time with one partition (dashed: no loss)",
+        ),
+        ScalingPanel(
+            f"{model}: {rows['documents'][1]} rows in place of {rows['documents'][0]}",
+            {name: found["time_ratio"] for name, found in rows["variants"].items()},
+            rows["token_ratio"],
+            "time / time for fewer rows (dashed: as many times as the tokens)",
+        ),
+    ]
+
+
+PICTURES: dict[str, dict[str, Callable[[Sequence[dict[str, Any]]], Any]]] = {
+    "throughput": {"ratios": draw_ratios, "peak": draw_peak_shares},
+    "scaling": {"scaling": draw_scaling},
+}
+
+
+def _panels(results: Iterable[dict[str, Any]]) -> list[Panel]:
+    panels = []
+    for result in results:
+        settings = result["settings"]
+        for kind, corpus in result["corpora"].items():
+            title = (
+                f"{settings['model']}, {settings['shape']['layers']} layers, {kind}: "
+                f"{corpus['documents']} documents, {corpus['real_tokens']:,} tokens"
+            )
+            panels.append((title, corpus))
+    return panels
+
+
+def _ratios(corpus: dict[str, Any]) -> dict[str, float]:
+    return {name: found["ratio_of_medians"] for name, found in corpus["speed_up"].items()}
+
+
+def _figure(
+    bars: Sequence[int], title: str, results: Sequence[dict[str, Any]]
+) -> tuple[Any, list[Axes]]:
+    """A figure with one panel below the other, each as high as so many bars need."""
+    height = HEAD_INCHES + PANEL_INCHES * len(bars) + BAR_INCHES * sum(bars)
+    figure, axes = plt.subplots(
+        len(bars),
+        figsize=(WIDTH_INCHES, height),
+        height_ratios=bars,
+        squeeze=False,
+        layout=ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - HEAD_INCHES / height), hspace=0.06),
+    )
+    figure.text(0.012, 1 - 0.12 / height, title, va="top", fontsize=14, fontweight="bold")
+    figure.text(0.012, 1 - 0.44 / height, subtitle(results), va="top", fontsize=9)
+    return figure, list(axes[:, 0])
+
+
+def subtitle(results: Sequence[dict[str, Any]]) -> str:
+    """Machines, threads, precisions and dates of the results."""
+    machines = dict.fromkeys(_machine_name(result["machine"]) for result in results)
+    dtypes = dict.fromkeys(result["settings"]["dtype"] for result in results)
+    dates = sorted({result["finished"][:10] for result in results})
+    return " · ".join([*machines, *dtypes, *dates])
+
+
+def _machine_name(machine: dict[str, Any]) -> str:
+    threads = machine["torch_threads"]
+    default = f"{machine['processor']}, {threads} thread{'s' if threads > 1 else ''}"
+    return machine.get("gpu", default)
+
+
+def _bars(
+    axis: Axes,
+    values: dict[str, float],
+    label: Callable[[float], str],
+    limit: float,
+    rounds: dict[str, list[float]] | None = None,
+) -> None:
+    """Horizontal bars from the top down, ticks for rounds, and behind both the value."""
+    colours = {SUBJECT: SUBJECT_COLOUR, BASELINE: BASELINE_COLOUR}
+    axis.barh(
+        list(values),
+        list(values.values()),
+        color=[colours.get(name, PEER_COLOUR) for name in values],
+        edgecolor="black",
+        linewidth=0.6,
+        height=0.7,
+    )
+    for place, (name, value) in enumerate(values.items()):
+        ticks = rounds[name] if rounds else []
+        axis.plot(ticks, [place] * len(ticks), "|", color="black", markersize=9)
+        end = max([value, *ticks]) + 0.012 * limit
+        axis.text(end, place, label(value), va="center", bbox=_WHITE)
+    axis.set_xlim(0, limit)
+    axis.invert_yaxis()
+    axis.tick_params(axis="y", length=0)
+
+
+if __name__ == "__main__":
+    main()

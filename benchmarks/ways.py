@@ -1,0 +1,226 @@
+"""Which ways to classify a run compares, in which precision, and what may differ between them."""
+
+import argparse
+import functools
+import importlib.util
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import torch
+
+from benchmarks.crossfit_original import crossfit_partition
+from benchmarks.harness import Variant
+from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.recipes import (
+    classifier_of,
+    gpuclassify_scores,
+    partition_scores,
+    pipeline_partition,
+    sorted_partition,
+    stage_partition,
+)
+from gpuclassify.models.precision import pick_device, pick_dtype
+
+PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
+# Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and
+# 0.093; texts that change places differ by up to 0.99.
+TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
+WARM_UP_DOCUMENTS = 2
+BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 256, 512)}
+SEARCH_DOCUMENTS = {"cpu": 256, "cuda": 2_048}
+SEARCH_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to classify; it can be pickled.
+
+    Attributes
+    ----------
+    name : str
+    scores : callable
+        ``scores(frame, directory, device)`` gives probabilities, float (documents, labels).
+    dtype : str
+        Precision of its matrix products.
+    is_searched : bool
+        Whether `scores` also takes a ``batch_size``, for which a search finds the best.
+    """
+
+    name: str
+    scores: Callable[..., np.ndarray]
+    dtype: str = "float32"
+    is_searched: bool = False
+
+    def variant(self, frame: dd.DataFrame, directory: str, device: str) -> Variant:
+        """As the harness times it on the texts of `frame`."""
+        few = dd.from_pandas(frame.head(WARM_UP_DOCUMENTS), npartitions=1)
+        return Variant(
+            self.name,
+            run=functools.partial(self.scores, frame, directory, device),
+            warm_up=functools.partial(self.scores, few, directory, device),
+            tolerance=TOLERANCES[self.dtype],
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The ways of a run.
+
+    Attributes
+    ----------
+    ways : tuple of Way
+        The baseline first, gpuclassify last.
+    left_out : dict of str to str
+        By name, why a way that was asked for cannot run here.
+    """
+
+    ways: tuple[Way, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def choose_ways(options: argparse.Namespace, directory: str) -> Choice:
+    """The ways that the options ask for.
+
+    Raises
+    ------
+    ValueError
+        ``options.variants`` names one that does not exist.
+    """
+    is_gpu = torch.device(options.device).type == "cuda"
+    ways = _gpu_ways(options, directory) if is_gpu else _cpu_ways(options)
+    if options.variants:
+        ways = _named(ways, options.variants)
+    has_crossfit = importlib.util.find_spec("crossfit") is not None
+    missing = [] if has_crossfit else [way.name for way in ways if "crossfit" in way.name]
+    return Choice(
+        tuple(way for way in ways if way.name not in missing),
+        dict.fromkeys(missing, "CrossFit is not installed: pip install 'gpuclassify[crossfit]'"),
+    )
+
+
+def dtype_names(ways: Iterable[Way]) -> str:
+    """The precisions that run, for a result's settings."""
+    return ", ".join(sorted({way.dtype for way in ways}))
+
+
+def _cpu_ways(options: argparse.Namespace) -> list[Way]:
+    peers = [
+        Way(
+            f"{BASELINE}, batch 256",
+            _by_partition(pipeline_partition, is_held=True, batch_size=256),
+        ),
+        *_fixed_batches(),
+        *_searched_batches("float32"),
+        Way("loader=crossfit", functools.partial(gpuclassify_scores, loader="crossfit")),
+    ]
+    return [
+        *_recipes(),
+        *(peers if options.peers else []),
+        Way(SUBJECT, gpuclassify_scores),
+    ]
+
+
+def _gpu_ways(options: argparse.Namespace, directory: str) -> list[Way]:
+    classifier = classifier_of(directory, options.device, autocast=True)
+    own_dtype = str(pick_dtype(classifier.options, pick_device(options.device)))
+    own_dtype = own_dtype.removeprefix("torch.")
+    own = functools.partial(gpuclassify_scores, autocast=True)
+    half = functools.partial(pipeline_partition, is_held=True, dtype=PEER_DTYPE)
+    peers = [
+        Way(f"{BASELINE}, float16, batch 256", _by_partition(half, batch_size=256), PEER_DTYPE),
+        *_fixed_batches(),
+    ]
+    return [
+        *_recipes(),
+        Way(f"{BASELINE}, float16", _by_partition(half), PEER_DTYPE),
+        *(peers if options.peers else []),
+        *_searched_batches(PEER_DTYPE),
+        Way("loader=crossfit", functools.partial(own, loader="crossfit"), own_dtype),
+        Way(f"{SUBJECT}, float32", gpuclassify_scores),
+        Way(SUBJECT, own, own_dtype),
+    ]
+
+
+def _recipes() -> list[Way]:
+    return [
+        Way(BASELINE, _by_partition(pipeline_partition, is_held=True)),
+        Way("pipeline per partition", _by_partition(pipeline_partition, is_held=False)),
+    ]
+
+
+def _fixed_batches() -> list[Way]:
+    return [
+        Way("sorted batches of 32", _by_partition(sorted_partition)),
+        Way("Curator's stages, batch 256", _by_partition(stage_partition)),
+        Way("Curator's stages, batch 32", _by_partition(stage_partition, batch_size=32)),
+    ]
+
+
+def _searched_batches(dtype: str) -> list[Way]:
+    recipes = {
+        "Curator's stages, best batch": stage_partition,
+        "crossfit-original": crossfit_partition,
+    }
+    return [
+        Way(name, _by_partition(recipe, dtype=dtype), dtype, is_searched=True)
+        for name, recipe in recipes.items()
+    ]
+
+
+def _by_partition(recipe: Callable[..., Any], **options: Any) -> Callable[..., np.ndarray]:
+    return functools.partial(partition_scores, recipe, **options)
+
+
+def _named(ways: Sequence[Way], names: Iterable[str]) -> list[Way]:
+    known = [way.name for way in ways]
+    unknown = set(names) - set(known)
+    if unknown:
+        raise ValueError(f"no variants {sorted(unknown)} in this run, which has {known}")
+    return [way for way in ways if way.name in {BASELINE, SUBJECT, *names}]
+
+
+def search_batches(
+    ways: Iterable[Way], frame: dd.DataFrame, directory: str, device: str
+) -> tuple[list[Way], dict[str, dict[str, Any]]]:
+    """The ways, each that asks for it with the fastest batch size, and what was found.
+
+    Parameters
+    ----------
+    ways : iterable of Way
+    frame : dask DataFrame
+        Its first texts are tried.
+    directory : str
+        Of a model with a single layer: all layers are alike, so that one shows which is fastest.
+    device : str
+    """
+    kind = torch.device(device).type
+    texts = frame.head(SEARCH_DOCUMENTS[kind], npartitions=-1)
+    few = dd.from_pandas(texts, frame.npartitions)
+    sizes = distinct_sizes(BATCH_SIZES[kind], rows=-(-len(texts) // few.npartitions))
+    fixed, found = [], {}
+    for way in ways:
+        if way.is_searched:
+            seconds = {size: _try(way, size, few, directory, device) for size in sizes}
+            fastest = min(seconds, key=seconds.__getitem__)
+            found[way.name] = {"batch_size": fastest, "seconds_of_one_layer": seconds}
+            way = replace(way, scores=functools.partial(way.scores, batch_size=fastest))
+        fixed.append(way)
+    return fixed, found
+
+
+def distinct_sizes(sizes: Sequence[int], rows: int) -> list[int]:
+    """Of ascending batch sizes those that cut a partition of `rows` in different ways."""
+    return [size for size, smaller in zip(sizes, (0, *sizes), strict=False) if smaller < rows]
+
+
+def _try(way: Way, batch_size: int, frame: dd.DataFrame, directory: str, device: str) -> float:
+    timings = []
+    for _ in range(SEARCH_ROUNDS):
+        started = time.perf_counter()
+        way.scores(frame, directory, device, batch_size=batch_size)
+        timings.append(time.perf_counter() - started)
+    return min(timings)
