@@ -100,6 +100,11 @@ def gpu_cluster_options(
     torch_fraction = _torch_fraction(torch_memory_fraction, options)
     if pool is not None or rmm_async:
         _check_shares(maximum, torch_fraction, device_bytes)
+    elif _is_torch_on_rmm(options):
+        raise ValueError(
+            "rmm_allocator_external_lib_list gives torch to RMM, which without a pool asks the "
+            "driver for every tensor: give rmm_pool_size too, or rmm_async=True"
+        )
     memory: dict[str, Any] = {"rmm_async": rmm_async, "enable_cudf_spill": enable_cudf_spill}
     if pool is not None:
         memory["rmm_pool_size"] = pool
@@ -186,10 +191,7 @@ def _sized(value: Size | None, name: str, device_bytes: int | None) -> int | flo
 
 
 def _torch_fraction(fraction: float | None, options: Mapping[str, Any]) -> float | None:
-    libraries = options.get("rmm_allocator_external_lib_list") or []
-    if isinstance(libraries, str):
-        libraries = [name.strip() for name in libraries.split(",")]
-    if "torch" in libraries:
+    if _is_torch_on_rmm(options):
         if _is_given(fraction):
             raise ValueError(
                 f"torch_memory_fraction={fraction!r} bounds torch's own allocator, but "
@@ -204,6 +206,13 @@ def _torch_fraction(fraction: float | None, options: Mapping[str, Any]) -> float
             "give for example 0.45, or None to leave torch unbounded"
         )
     return float(fraction)
+
+
+def _is_torch_on_rmm(options: Mapping[str, Any]) -> bool:
+    libraries = options.get("rmm_allocator_external_lib_list") or []
+    if isinstance(libraries, str):
+        libraries = [name.strip() for name in libraries.split(",")]
+    return "torch" in libraries
 
 
 def _check_shares(

@@ -128,7 +128,7 @@ def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
 def _survey(nvml: Any, visible_devices: str | None) -> GpuSurvey:
     devices = [gpu for i in range(nvml.nvmlDeviceGetCount()) for gpu in _devices_of(nvml, i)]
     gpus = select_visible(devices, visible_devices)
-    reason = "the NVIDIA driver lists no GPU"
+    reason = "the NVIDIA driver lists no GPU, or only GPUs in MIG mode without an instance"
     if devices:
         reason = f"CUDA_VISIBLE_DEVICES={visible_devices!r} hides every GPU"
     cuda_version = nvml.nvmlSystemGetCudaDriverVersion()
@@ -142,9 +142,10 @@ def _survey(nvml: Any, visible_devices: str | None) -> GpuSurvey:
 
 
 def _devices_of(nvml: Any, index: int) -> Iterator[Gpu]:
-    """Yield the physical GPU, or its slices in its place."""
+    """Yield the physical GPU, or its slices in its place: none where none was made."""
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
-    for handle in _slices(nvml, parent) or [parent]:
+    slices = _slices(nvml, parent)
+    for handle in [parent] if slices is None else slices:
         try:
             memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
         except nvml.NVMLError:
@@ -153,12 +154,14 @@ def _devices_of(nvml: Any, index: int) -> Iterator[Gpu]:
         yield Gpu(index, uuid, _text(nvml.nvmlDeviceGetName(parent)), memory_bytes)
 
 
-def _slices(nvml: Any, parent: Any) -> list[Any]:
+def _slices(nvml: Any, parent: Any) -> list[Any] | None:
+    """The slices of a GPU in MIG mode, without which CUDA cannot use it; None for a whole GPU."""
     try:
-        is_sliced = bool(nvml.nvmlDeviceGetMigMode(parent)[0])
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if is_sliced else 0
+        if not nvml.nvmlDeviceGetMigMode(parent)[0]:
+            return None
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(parent)
     except nvml.NVMLError:
-        return []
+        return None
     handles = []
     for i in range(count):
         try:

@@ -15,6 +15,8 @@ int64                 Int64                           int64 with a null mask
 bool                  boolean                         bool with a null mask
 bool, not nullable    bool                            bool
 ====================  ==============================  ==============================
+
+The array of a field may also be a DictionaryArray of its type: both backends look the values up.
 """
 
 from __future__ import annotations

