@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from benchmarks.recipes import MAX_TOKENS, autocast, held_model
-from gpuclassify.inference.crossfit import _import_loader
+from gpuclassify.inference.crossfit import import_loader
 from gpuclassify.inference.memory import CPU_MAX_TOKENS
 
 RESERVED_GB = 4  # of a GPU, which NeMo Curator leaves to others
@@ -87,7 +87,7 @@ def crossfit_partition(
             logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
         return logits.float().softmax(1)
 
-    loader = _import_loader().SortedSeqLoader(
+    loader = import_loader().SortedSeqLoader(
         dict(tokens), _plan(directory, device), initial_batch_size=batch_size
     )
     with torch.no_grad():
@@ -106,7 +106,7 @@ def _plan(directory: str, device: str) -> CpuPlan:
 
 
 def _fitted_curve(model: Any) -> Any:
-    _import_loader()  # makes CrossFit's own package importable
+    import_loader()  # makes CrossFit's own package importable
     curves = importlib.import_module("crossfit.backend.torch.hf.memory_curve_utils")
     with (
         tempfile.TemporaryDirectory() as folder,

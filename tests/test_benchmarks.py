@@ -34,6 +34,7 @@ from benchmarks.harness import (
 from benchmarks.job import CLASSIFY, READ, WRITE, Timeline, measure_job
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.parts import PARTS
 from benchmarks.safety import (
     Outcome,
     long_template,
@@ -571,6 +572,19 @@ def test_the_suite_ends_with_a_short_table(throughput_run, scaling_run):
     loss = results[1]["partitions"]["variants"]["gpuclassify"]["time_ratio"] - 1
     assert losses.endswith(f"gpuclassify {loss:+.0%}")
     assert f"take {results[1]['rows']['variants']['gpuclassify']['time_ratio']:.2f} times" in growth
+
+
+@pytest.mark.parametrize("model", PARTS)
+def test_a_smoke_run_of_parts_leaves_each_out_and_answers_stay(smoke_result, model):
+    result, printed, _ = smoke_result("parts", "--model", model, "--lengths", "short")
+
+    corpus = result["corpora"]["short"]
+    names = ["all parts", *(name for name, _, _ in PARTS[model])]
+    assert list(corpus["variants"]) == names
+    assert 0 < corpus["largest_difference"] < 1e-4  # some rounding: not all ran the same code
+    assert all(name in printed for name in names)
+    for found in corpus["variants"].values():
+        assert found["time_of_all_parts"]["ratio_of_medians"] > 0
 
 
 def test_a_smoke_run_of_several_writes_a_complete_result(smoke_result):

@@ -112,7 +112,7 @@ def clip_tokens(
 
 @functools.cache
 def _loader_class() -> type:
-    base = _import_loader().SortedSeqLoader
+    base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
         """SortedSeqLoader whose splits keep to our limits."""
@@ -142,7 +142,16 @@ def _loader_class() -> type:
     return BudgetLoader
 
 
-def _import_loader() -> ModuleType:
+def import_loader() -> ModuleType:
+    """CrossFit's module ``crossfit.backend.torch.loader``, whatever of CrossFit else is broken.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        CrossFit is not installed.
+    ImportError
+        Another release of it is.
+    """
     _check_installed()
     with _importing:
         folder = Path(str(importlib.util.find_spec("crossfit").origin)).parent  # type: ignore[union-attr]
