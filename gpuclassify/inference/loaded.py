@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import threading
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
-from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.memory import ScoreRule, with_memory_released
 from gpuclassify.inference.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.inference.packing_check import find_packed_layers, probe_lengths
 from gpuclassify.inference.staging import StagedTokens, stage
@@ -144,7 +145,8 @@ class LoadedModel:
         counted from the row's end). Their texts are then batched by equal length only.
         """
         if side not in self._padding_safety:
-            self._padding_safety[side] = self._measure_padding(side)
+            measure = functools.partial(self._measure_padding, side)
+            self._padding_safety[side] = with_memory_released(measure)
             if not self._padding_safety[side]:
                 logger.info("padding changes outputs: only texts of equal length share a batch")
         return self._padding_safety[side]
@@ -159,7 +161,7 @@ class LoadedModel:
         """
         if self._packed_layers is None:
             try:
-                self._packed_layers = self._measure_packing()
+                self._packed_layers = with_memory_released(self._measure_packing)
                 part = (
                     ", its last layer first tokens" if self._packed_layers.is_first_enough else ""
                 )
@@ -244,7 +246,8 @@ def load_model(
     is_autocast = build is not None and dtype != torch.float32
     weights_dtype = torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, build).to(device)
-    prepack(module)
+    if not is_autocast:  # torch casts the plain weights
+        prepack(module)
     backbone = _backbone(module)
     config = getattr(backbone, "config", None)
     return LoadedModel(

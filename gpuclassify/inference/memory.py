@@ -275,6 +275,17 @@ def run_halving(
     return outputs
 
 
+def with_memory_released(action: Callable[[], Result]) -> Result:
+    """What `action` gives; if memory runs out, once more after cached memory was given back."""
+    try:
+        return action()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()
+    return action()
+
+
 def release_memory() -> None:
     """Give cached memory of the device back."""
     import torch

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gpuclassify.inference.memory import is_out_of_memory
 from gpuclassify.inference.packed_layers import NotPackableError, PackedLayers
 
 _WINDOWS = ("sliding_window", "local_attention")
@@ -75,6 +76,8 @@ def find_packed_layers(
             most = max(tolerance * _spread(expected), rounding * _rms(expected))
             is_equal &= _rms(found - expected) <= most
     except _FAILURES as err:
+        if is_out_of_memory(err):
+            raise
         raise NotPackableError(f"its layers take no packed texts ({err})") from err
     if not is_equal:
         raise NotPackableError("its layers let packed texts see each other, or lose positions")
@@ -109,7 +112,9 @@ def _is_still_close(
     try:
         with packed.running(lengths, int(lengths.max()), device):
             return _are_close(forward(slice(0, len(lengths))), expected, tolerance)
-    except _FAILURES:
+    except _FAILURES as err:
+        if is_out_of_memory(err):
+            raise
         return False
 
 

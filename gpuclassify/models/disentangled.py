@@ -141,7 +141,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     """
 
     is_first_token_enough = False  # as within `first_token_alone`, in every forward
-    _tables: tuple[object, list[_Tables]] | None = None
+    _tables: tuple[object, list[_Tables], list[torch.Tensor]] | None = None
 
     def forward(
         self,
@@ -226,15 +226,19 @@ class DisentangledEncoder(DebertaV2Encoder):
         if self._tables is None or self._tables[0] != state:
             positions = self.get_rel_embedding()
             made = [_project_positions(layer.attention.self, positions) for layer in self.layer]
-            self._tables = (state, made)
+            # Weights that are held keep their addresses to themselves.
+            self._tables = (state, made, [weight.detach() for weight in self._table_weights()])
         return self._tables[1]
 
     def _table_state(self) -> list[tuple[int, int]]:
+        weights = self._table_weights()
+        return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
+
+    def _table_weights(self) -> list[torch.Tensor]:
         parts: list[nn.Module | None] = [self.rel_embeddings, getattr(self, "LayerNorm", None)]
         for layer in self.layer:
             parts.extend(_position_projections(layer.attention.self))
-        weights = [weight for part in parts if part is not None for weight in part.parameters()]
-        return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
+        return [weight for part in parts if part is not None for weight in part.parameters()]
 
     def _apply(self, fn: Any, recurse: bool = True) -> DisentangledEncoder:
         self._tables = None  # moving or casting may reuse the addresses of the old weights

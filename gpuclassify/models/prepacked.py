@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import psutil
@@ -34,7 +35,8 @@ def prepack(module: nn.Module) -> int:
 
     Parameters and their names stay as they are, and each such layer holds its weights twice.
     Layers off the CPU or in other precisions than float32 and bfloat16 are left alone, and so is a
-    module of which a second copy would take more than a quarter of the free memory.
+    module of which a second copy would take more than a quarter of the free memory. Moving, casting
+    or copying a module loses what was rearranged; call this again to have it back.
     """
     layers = list(_candidates(module))
     wanted_bytes = sum(layer.weight.nbytes for layer in layers)
@@ -49,35 +51,56 @@ def prepack(module: nn.Module) -> int:
     return len(faster)
 
 
-class PrepackedLinear(nn.Linear):
-    """A linear layer for inference on a CPU; whatever else it is asked for is torch's own."""
+@dataclass(frozen=True)
+class _Packed:
+    """Rearranged weights and what they were made of.
 
-    _packed: tuple[tuple[int, int], torch.Tensor] | None = None
+    `source` holds on to that memory: freed, it could become the memory of other weights.
+    """
+
+    weights: torch.Tensor
+    source: torch.Tensor
+    version: int
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """Whether `weight` is what it was then, neither replaced nor written to."""
+        return weight.is_set_to(self.source) and weight._version == self.version
+
+
+class PrepackedLinear(nn.Linear):
+    """A linear layer for inference on a CPU; whatever else it is asked for is torch's own.
+
+    Weights that are written to through ``.data`` or numpy, which torch does not notice, have to be
+    packed again.
+    """
+
+    _packed: _Packed | None = None
 
     def pack(self) -> None:
         """Rearrange the weights as they are now."""
         with torch.inference_mode():
-            self._packed = (self._state(), _pack(self.weight))
+            weight = self.weight
+            self._packed = _Packed(_pack(weight), weight.detach(), weight._version)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`."""
-        if self._packed is None or not self._is_usable(states):
-            return super().forward(states)
-        return _multiply(states, self._packed[1], self.bias)
+        packed = self._packed  # read once: another thread may move the module
+        if packed is None or not self._is_plain(input) or not packed.is_of(self.weight):
+            return super().forward(input)
+        return _multiply(input, packed.weights, self.bias)
 
-    def _is_usable(self, states: torch.Tensor) -> bool:
-        is_plain = states.dtype == self.weight.dtype and states.device.type == "cpu"
-        is_plain &= states.numel() > 0 and not torch.is_autocast_enabled("cpu")
-        is_plain &= not torch.is_grad_enabled() and not is_reference_forward()
-        return is_plain and self._packed is not None and self._packed[0] == self._state()
-
-    def _state(self) -> tuple[int, int]:
-        """Changes when the weights are replaced or written to."""
-        weight = self.weight
-        return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    def _is_plain(self, states: torch.Tensor) -> bool:
+        """Inference in the weights' own precision, of numbers that oneDNN reads rightly."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_reference_forward():
+            return False
+        if torch.is_autocast_enabled("cpu") or states.dtype != self.weight.dtype:
+            return False
+        # oneDNN takes any bias for contiguous, and would read beyond the end of others.
+        has_plain_bias = self.bias is None or self.bias.is_contiguous()
+        return has_plain_bias and states.device.type == "cpu" and states.numel() > 0
 
     def _apply(self, fn: Any, recurse: bool = True) -> PrepackedLinear:
-        self._packed = None  # moving or casting may reuse the address of the old weights
+        self._packed = None  # of no use to what becomes of the weights
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,10 +131,14 @@ def is_faster(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
 
 def _candidates(module: nn.Module) -> Iterator[nn.Linear]:
     for layer in module.modules():
-        if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
+        if type(layer) not in (nn.Linear, PrepackedLinear):
             continue
-        if layer.weight.numel() >= LEAST_WEIGHTS and layer.weight.dtype in _TOLERANCE:
-            yield layer
+        weight = cast(nn.Linear, layer).weight
+        # Other tensors compute in their own ways, and writes to inference tensors go unnoticed.
+        is_plain = type(weight) is nn.Parameter and not weight.is_inference()
+        is_plain &= weight.device.type == "cpu" and weight.dtype in _TOLERANCE
+        if is_plain and weight.numel() >= LEAST_WEIGHTS:
+            yield cast(nn.Linear, layer)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

@@ -209,3 +209,24 @@ def test_segment_ids_reach_the_model(model_of):
             )
 
     assert not torch.allclose(outputs(plain), outputs(second))
+
+
+@pytest.mark.parametrize("check", ["packed_layers", "is_padding_safe"])
+def test_memory_that_runs_out_in_a_check_says_nothing_about_the_model(model_of, check):
+    model = dataclasses.replace(model_of("bert"), _packed_layers=None, _padding_safety={})
+    errors = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def run_out(*_):
+        if errors:
+            raise errors.pop()
+
+    hook = model.module.register_forward_pre_hook(run_out)
+    try:
+        found = (
+            model.packed_layers() if check == "packed_layers" else model.is_padding_safe("right")
+        )
+    finally:
+        hook.remove()
+
+    assert found
+    assert not errors

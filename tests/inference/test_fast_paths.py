@@ -1,0 +1,168 @@
+"""Every way to run a model faster gives what plain transformers gives, rounding apart.
+
+Weights are large, so that attention is sharp and a small mistake shows in the outputs. Right is
+what transformers gives in float64, one text at a time.
+"""
+
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from gpuclassify import DistributedDataClassifier
+from gpuclassify.models import prepacked
+from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.oracle import stacked
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"), reason="torch without oneDNN"
+)
+
+MOST_TOKENS = 512
+USUAL, SHARP = 0.05, 0.15  # standard deviations of weights
+# Of the largest output. Measured: transformers' own float32 is up to 7e-6 off, fast paths 1.5e-5.
+TOLERANCE = 1e-4
+SIZES = {
+    "hidden_size": 256,  # layers have weights enough to be prepacked
+    "intermediate_size": 300,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+}
+DISTILBERT = {"dim": 256, "hidden_dim": 300, "n_heads": 4, "n_layers": 2}
+MODELS = {
+    "bert": ("bert", SIZES),
+    "roberta": ("roberta", SIZES),
+    "xlm-roberta": ("xlm-roberta", SIZES),
+    "electra": ("electra", SIZES | {"embedding_size": 128}),
+    "distilbert": ("distilbert", DISTILBERT),
+    "modernbert": ("modernbert", SIZES),
+    "deberta-v2": ("deberta-v2", SIZES),
+    "deberta-v2-convolution": (
+        "deberta-v2",
+        SIZES | {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 256},
+    ),
+    "deberta-v3-linear-head": None,
+}
+PATHS = {
+    "auto": {},
+    "packed": {"engine": "packed"},
+    "padded": {"engine": "padded", "padding_side": "right"},
+    "padded-left": {"engine": "padded", "padding_side": "left"},
+    "unsorted": {"sort_by_length": False, "batch_size": 3},
+    "crossfit": {"loader": "crossfit"},
+    "reference": {"engine": "reference"},
+}
+RAGGED = ["", "a", *sample_texts(6, seed=5, max_words=120), "river " * 700, "word " * 500]
+WORDS = sample_texts(1, seed=8, min_words=40)[0].split()
+FRAMES = {
+    "ragged": RAGGED,
+    "equal": [" ".join(["the", *np.roll(WORDS, by)]) for by in range(6)],
+    "longest": ["river " * 700, "word " * 600 + "oven"],
+    "shortest": ["", "a"],
+    "one": [RAGGED[5]],
+    "one of the longest": ["river " * 700],
+    "the shortest one": [""],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def multiplications():
+    """Every layer is prepacked, whatever is faster here; grows with each use of such a layer."""
+    used = []
+    multiply = prepacked._multiply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepacked, "is_faster", lambda *_: True)
+        patch.setattr(prepacked, "_multiply", lambda *given: used.append(1) or multiply(*given))
+        yield used
+
+
+@pytest.fixture(scope="module")
+def model_of(sequence_classifier, tmp_path_factory):
+    """Model and size of its weights to its directory."""
+
+    @functools.cache
+    def write(name, initializer_range):
+        if MODELS[name] is not None:
+            architecture, sizes = MODELS[name]
+            return sequence_classifier(architecture, initializer_range=initializer_range, **sizes)
+        folder = tmp_path_factory.mktemp("category") / "domain"
+        return write_checkpoint(
+            folder, "domain", hidden_size=256, initializer_range=initializer_range
+        )
+
+    return write
+
+
+@functools.cache
+def plain_model(directory, dtype):
+    """Tokenizer, and ids to outputs, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    if not (directory / "backbone").exists():
+        whole = AutoModelForSequenceClassification.from_pretrained(directory).to(dtype).eval()
+        return tokenizer, lambda ids: whole(ids, torch.ones_like(ids)).logits
+    backbone = AutoModel.from_config(AutoConfig.from_pretrained(directory / "backbone"))
+    tensors = load_file(directory / "model.safetensors")
+    weight, bias = (tensors.pop(f"fc.{name}").to(dtype) for name in ("weight", "bias"))
+    backbone.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items()})
+    backbone.to(dtype).eval()
+    return tokenizer, lambda ids: backbone(ids).last_hidden_state[:, 0] @ weight.T + bias
+
+
+@functools.cache
+def plain_outputs(directory, text, dtype):
+    """Of a text alone and unpadded, float64 (outputs,)."""
+    tokenizer, run = plain_model(directory, dtype)
+    ids = tokenizer(text, truncation=True, max_length=MOST_TOKENS, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        return run(ids)[0].double().numpy()
+
+
+def outputs(directory, texts, **options):
+    """What the classifier gives, before any softmax that would hide large errors."""
+    raw = {"problem_type": "regression", "score_field": "outputs", "autocast": False}
+    classifier = DistributedDataClassifier(model=directory, **{**raw, **options})
+    return stacked(classifier(pd.DataFrame({"text": texts})).outputs)
+
+
+def stacked_outputs(directory, texts, dtype):
+    return np.stack([plain_outputs(directory, text, dtype) for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    # Relative attention is not packed.
+    [(n, p) for n in MODELS for p in PATHS if p != "packed" or "deberta" not in n],
+)
+def test_every_path_gives_what_transformers_gives(model_of, multiplications, name, path):
+    directory = model_of(name, SHARP)
+    right = stacked_outputs(directory, RAGGED, torch.float64)
+    scale = np.abs(right).max()
+    assert right.std(axis=0).min() > 0.1 * scale  # else mistakes would not show
+    for texts in FRAMES.values():
+        multiplications.clear()
+
+        found = outputs(directory, texts, **PATHS[path])
+
+        right = stacked_outputs(directory, texts, torch.float64)
+        assert bool(multiplications) == (path != "reference")
+        assert found.shape == right.shape
+        assert np.abs(found - right).max() <= TOLERANCE * scale
+
+
+@pytest.mark.parametrize("path", ["auto", "padded-left", "crossfit"])
+@pytest.mark.parametrize("name", ["bert", "electra", "modernbert", "deberta-v3-linear-head"])
+def test_bfloat16_is_as_near_as_in_transformers(model_of, multiplications, name, path):
+    """On short texts, for processors on which it is slow."""
+    directory = model_of(name, USUAL)
+    texts = [text for text in RAGGED if len(text) < 300]
+    right, plain = (stacked_outputs(directory, texts, d) for d in (torch.float64, torch.bfloat16))
+    multiplications.clear()
+
+    found = outputs(directory, texts, dtype="bfloat16", **PATHS[path])
+
+    assert multiplications
+    assert np.abs(found - right).mean() <= 1.5 * np.abs(plain - right).mean() < 0.2 * right.std()
