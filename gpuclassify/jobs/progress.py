@@ -1,7 +1,8 @@
-"""A live line on a terminal, or a line of text every so often in a log."""
+"""A live line on a terminal, a widget in a notebook, a line of text a minute in a log."""
 
 from __future__ import annotations
 
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -9,29 +10,37 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gpuclassify.jobs.run import JobSummary
+from gpuclassify.jobs.charts import readable_time, short_number
+from gpuclassify.jobs.summary import JobSummary
 
-LOG_EVERY_SECONDS = 30.0
+LOG_EVERY_SECONDS = 60.0
+LOOK_EVERY_SECONDS = 5.0  # at how busy GPUs are
+MOST_GPUS_SHOWN = 8
 
 
 class JobProgress:
-    """Shows share done, rows per second and time left; a context manager.
+    """Shows share done, rows and tokens per second, time left and busy GPUs; a context manager.
 
     Parameters
     ----------
     title : str
         What is going on.
     console : rich.console.Console
-        A terminal gets a live line; anything else gets a line of text every 30 seconds and at the
-        end, which is what a log file wants.
+        A terminal or notebook gets a live line; anything else gets a line of text every minute and
+        at the end, which is what a log file wants.
+    client : distributed.Client, optional
+        Whose workers' GPUs are looked at.
     """
 
-    def __init__(self, title: str, console: Console) -> None:
+    def __init__(self, title: str, console: Console, client: Any = None) -> None:
         self._title = title
         self._console = console
-        self._last_line = time.monotonic()
+        self._client = client
+        self._gpus, self._looked = "", 0.0
+        self._line = ""
+        self._is_over = threading.Event()
         self._bar: Any = None
-        if console.is_terminal:
+        if console.is_terminal or console.is_jupyter:
             self._bar = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}"),
@@ -45,6 +54,8 @@ class JobProgress:
     def __enter__(self) -> JobProgress:
         if self._bar is not None:
             self._bar.start()
+        else:
+            threading.Thread(target=self._log, daemon=True).start()
         return self
 
     def __exit__(
@@ -53,31 +64,55 @@ class JobProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_over.set()
         if self._bar is not None:
             self._bar.stop()
+        else:
+            self._print()
 
     def share(self, done: float, status: str = "") -> None:
         """Show that the share `done`, 0 to 1, is done."""
+        self._line = f"{self._title}: {done:.0%} {status}"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=1.0, status=status)
-        elif done >= 1 or time.monotonic() - self._last_line >= LOG_EVERY_SECONDS:
-            self._last_line = time.monotonic()
-            self._console.print(f"{self._title}: {done:.0%} {status}", highlight=False)
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
-        """Show a job's progress; fits `gpuclassify.jobs.run.run_job` as its report."""
-        status = f"{done}/{total} parts"
-        if done:
-            left = summary.elapsed_seconds / done * (total - done)
-            status += (
-                f", {summary.rows_in:,} rows, {summary.rows_per_second:,.1f} rows/s, "
-                f"{readable_time(left)} left"
-            )
-        self.share(done / total, status)
+        """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report."""
+        status = f"{done}/{total} parts, {summary.rows_in:,} rows"
+        new = done - summary.resumed_parts
+        if new > 0:
+            left = summary.elapsed_seconds / new * (total - done)
+            status += f", {short_number(summary.rows_per_second)} rows/s"
+            if summary.tokens_per_second:
+                status += f", {short_number(summary.tokens_per_second)} tokens/s"
+            status += f", {readable_time(left)} left{self._busy_gpus()}"
+        if summary.left_out:
+            status += f", {sum(summary.left_out.values()):,} in quarantine"
+        self.share(done / max(1, total), status)
+
+    def _log(self) -> None:
+        while not self._is_over.wait(LOG_EVERY_SECONDS):
+            self._print()
+
+    def _print(self) -> None:
+        if self._line:
+            self._console.print(self._line, highlight=False, markup=False, soft_wrap=True)
+
+    def _busy_gpus(self) -> str:
+        """How busy each GPU is, as its worker tells now and then."""
+        if self._client is not None and time.monotonic() - self._looked > LOOK_EVERY_SECONDS:
+            self._looked = time.monotonic()
+            workers = self._client.scheduler_info()["workers"].values()
+            self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
+        return self._gpus
 
 
-def readable_time(seconds: float) -> str:
-    """Hours, minutes and seconds, such as ``1:02:03`` or ``0:07``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def shown_gpus(shares: list[float | None]) -> str:
+    """How busy GPUs are, in percent, for a status line; empty without any."""
+    known = [share for share in shares if share is not None]
+    if not known:
+        return ""
+    if len(known) > MOST_GPUS_SHOWN:
+        mean = sum(known) / len(known)
+        return f", {len(known)} GPUs {mean:.0f}% busy, one {min(known):.0f}%"
+    return f", GPU {' '.join(f'{share:.0f}%' for share in known)} busy"

@@ -4,81 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify.events import collected_stats
-from gpuclassify.jobs.readers import Form, Part, find_files, plan_source, read_part
+from gpuclassify.jobs.files import find_files
+from gpuclassify.jobs.parts import Form, Part, read_part
+from gpuclassify.jobs.planning import plan_source
+from gpuclassify.jobs.records import Record
 from gpuclassify.jobs.storage import open_directory
+from gpuclassify.jobs.summary import JobSummary, Report
 from gpuclassify.jobs.writers import PARQUET, SUFFIXES, part_names, write_part
 from gpuclassify.model_mapper import ModelMapper
-
-
-@dataclass(frozen=True)
-class PartSummary:
-    """What one task did.
-
-    Attributes
-    ----------
-    path : str
-        The file it wrote.
-    rows_in, rows_out : int
-    labels : dict of str to int
-        Rows written by label.
-    stats : dict of str to float
-        Its `RunStats`.
-    """
-
-    path: str
-    rows_in: int
-    rows_out: int
-    labels: dict[str, int]
-    stats: dict[str, float]
-
-
-@dataclass
-class JobSummary:
-    """What a job did.
-
-    Attributes
-    ----------
-    files : list of str
-        Files written.
-    rows_in, rows_out : int
-        Rows read and rows kept.
-    labels : dict of str to int
-        Rows kept by label, most frequent first.
-    elapsed_seconds : float
-        From the first task to the last.
-    totals : dict of str to float
-        Sums of all parts' `RunStats`.
-    """
-
-    files: list[str] = field(default_factory=list)
-    rows_in: int = 0
-    rows_out: int = 0
-    labels: dict[str, int] = field(default_factory=dict)
-    elapsed_seconds: float = 0.0
-    totals: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def rows_per_second(self) -> float:
-        """Rows read per second."""
-        return self.rows_in / self.elapsed_seconds if self.elapsed_seconds else 0.0
-
-    def add(self, part: PartSummary) -> None:
-        """Count what one more part did."""
-        self.files.append(part.path)
-        self.rows_in += part.rows_in
-        self.rows_out += part.rows_out
-        self.labels = dict((Counter(self.labels) + Counter(part.labels)).most_common())
-        for name, value in part.stats.items():
-            self.totals[name] = self.totals.get(name, 0) + value
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON."""
-        return {**asdict(self), "rows_per_second": self.rows_per_second}
 
 
 @dataclass(frozen=True)
@@ -117,9 +55,6 @@ class JobPlan:
     parts: tuple[Part, ...]
     work: PartWork
     overwrite: bool
-
-
-Report = Callable[[int, int, JobSummary], None]
 
 
 def plan_job(
@@ -161,11 +96,11 @@ def plan_job(
     if fields is not None and classifier.text_field not in fields:
         fields = [classifier.text_field, *fields]
     directory = open_directory(output)
-    for path in find_files(inputs, {}):
-        if directory.holds(path):
+    for file in find_files(inputs, {}):
+        if directory.holds(file.path):
             raise ValueError(
-                f"the input {path} lies in the output directory {output}, whose part files a job "
-                "replaces: choose an output directory outside the input"
+                f"the input {file.path} lies in the output directory {output}, whose part files a "
+                "job replaces: choose an output directory outside the input"
             )
     source = plan_source(inputs, fields=fields, part_bytes=part_bytes)
     classifier.check(source.form.meta())
@@ -196,7 +131,8 @@ def run_job(plan: JobPlan, client: Any, report: Report | None = None) -> JobSumm
     futures = client.map(run_part, plan.parts, names, work=plan.work, pure=False)
     try:
         for done, future in enumerate(as_completed(futures), 1):
-            summary.add(future.result())
+            record = future.result()
+            summary.add(record, record.name)
             summary.elapsed_seconds = time.perf_counter() - started
             if report is not None:
                 report(done, len(plan.parts), summary)
@@ -207,7 +143,7 @@ def run_job(plan: JobPlan, client: Any, report: Report | None = None) -> JobSumm
     return summary
 
 
-def run_part(part: Part, name: str, work: PartWork) -> PartSummary:
+def run_part(part: Part, name: str, work: PartWork) -> Record:
     """The task: read one part, classify it, write it as the file `name`."""
     frame = read_part(part, work.form)
     with collected_stats() as runs:
@@ -218,10 +154,11 @@ def run_part(part: Part, name: str, work: PartWork) -> PartSummary:
     for run in runs:
         stats.update(run.as_dict())
     labels = _count_labels(classified, work.classifier.label_field)
-    return PartSummary(path, len(frame), len(classified), labels, dict(stats))
+    return Record(path, {}, len(frame), len(classified), 0, "", labels=labels, stats=dict(stats))
 
 
-def _count_labels(frame: Any, label_field: str | None) -> dict[str, int]:
+def _count_labels(frame: Any, label_field: str | None) -> dict[str, dict[str, int]]:
     if label_field is None or not len(frame):
         return {}
-    return {str(label): int(count) for label, count in frame[label_field].value_counts().items()}
+    counts = frame[label_field].value_counts()
+    return {label_field: {str(label): int(count) for label, count in counts.items()}}

@@ -7,8 +7,13 @@ import os
 import posixpath
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from gpuclassify.jobs.files import redacted
+
+FILES_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,77 @@ class Directory:
     filesystem: Any
     root: str
 
+    def __str__(self) -> str:
+        return self.root if self.is_local else redacted(self.filesystem.unstrip_protocol(self.root))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a file system of this machine, NFS and the like included."""
+        return "file" in self.filesystem.protocol
+
+    # What jobs need: names are relative to the root.
+
+    def path(self, name: str) -> str:
+        """The path of the file `name`."""
+        return posixpath.join(self.root, name)
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Names of the files in `folder`, not below it, and their sizes in bytes."""
+        where = self.path(folder).rstrip("/")
+        self.filesystem.invalidate_cache(where)
+        try:
+            found = self.filesystem.ls(where, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {
+            posixpath.basename(info["name"]): info["size"]
+            for info in found
+            if info["type"] == "file"
+        }
+
+    def make(self, *folders: str) -> None:
+        """Make the directory and these in it, where the file system has directories."""
+        for folder in ("", *folders):
+            self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file; FileNotFoundError if there is none."""
+        return self.filesystem.cat_file(self.path(name))
+
+    def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
+        """The contents of many files in order; several are asked for at a time."""
+        with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+            for start in range(0, len(names), 32 * FILES_AT_A_TIME):
+                yield from pool.map(self.read, names[start : start + 32 * FILES_AT_A_TIME])
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a whole file, in place of an earlier one."""
+        with self.replacing(self.path(name)) as file:
+            file.write(data)
+
+    def remove(self, *names: str) -> None:
+        """Remove files, those that are not there included."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self.filesystem.rm_file(self.path(name))
+
+    def prune(self, folder: str) -> None:
+        """Remove a folder that is empty, where the file system has folders."""
+        if self.is_local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path(folder))  # noqa: PTH106 (paths here are those of fsspec)
+
+    def sync(self) -> None:
+        """Bring the names of the files to disk, where they may be in memory only."""
+        if self.is_local:
+            number = os.open(self.root, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+    # What lazy writers need.
+
     def parts(self, suffixes: Sequence[str]) -> list[str]:
         """Paths of the part files with one of `suffixes`, sorted."""
         if not self.filesystem.exists(self.root):
@@ -38,7 +114,7 @@ class Directory:
     def holds(self, path: str) -> bool:
         """Whether the file at `path`, a path or URL, lies in this directory or below it."""
         other = open_directory(path)
-        if other.filesystem != self.filesystem:
+        if type(other.filesystem) is not type(self.filesystem):
             return False
         return _real(other).startswith(f"{_real(self)}/")
 
@@ -85,15 +161,9 @@ class Directory:
                 yield file
             self.filesystem.mv(private, target)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 self.filesystem.rm_file(private)
             raise
-
-
-def _real(directory: Directory) -> str:
-    """The root without symbolic links, where the file system has them."""
-    is_local = "file" in directory.filesystem.protocol
-    return os.path.realpath(directory.root) if is_local else directory.root
 
 
 def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> Directory:
@@ -102,3 +172,8 @@ def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> 
 
     filesystem, root = fsspec.core.url_to_fs(str(path), **(storage_options or {}))
     return Directory(filesystem, root.rstrip("/"))
+
+
+def _real(directory: Directory) -> str:
+    """The root without symbolic links, where the file system has them."""
+    return os.path.realpath(directory.root) if directory.is_local else directory.root

@@ -2,17 +2,78 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
-from typing import Any
+from typing import Any, ClassVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from gpuclassify.checks import check_choice
+from gpuclassify.jobs.encoding import Encoding, arrow_table
+from gpuclassify.jobs.files import JSONL, PARQUET, redacted
+from gpuclassify.jobs.storage import Directory, open_directory
 
-from gpuclassify.jobs.storage import open_directory
-
-PARQUET, JSONL = "parquet", "jsonl"
 SUFFIXES = (".parquet", ".jsonl")
+PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
+JSONL_COMPRESSIONS = (None, "gzip", "zstd")
+
+
+class FileWriter:
+    """Files as the output of a `gpuclassify.jobs.pipeline.Pipeline`, one a part.
+
+    Parameters
+    ----------
+    path : str
+        Directory, or fsspec URL of one.
+    compression : str, optional
+        See the classes.
+    storage_options : dict, optional
+        For fsspec. Never part of a plan, a record or a message.
+    """
+
+    file_format: ClassVar[str]
+    compressions: ClassVar[tuple[str | None, ...]]
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        compression: str | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        check_choice("compression", compression, self.compressions)
+        self.path = str(path)
+        self.encoding = Encoding(self.file_format, compression)
+        self.storage_options = dict(storage_options or {})
+
+    def __repr__(self) -> str:
+        compression = f", compression={self.encoding.compression!r}"
+        return f"{type(self).__name__}({redacted(self.path)!r}{compression})"
+
+    @property
+    def directory(self) -> Directory:
+        """Where it writes."""
+        return open_directory(self.path, self.storage_options)
+
+
+class JsonlWriter(FileWriter):
+    """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out."""
+
+    file_format = JSONL
+    compressions = JSONL_COMPRESSIONS
+
+
+class ParquetWriter(FileWriter):
+    """Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none"."""
+
+    file_format = PARQUET
+    compressions = PARQUET_COMPRESSIONS
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        compression: str = "zstd",
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path, compression=compression, storage_options=storage_options)
 
 
 def to_parquet(
@@ -106,22 +167,12 @@ def write_part(
     """
     directory = open_directory(path, storage_options)
     target = posixpath.join(directory.root, f"{name}.{file_format}")
+    encoding = Encoding(file_format, "zstd" if file_format == PARQUET else None)
+    if file_format == JSONL:
+        frame, keep_index = frame.reset_index(drop=True), None
     with directory.replacing(target) as file:
-        if file_format == PARQUET:
-            pq.write_table(arrow_table(frame, keep_index), file, compression="zstd")
-        else:
-            _write_json_lines(frame, file)
+        file.write(encoding.encode(arrow_table(frame, keep_index)))
     return target
-
-
-def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
-    """An Arrow table of a plain pandas or cudf frame, with metadata that plain readers take."""
-    import pandas as pd
-
-    if not isinstance(frame, pd.DataFrame):
-        return frame.to_arrow(preserve_index=keep_index)
-    table = pa.Table.from_pandas(frame, preserve_index=keep_index)
-    return table.replace_schema_metadata(_plain_metadata(table.schema.metadata))
 
 
 def _check_is_not_read(dataset: Any, path: str, storage_options: dict[str, Any] | None) -> None:
@@ -136,18 +187,3 @@ def _check_is_not_read(dataset: Any, path: str, storage_options: dict[str, Any] 
                     f"the dataset is read from {source}, and overwriting {path} would remove it "
                     "first: write to another directory"
                 )
-
-
-def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    declared = json.loads(metadata[b"pandas"])
-    for column in declared["columns"]:
-        if "list<" in str(column["numpy_type"]):
-            column["numpy_type"] = "object"
-    return {**metadata, b"pandas": json.dumps(declared).encode()}
-
-
-def _write_json_lines(frame: Any, file: Any) -> None:
-    """One JSON object a row; the index is left out, as in pandas' ``orient="records"``."""
-    for record in arrow_table(frame.reset_index(drop=True)).to_pylist():
-        file.write(json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace"))
-        file.write(b"\n")

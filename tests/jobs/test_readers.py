@@ -6,8 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpuclassify.jobs import readers
-from gpuclassify.jobs.readers import UnreadableInputError, find_files, plan_parts, read_files
+from gpuclassify.jobs import planning
+from gpuclassify.jobs.files import UnreadableInputError, find_files
+from gpuclassify.jobs.planning import plan_source
+from gpuclassify.jobs.readers import read_files
 
 
 def write_json(path, records):
@@ -70,7 +72,7 @@ def test_strings_that_look_like_dates_stay_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("late", [{"extra": 1}, {"meta": {"a": 1, "extra": 2}}])
 def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, monkeypatch, late):
-    monkeypatch.setattr(readers, "SAMPLE_BYTES", 1_000)
+    monkeypatch.setattr(planning, "SAMPLE_BYTES", 1_000)
     records = [{"text": "x" * 100, "meta": {"a": 1}} for _ in range(50)]
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", "extra": None}])
     assert len(read_files([path]).compute()) == 51  # a null is no loss
@@ -106,7 +108,7 @@ def test_a_name_with_brackets_is_a_name_where_such_a_file_is(tmp_path, records):
 
 
 def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "SAMPLE_BYTES", 100)
+    monkeypatch.setattr(planning, "SAMPLE_BYTES", 100)
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in ("a" * 5_000, "b"))
     assert read_files([str(tmp_path / "a.jsonl.gz")]).compute()["text"].str.len().tolist() == [
@@ -184,7 +186,7 @@ def test_errors_name_file_and_cure(tmp_path, records):
 
 
 def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(readers, "SAMPLE_BYTES", 1_000)
+    monkeypatch.setattr(planning, "SAMPLE_BYTES", 1_000)
     path = tmp_path / "a.jsonl"
     write_json(path, records)
     with path.open("a") as file:
@@ -203,6 +205,6 @@ def test_inputs_that_do_not_fit_together_are_refused(tmp_path):
 
 def test_a_file_named_twice_is_read_once_and_parts_are_deterministic(tmp_path, records):
     path = write_json(tmp_path / "a.jsonl", records)
-    paths = find_files([path, f"{tmp_path}/*.jsonl"], {})
-    assert paths == [path]
-    assert plan_parts(paths, 1_000, {}) == plan_parts(paths, 1_000, {})
+    inputs = [path, f"{tmp_path}/*.jsonl"]
+    assert [file.path for file in find_files(inputs, {})] == [path]
+    assert plan_source(inputs, part_bytes=1_000) == plan_source(inputs, part_bytes=1_000)

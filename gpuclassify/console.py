@@ -1,0 +1,100 @@
+"""What commands share: exit codes, errors without tracebacks, and what they print."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuclassify.jobs.summary import JobSummary
+
+FAILED, LEFT_OUT = 1, 3
+# What the library raises for wrong settings and inputs, at the call.
+WRONG_CALL = (
+    ValueError,
+    TypeError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    PermissionError,
+)
+
+
+@contextlib.contextmanager
+def wrong_call_exits() -> Iterator[None]:
+    """Errors of the library's checks leave with exit code 2, as click's own do."""
+    try:
+        yield
+    except WRONG_CALL as error:
+        if click.get_current_context().obj["debug"]:
+            raise
+        raise click.UsageError(str(error)) from error
+
+
+def told(error: BaseException) -> str:
+    """An error in words, with what was added to it on its way."""
+    return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
+
+
+def quiet_dask() -> None:
+    """Keep Dask's own log lines off the terminal, unless asked for with --debug.
+
+    Dask reads this when distributed is imported, here and in the workers that are started.
+    """
+    import os
+
+    import dask
+
+    # Failed tasks are told by the command itself, cancelled ones are no news.
+    level = "info" if click.get_current_context().obj["debug"] else "critical"
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
+    dask.config.set({"logging.distributed": level})
+
+
+def open_console(stderr: bool = False) -> Console:
+    """Where people read."""
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def print_summary(summary: JobSummary, console: Console) -> None:
+    """Short tables of labels, and a line of rows and speed."""
+    columns = summary.columns or {"label": summary.labels}
+    for name, counts in columns.items():
+        if counts:
+            _print_labels(name, counts, summary.rows_out, console)
+    totals = summary.totals
+    tokens = totals.get("tokens", 0)
+    tokens_run = tokens - totals.get("prefix_tokens", 0)
+    padding = totals.get("padded_tokens", 0) / tokens_run - 1 if tokens_run else 0.0
+    lines = [
+        f"{summary.rows_in:,} rows in, {summary.rows_out:,} rows out, "
+        f"{summary.elapsed_seconds:.1f} s, {summary.rows_per_second:,.1f} rows/s, "
+        f"{summary.tokens_per_second:,.0f} tokens/s, "
+        f"padding {padding:.1%}, {int(totals.get('truncated_texts', 0)):,} texts truncated"
+    ]
+    if summary.resumed_parts:
+        lines.append(
+            f"{summary.resumed_parts:,} of {len(summary.files):,} parts were there already, "
+            f"with {summary.resumed_rows:,} rows"
+        )
+    if summary.left_out:
+        counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())
+        lines.append(f"Left out: {counted}; see {summary.output}/_quarantine")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_labels(name: str, counts: dict[str, int], rows: int, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(escape(name), "rows", "share")
+    for label, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(escape(label), f"{count:,}", f"{count / max(1, rows):.1%}")
+    console.print(table)

@@ -1,0 +1,99 @@
+"""Frames as Arrow tables, and tables as the bytes of files that every reader takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gpuclassify.jobs.files import COMPRESSIONS, PARQUET
+
+JSON_ROWS_AT_A_TIME = 1_000
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a part's rows become the bytes of a file.
+
+    Attributes
+    ----------
+    file_format : {"parquet", "jsonl"}
+    compression : str, optional
+    """
+
+    file_format: str
+    compression: str | None
+
+    @property
+    def suffix(self) -> str:
+        """With which names of part files end."""
+        if self.file_format == PARQUET or self.compression is None:
+            return f".{self.file_format}"
+        shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
+        return f".{self.file_format}{shown}"
+
+    def encode(self, table: pa.Table) -> pa.Buffer:
+        """The content of a file."""
+        sink = pa.BufferOutputStream()
+        if self.file_format == PARQUET:
+            pq.write_table(table, sink, compression=self.compression)
+        elif self.compression is None:
+            _write_json_lines(table, sink)
+        else:
+            with pa.CompressedOutputStream(sink, self.compression) as stream:
+                _write_json_lines(table, stream)
+        return sink.getvalue()
+
+
+def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
+    """An Arrow table of a plain pandas or cudf frame, with metadata that plain readers take."""
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        return frame.to_arrow(preserve_index=keep_index)
+    table = pa.Table.from_pandas(frame, preserve_index=keep_index)
+    return table.replace_schema_metadata(_plain_metadata(table.schema.metadata))
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the column types that all parts have.
+
+    A type that is unknown beforehand, of object columns without rows, stays as it is.
+
+    Raises
+    ------
+    TypeError
+        Columns have other names, or values that their announced types cannot hold.
+    """
+    if table.column_names != schema.names:
+        raise TypeError(
+            f"the stages returned columns {table.column_names}, and {schema.names} for a frame "
+            "without rows: they must be the same for every part"
+        )
+    wanted = [
+        found if pa.types.is_null(field.type) else field.with_nullable(True)
+        for field, found in zip(schema, table.schema, strict=True)
+    ]
+    try:
+        return table.cast(pa.schema(wanted, metadata=table.schema.metadata))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+        raise TypeError(f"a column has another type than a frame without rows has: {err}") from err
+
+
+def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    declared = json.loads(metadata[b"pandas"])
+    for column in declared["columns"]:
+        if "list<" in str(column["numpy_type"]):
+            column["numpy_type"] = "object"
+    return {**metadata, b"pandas": json.dumps(declared).encode()}
+
+
+def _write_json_lines(table: pa.Table, file: Any) -> None:
+    """One JSON object a row."""
+    for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
+        for record in batch.to_pylist():
+            line = json.dumps(record, ensure_ascii=False, default=str)
+            file.write(line.encode("utf-8", "replace") + b"\n")

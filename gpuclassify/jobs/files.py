@@ -1,0 +1,196 @@
+"""Input files: what names match, how large they are, and how they are opened."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+PARQUET, JSONL = "parquet", "jsonl"
+PARQUET_SUFFIXES = (".parquet", ".pq")
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+# By what file systems tell that a file has changed, the best first.
+_VERSIONS = ("ETag", "etag", "md5Hash", "generation", "blob_id", "mtime", "LastModified", "created")
+
+
+class UnreadableInputError(ValueError):
+    """An input file is missing, broken, or does not fit the others."""
+
+
+class BrokenContentError(UnreadableInputError):
+    """Bytes of a file cannot be decoded."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the input.
+
+    Attributes
+    ----------
+    path : str
+        Path or URL.
+    size_bytes : int, optional
+        None where the file system does not say.
+    version : str
+        What changes when the file does: a tag of its store, or the time of its last change.
+    """
+
+    path: str
+    size_bytes: int | None
+    version: str
+
+
+def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[InputFile]:
+    """The files that `inputs` name, in sorted order within each input, each once.
+
+    Raises
+    ------
+    UnreadableInputError
+        Nothing matches, or formats are mixed.
+    """
+    found: dict[str, InputFile] = {}
+    for name in map(str, inputs):
+        found.update((file.path, file) for file in _expand(name, storage_options))
+    formats = {file_format(path): path for path in found}
+    if len(formats) > 1:
+        one, other, *_ = formats.values()
+        raise UnreadableInputError(
+            f"inputs are of several formats, such as {one} and {other}: classify them separately"
+        )
+    return list(found.values())
+
+
+def file_format(path: str) -> str | None:
+    """`PARQUET`, `JSONL`, or None for a name that is neither's."""
+    if path.endswith(PARQUET_SUFFIXES):
+        return PARQUET
+    stem = posixpath.splitext(path)[0] if compression(path) else path
+    return JSONL if stem.endswith(JSONL_SUFFIXES) else None
+
+
+def compression(path: str) -> str | None:
+    """What the file's bytes are compressed with, by its name."""
+    return COMPRESSIONS.get(posixpath.splitext(path)[1])
+
+
+@contextlib.contextmanager
+def reading(path: str, storage_options: dict[str, Any]) -> Iterator[WatchedFile]:
+    """The file at a path or URL, open for reading bytes.
+
+    Raises
+    ------
+    BrokenContentError
+        What is read in the block cannot be decoded.
+    Exception
+        Whatever a system raises that fails to deliver the bytes.
+    """
+    import fsspec
+
+    filesystem, plain = fsspec.core.url_to_fs(path, **storage_options)
+    with filesystem.open(plain, "rb") as opened:
+        file = WatchedFile(opened)
+        try:
+            yield file
+        except (pa.ArrowException, ValueError, EOFError, OSError) as err:
+            if file.failure is not None:
+                raise file.failure from None
+            raise BrokenContentError(str(err)) from err
+
+
+class WatchedFile:
+    """A file that remembers what failed in reading its bytes.
+
+    Arrow raises a bare OSError for bytes that it cannot decode, and so do some stores for requests
+    that they refuse.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        """As of any binary file."""
+        return self._watch(self._file.read, size)
+
+    def readline(self) -> bytes:
+        """As of any binary file."""
+        return self._watch(self._file.readline)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As of any binary file."""
+        return self._watch(self._file.seek, offset, whence)
+
+    def _watch(self, method: Callable[..., Any], *arguments: int) -> Any:
+        try:
+            return method(*arguments)
+        except Exception as err:
+            self.failure = err
+            raise
+
+
+def is_denied(path: str) -> bool:
+    """Whether a file of this machine may not be read; for URLs only reading can tell."""
+    return "://" not in path and not os.access(path, os.R_OK)
+
+
+def redacted(url: str) -> str:
+    """A URL without user, password and signed query, for whoever reads messages and records."""
+    head, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    return f"{head}://{re.sub('^[^/@]*@', '', rest).partition('?')[0]}"
+
+
+def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(name, **storage_options)
+    found = _list(filesystem, path, name)
+    # Names that begin with a dot or underscore are bookkeeping (_SUCCESS, _metadata), not data.
+    data = [p for p in sorted(found) if p == path or not _is_hidden(posixpath.relpath(p, path))]
+    readable = [p for p in data if file_format(p) is not None]
+    if not readable:
+        shown = sorted(map(posixpath.basename, found))[:8]
+        raise UnreadableInputError(
+            f"{redacted(name)} holds no file to read: found {shown}, wanted names ending in "
+            f"{', '.join((*PARQUET_SUFFIXES, *JSONL_SUFFIXES))} "
+            f"(JSON lines also with {', '.join(COMPRESSIONS)})"
+        )
+    for plain in readable:
+        full = filesystem.unstrip_protocol(plain) if "://" in name else plain
+        yield InputFile(full, found[plain].get("size"), _version(found[plain]))
+
+
+def _list(filesystem: Any, path: str, name: str) -> dict[str, dict[str, Any]]:
+    """What is at `path`, by name: everything below a directory, a file, or a pattern's matches."""
+    if filesystem.isdir(path):
+        return filesystem.find(path, detail=True)
+    if filesystem.exists(path):
+        return {path: filesystem.info(path)}
+    if not glob.has_magic(path):
+        raise UnreadableInputError(f"no such input: {redacted(name)}")
+    matches: dict[str, dict[str, Any]] = {}
+    for match, info in filesystem.glob(path, detail=True).items():
+        is_directory = info["type"] == "directory"
+        matches.update(filesystem.find(match, detail=True) if is_directory else {match: info})
+    return matches
+
+
+def _version(info: dict[str, Any]) -> str:
+    value = next((info[key] for key in _VERSIONS if info.get(key)), "")
+    return str(value.timestamp() if hasattr(value, "timestamp") else value)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/") if part not in (".", ".."))

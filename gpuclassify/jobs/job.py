@@ -1,0 +1,137 @@
+"""A pipeline that is planned and checked: what its tasks do, and running those that are left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpuclassify.chain import Chain
+from gpuclassify.jobs.access import remember_options, share_options_with_workers
+from gpuclassify.jobs.encoding import arrow_table
+from gpuclassify.jobs.files import PARQUET, redacted
+from gpuclassify.jobs.manifest import Ledger
+from gpuclassify.jobs.readers import FileReader
+from gpuclassify.jobs.records import Record
+from gpuclassify.jobs.report import write_report
+from gpuclassify.jobs.sources import FileSource, FrameSource
+from gpuclassify.jobs.stages import count_fields, describe, text_fields
+from gpuclassify.jobs.summary import JobSummary, Report
+from gpuclassify.jobs.work import Work
+from gpuclassify.jobs.writers import FileWriter
+
+Source = FileSource | FrameSource
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pipeline that is planned and checked.
+
+    Attributes
+    ----------
+    source : FileSource or FrameSource
+    work : Work
+    ledger : Ledger
+    restart : bool
+        Whether `run` begins with removing what earlier runs wrote.
+    """
+
+    source: Source
+    work: Work
+    ledger: Ledger
+    restart: bool = False
+
+    def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
+        """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
+        summary = JobSummary(output=str(self.ledger.directory))
+        with self._current(client):
+            done = set()
+            for record in self.ledger.begin(self.restart):
+                self._add(summary, record, is_resumed=True)
+                done.add(record.name)
+            _show(report, len(done), self.source.count, summary)
+            try:
+                self._run_rest(client, done, summary, report)
+            except Exception as err:
+                err.add_note(
+                    f"{len(summary.files)} of {self.source.count} parts are written to "
+                    f"{summary.output}: run the same job again to continue"
+                )
+                raise
+        write_report(self.ledger.directory)
+        self.ledger.finish()
+        summary.files.sort()
+        return summary
+
+    def _run_rest(
+        self, client: Any, done: set[str], summary: JobSummary, report: Report | None
+    ) -> None:
+        names = self.ledger.names()
+        todo = [number for number, name in enumerate(names) if name not in done]
+        started = time.perf_counter()
+        for record in self.source.run(client, todo, names, self.work):
+            self._add(summary, record)
+            summary.elapsed_seconds = time.perf_counter() - started
+            _show(report, len(summary.files), self.source.count, summary)
+
+    def _add(self, summary: JobSummary, record: Record, is_resumed: bool = False) -> None:
+        summary.add(record, f"{summary.output}/{record.name}", is_resumed)
+
+    @contextlib.contextmanager
+    def _current(self, client: Any) -> Iterator[None]:
+        """Hand secrets to the workers, which mappers do through the current client."""
+        if client is None:
+            yield
+            return
+        if client.asynchronous:
+            raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
+        with client.as_current():
+            self.work.chain.prepare()
+            share_options_with_workers(client, [self.work.input_name, self.work.output_name])
+            yield
+
+
+def plan_work(
+    reader: Any, source: Source, chain: Chain, writer: FileWriter, backend: str, on_error: str
+) -> Work:
+    """What every task of the job does; remembers the storage options that it needs."""
+    meta = source.meta()
+    keep_index = source.has_index and writer.file_format == PARQUET
+    directory = writer.directory
+    labels, numbers = count_fields(chain.mappers)
+    work = Work(
+        chain=chain,
+        announced=chain.announced(meta),
+        schema=arrow_table(chain.meta(meta), keep_index).schema,
+        output=directory.root if directory.is_local else writer.path,
+        encoding=writer.encoding,
+        on_error=on_error,
+        backend=backend,
+        keep_index=keep_index,
+        label_fields=labels,
+        number_fields=numbers,
+        text_fields=text_fields(chain.mappers),
+        form=source.form,
+        input_name=f"input {reader}" if isinstance(reader, FileReader) else "",
+        output_name=f"output {redacted(writer.path)}",
+    )
+    remember_options(work.input_name, getattr(reader, "storage_options", {}))
+    remember_options(work.output_name, writer.storage_options)
+    return work
+
+
+def identity_of(source: Source, work: Work) -> dict[str, dict[str, Any]]:
+    """What the job is. It may go on with another `on_error`, which is no part of it."""
+    stages = {
+        f"stage {number} {stage.__name__}": describe(stage)
+        for number, stage in enumerate(work.chain.mappers, 1)
+    }
+    encoding = {"format": work.encoding.file_format, "compression": work.encoding.compression}
+    return {**source.identity(), **stages, "output": {**encoding, "backend": work.backend}}
+
+
+def _show(report: Report | None, done: int, total: int, summary: JobSummary) -> None:
+    if report is not None:
+        report(done, total, summary)

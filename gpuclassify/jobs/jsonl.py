@@ -1,0 +1,269 @@
+"""JSON lines as Arrow tables: byte ranges, types from samples, and lines that cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+# What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect.
+PIECE_BYTES = 64 << 20
+# A parser without a limit of its own overflows its stack: pyarrow's between 10,000 and 100,000.
+DEEPEST_NESTING = 1_000
+MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
+INT64, UINT64 = pa.int64(), pa.uint64()
+_BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_OPENING, _CLOSING = list(b"[{"), list(b"]}")
+
+
+class BadLineError(ValueError):
+    """Lines that are no rows of the columns that are wanted."""
+
+
+# What broken lines raise; names of fields that are not UTF-8 raise a UnicodeDecodeError.
+BROKEN_LINES = (ValueError, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that cannot be read.
+
+    Attributes
+    ----------
+    offset : int
+        Its first byte, counted from the beginning of the (decompressed) file.
+    line : bytes
+    reason : str
+    """
+
+    offset: int
+    line: bytes
+    reason: str
+
+
+def read_range(file: Any, start: int, length: int | None) -> tuple[int, bytes]:
+    """The lines that begin in ``[start, start + length)``, the last one whole.
+
+    Parameters
+    ----------
+    file : binary file
+    start : int
+    length : int, optional
+        None for all that follows.
+
+    Returns
+    -------
+    (int, bytes)
+        Where the first of the lines begins, and the lines.
+    """
+    if start:
+        file.seek(start - 1)
+        file.readline()  # the rest of a line that begins before
+    begin = file.tell()
+    if length is None:
+        return begin, file.read()
+    if begin >= start + length:
+        return begin, b""
+    lines = file.read(start + length - begin)
+    if not lines.endswith(b"\n"):
+        lines += file.readline()
+    return begin, lines
+
+
+def parse(lines: bytes, schema: pa.Schema | None, is_projected: bool = False) -> pa.Table:
+    """A table of lines that are all good.
+
+    Parameters
+    ----------
+    lines : bytes
+        At most `PIECE_BYTES` and a line.
+    schema : pyarrow.Schema, optional
+        The columns; None finds them.
+    is_projected : bool
+        Leave out fields that the schema lacks, instead of refusing them.
+
+    Raises
+    ------
+    ValueError, pyarrow.ArrowException
+        Some line is no JSON object, or none of these columns.
+    """
+    from pyarrow import json as arrow_json
+
+    rows = sum(_check_line(line) for line in lines.split(b"\n"))
+    if not rows:
+        return (schema or pa.schema([])).empty_table()
+    table = arrow_json.read_json(
+        io.BytesIO(lines),
+        # One block holds everything: a line may not cross blocks, and it may be long.
+        read_options=arrow_json.ReadOptions(block_size=len(lines) + 1),
+        parse_options=arrow_json.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="ignore" if is_projected else "infer",
+        ),
+    )
+    if len(table) != rows:
+        raise BadLineError("a line holds more than one JSON object")
+    if schema is not None:
+        if not is_projected:
+            _check_nothing_is_lost(table.schema, schema)
+        table = table.select(schema.names)
+    table.validate(full=True)  # finds text that is not UTF-8, which pyarrow's reader lets pass
+    return table
+
+
+def parse_good(
+    lines: bytes, offset: int, schema: pa.Schema, is_projected: bool
+) -> tuple[pa.Table, list[BadLine]]:
+    """A table of the good lines, and the others.
+
+    Halves what cannot be parsed until single lines are left, so that a few bad lines among many
+    cost little.
+    """
+    tables: list[pa.Table] = [schema.empty_table()]
+    bad: list[BadLine] = []
+    for begin, piece in _pieces(lines, offset, PIECE_BYTES):
+        for found in _halved(piece, begin, schema, is_projected):
+            (bad if isinstance(found, BadLine) else tables).append(found)
+    return pa.concat_tables(tables), bad
+
+
+def line_schemas(lines: bytes) -> Counter[pa.Schema]:
+    """How many lines have which columns, counted one by one only if they do not fit together."""
+    counts: Counter[pa.Schema] = Counter()
+    try:
+        table = parse(lines, None)
+        counts[table.schema] += len(table)
+    except BROKEN_LINES:
+        for _, line in itertools.islice(_pieces(lines, 0, 1), MOST_LINES_COUNTED):
+            with contextlib.suppress(*BROKEN_LINES):
+                counts[parse(line, None).schema] += 1
+    return counts
+
+
+def exact_integers(schema: pa.Schema, samples: Iterable[bytes]) -> pa.Schema:
+    """The schema with integer types for columns of nothing but integers.
+
+    pyarrow takes a column for floating point as soon as one integer exceeds int64, and then all of
+    them lose digits: identifiers that are 64-bit hashes.
+    """
+    if not any(_holds_floats(field.type) for field in schema):
+        return schema
+    records = [record for lines in samples for record in _records(lines)]
+    return pa.schema(
+        field.with_type(_exact(field.type, [record.get(field.name) for record in records]))
+        for field in schema
+    )
+
+
+def _halved(
+    lines: bytes, offset: int, schema: pa.Schema, is_projected: bool
+) -> Iterator[pa.Table | BadLine]:
+    try:
+        yield parse(lines, schema, is_projected)
+    except BROKEN_LINES as err:
+        cut = _middle(lines)
+        if cut is None:
+            reason = str(err).removesuffix(" in row 0")
+            yield BadLine(offset, lines.rstrip(b"\r\n"), reason)
+        else:
+            yield from _halved(lines[:cut], offset, schema, is_projected)
+            yield from _halved(lines[cut:], offset + cut, schema, is_projected)
+
+
+def _middle(lines: bytes) -> int | None:
+    """Where a line begins, as near to the middle as it is easy to find; None in a single line."""
+    middle = len(lines) // 2
+    cut = lines.find(b"\n", middle) + 1
+    if cut in (0, len(lines)):
+        cut = lines.rfind(b"\n", 0, middle) + 1
+    return cut or None
+
+
+def _check_line(line: bytes) -> bool:
+    """Whether a line holds something; raises for what would crash pyarrow's parser."""
+    text = line.strip(_BLANKS)
+    if text and text[:1] != b"{":
+        raise BadLineError("the line is no JSON object")
+    if text.count(b"[") + text.count(b"{") > DEEPEST_NESTING and _depth(text) > DEEPEST_NESTING:
+        raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
+    return bool(text)
+
+
+def _depth(text: bytes) -> int:
+    """How deep brackets outside of strings are nested."""
+    brackets = np.frombuffer(_STRING.sub(b"", text), dtype=np.uint8)
+    steps = np.isin(brackets, _OPENING).astype(np.int64) - np.isin(brackets, _CLOSING)
+    return int(steps.cumsum().max(initial=0))
+
+
+def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
+    """Raise BadLineError if there are fields, other than nulls, that the schema lacks."""
+    late = [
+        field.name
+        for field in found
+        if not pa.types.is_null(field.type)
+        and (field.name not in schema.names or field.type != schema.field(field.name).type)
+    ]
+    if late:
+        raise BadLineError(
+            f"{', '.join(late)} has fields that are not in the beginnings of the files, from which "
+            "columns are read: name the columns to keep (fields=, --field), which leaves out others"
+        )
+
+
+def _pieces(lines: bytes, offset: int, length: int) -> Iterator[tuple[int, bytes]]:
+    """Cut after the first line end from every `length` bytes on; with where each piece begins."""
+    begin = 0
+    while begin < len(lines):
+        end = lines.find(b"\n", begin + max(1, length) - 1) + 1 or len(lines)
+        yield offset + begin, lines[begin:end]
+        begin = end
+
+
+def _records(lines: bytes) -> Iterator[dict[str, Any]]:
+    for line in lines.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _holds_floats(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_holds_floats(field.type) for field in kind.fields)
+    return pa.types.is_floating(kind)
+
+
+def _exact(kind: pa.DataType, values: list[Any]) -> pa.DataType:
+    if pa.types.is_list(kind):
+        inner = [item for value in values if isinstance(value, list) for item in value]
+        return pa.list_(_exact(kind.value_type, inner))
+    if pa.types.is_struct(kind):
+        dicts = [value for value in values if isinstance(value, dict)]
+        return pa.struct(
+            field.with_type(_exact(field.type, [value.get(field.name) for value in dicts]))
+            for field in kind.fields
+        )
+    if not pa.types.is_floating(kind):
+        return kind
+    if any(isinstance(value, float) and math.isfinite(value) for value in values):
+        return kind
+    integers = [value for value in values if type(value) is int and -(2**63) <= value < 2**64]
+    if not integers:
+        return kind
+    return UINT64 if min(integers) >= 0 and max(integers) >= 2**63 else INT64

@@ -1,0 +1,163 @@
+"""Pipeline: files in, classifiers, files out; every part of the output exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import dask
+
+from gpuclassify.checks import check_choice
+from gpuclassify.frames import BACKENDS
+from gpuclassify.jobs.files import redacted
+from gpuclassify.jobs.job import Job, identity_of, plan_work
+from gpuclassify.jobs.manifest import Ledger
+from gpuclassify.jobs.quarantine import ON_ERROR
+from gpuclassify.jobs.sources import FileSource, FrameSource, as_source
+from gpuclassify.jobs.stages import ToBackend, as_chain
+from gpuclassify.jobs.storage import Directory
+from gpuclassify.jobs.summary import JobSummary, Report
+from gpuclassify.jobs.writers import FileWriter
+
+
+class Pipeline:
+    """A job: a reader, what is done with each part, and a writer.
+
+    Parts of the input are planned once, read, mapped and written one task each. Each part of the
+    output is there whole and once, whatever dies in between; running the same job again continues
+    where it stopped, and leaves a finished one as it is.
+
+    Parameters
+    ----------
+    stages : iterable
+        First a `JsonlReader`, `ParquetReader` or Dask DataFrame; last a `JsonlWriter` or
+        `ParquetWriter`; between them classifiers, embedders, `ToBackend`, or any callable from a
+        plain frame to a plain frame. A stage sees one part: what needs a shuffle is done before,
+        on a Dask frame. All classifiers run in one pass, in which each text is tokenized once.
+    backend : {"pandas", "cudf"}
+        Frames that parts are read as. With "cudf", only workers touch cudf.
+    on_error : {"raise", "quarantine"}
+        Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
+        job, or is left out and described in ``_quarantine/`` of the output.
+
+    Examples
+    --------
+    >>> Pipeline([
+    ...     JsonlReader("books/*.jsonl", fields=["text", "id"]),
+    ...     DomainClassifier(filter_by=["Games", "Sports"]),
+    ...     JsonlWriter("out/"),
+    ... ]).run()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, stages: Iterable[Any] = (), *, backend: str = "pandas", on_error: str = "raise"
+    ) -> None:
+        check_choice("backend", backend, BACKENDS)
+        check_choice("on_error", on_error, ON_ERROR)
+        self.stages = list(stages)
+        self.backend = backend
+        self.on_error = on_error
+
+    def __repr__(self) -> str:
+        lines = "".join(f"    {_shown(stage)},\n" for stage in self.stages)
+        options = f", backend={self.backend!r}, on_error={self.on_error!r}"
+        return f"Pipeline([\n{lines}]{options})"
+
+    def add_stage(self, stage: Any) -> Pipeline:
+        """Append a stage, and return the pipeline."""
+        self.stages.append(stage)
+        return self
+
+    def prepare(self, *, restart: bool = False) -> Job:
+        """Plan the parts and check everything that can be checked without workers; writes nothing.
+
+        Raises
+        ------
+        TypeError
+            The stages do not begin with a reader and end with a writer, or one is none.
+        UnreadableInputError
+            The input cannot be read.
+        JobChangedError
+            The output has parts of a job that differs from this one, and `restart` is false.
+        FileExistsError, NotADirectoryError
+            The output has data files that no job wrote, or is a file.
+        ValueError
+            The stages' settings do not fit the input, or each other.
+        """
+        reader, writer = self._ends()
+        source = as_source(reader, self.on_error)
+        is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
+        middle = self.stages[1:-1]
+        chain = as_chain([ToBackend(self.backend), *middle] if is_moved else middle)
+        chain.check(source.meta())
+        chain.prepare()
+        directory = writer.directory
+        _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
+        work = plan_work(reader, source, chain, writer, self.backend, self.on_error)
+        ledger = Ledger(
+            directory,
+            identity_of(source, work),
+            source.count,
+            writer.encoding.suffix,
+            code=repr(self),
+        )
+        ledger.check(restart)
+        return Job(source, work, ledger, restart)
+
+    def run(
+        self, client: Any = None, *, restart: bool = False, report: Report | None = None
+    ) -> JobSummary:
+        """Run the job, or continue it.
+
+        Parameters
+        ----------
+        client : distributed.Client, optional
+            Default: everything runs here, one part after another.
+        restart : bool
+            Start over, and remove what earlier runs wrote; nothing else is ever removed.
+        report : callable, optional
+            ``report(parts_done, parts, summary_so_far)``, at first and after every part.
+
+        Returns
+        -------
+        JobSummary
+
+        Raises
+        ------
+        TypeError, ValueError, FileExistsError, NotADirectoryError
+            See `prepare`.
+        Exception
+            The first one that a part raises. What is written stays: run the same job again.
+        """
+        return self.prepare(restart=restart).run(client, report)
+
+    def _ends(self) -> tuple[Any, FileWriter]:
+        if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):
+            last = type(self.stages[-1]).__qualname__ if self.stages else "nothing"
+            raise TypeError(
+                f"a Pipeline of {len(self.stages)} stages ends with {last}: its first stage must "
+                'be a reader and its last one a writer, such as ParquetWriter("out/")'
+            )
+        return self.stages[0], self.stages[-1]
+
+
+def _shown(stage: Any) -> str:
+    """A stage in one line; a Dask frame tells more than a reader wants to know."""
+    if dask.is_dask_collection(stage):
+        return f"<Dask frame of {stage.npartitions} partitions>"
+    return getattr(stage, "__qualname__", None) or repr(stage)
+
+
+def _refuse_own_output(directory: Directory, source: FileSource | FrameSource, part: str) -> None:
+    """Raise ValueError if the job, or its next run, would read what it writes."""
+    for folder in sorted(source.folders()):
+        if directory.holds(f"{folder}/file"):
+            raise ValueError(
+                f"the input in {redacted(folder)} lies in the output directory {directory}: "
+                "choose an output directory outside the input"
+            )
+    if source.would_read(directory, part):
+        raise ValueError(
+            f"the output directory {directory} lies in the input, which would grow by it: "
+            "choose an output directory outside the input"
+        )

@@ -1,0 +1,93 @@
+"""What could not be read or classified: why, and where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+ON_ERROR = ("raise", "quarantine")
+LONGEST_CONTENT = 10_000  # characters; the position leads to the rest
+FILE, LINE, ROW = "file", "line", "row"
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that was left out.
+
+    Attributes
+    ----------
+    kind : {"file", "line", "row"}
+        A file or a run of its row groups, a line of JSON, or a row that was read.
+    source : str
+        File, and the part of it.
+    reason : str
+    offset : int, optional
+        First byte of a line in the (decompressed) file.
+    row : int, optional
+        Position of a row among those read of the part.
+    content : str, optional
+        The line, or the row as JSON, as far as `LONGEST_CONTENT` characters.
+    """
+
+    kind: str
+    source: str
+    reason: str
+    offset: int | None = None
+    row: int | None = None
+    content: str | None = None
+
+
+def quarantine_lines(problems: Iterable[Problem]) -> bytes:
+    """The content of a quarantine file: one JSON object a problem."""
+    lines = []
+    for problem in problems:
+        known = {name: value for name, value in asdict(problem).items() if value is not None}
+        lines.append(json.dumps(known, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def shortened(content: bytes | str) -> str:
+    """Content as a quarantine file shows it."""
+    if isinstance(content, bytes):
+        content = content[: 4 * LONGEST_CONTENT].decode("utf-8", "backslashreplace")
+    return content[:LONGEST_CONTENT]
+
+
+def run_halved(
+    run: Callable[[int, int], Result],
+    start: int,
+    stop: int,
+    errors: tuple[type[Exception], ...],
+) -> Iterator[tuple[int, Result | Exception]]:
+    """Results of ``run(start, stop)``, halved wherever it raises, until single rows are left.
+
+    Yields
+    ------
+    (int, result or exception)
+        With the first row that it is for, in order.
+    """
+    try:
+        yield start, run(start, stop)
+    except errors as err:
+        if stop - start <= 1:
+            yield start, err
+            return
+        middle = (start + stop) // 2
+        yield from run_halved(run, start, middle, errors)
+        yield from run_halved(run, middle, stop, errors)
+
+
+def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:
+    """How many files, lines and rows were left out."""
+    counts: dict[str, int] = {}
+    for problem in problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + 1
+    return counts
+
+
+def row_content(record: dict[str, Any]) -> str:
+    """A row as a quarantine file shows it."""
+    return shortened(json.dumps(record, ensure_ascii=False, default=str))

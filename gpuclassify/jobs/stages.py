@@ -1,0 +1,200 @@
+"""What a job does with each part: classifiers, embedders, callables and changes of backend."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from gpuclassify.chain import Chain
+from gpuclassify.checks import check_choice
+from gpuclassify.frames import BACKENDS, backend_of
+from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
+from gpuclassify.own_code import code_digest
+from gpuclassify.partition_map import PartitionMap
+
+LONGEST_SETTING = 200  # characters; longer ones are told by their digest
+
+
+@dataclass(frozen=True)
+class Function(PartitionMap):
+    """Any callable from a plain frame to a plain frame of the same backend.
+
+    Attributes
+    ----------
+    function : callable
+        Called with each part, and once in the client with a frame without rows.
+    """
+
+    function: Callable[[Any], Any]
+
+    @property
+    def __name__(self) -> str:
+        """The callable's name, on Dask's dashboard and in messages."""
+        return getattr(self.function, "__qualname__", type(self.function).__qualname__)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        from dask.tokenize import tokenize
+
+        # Dask knows what can be imported by its name alone: its code may have changed since.
+        parts = {"function": self.function, "code": getattr(self.function, "__code__", None)}
+        owner = type("Owner", (), {"__module__": "__main__", **parts})
+        return (self.__name__, code_digest(owner), tokenize(self.function))
+
+    def check(self, frame: Any) -> None:
+        """Raise unless the callable takes a frame without rows, which a part may be."""
+        try:
+            self.meta(frame)
+        except Exception as err:
+            raise ValueError(
+                f"stage {self.__name__} fails for a frame without rows, which a part may be: {err}"
+            ) from err
+
+    def prepare(self) -> None:
+        """Nothing to look up."""
+
+    def meta(self, frame: Any) -> Any:
+        """What the callable makes of a frame without rows."""
+        return self.map_frame(frame.iloc[:0]).iloc[:0]
+
+    def announced(self, frame: Any) -> None:
+        """Nothing: the callable sees its partition only."""
+
+    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+        """Call the callable.
+
+        Raises
+        ------
+        TypeError
+            It returns something else than a frame of the same backend.
+        """
+        result = self.function(frame)
+        if type(result) is not type(frame):
+            raise TypeError(
+                f"stage {self.__name__} got a {type(frame).__qualname__} and returned a "
+                f"{type(result).__qualname__}: it must return a frame of the same kind"
+            )
+        return result
+
+
+@dataclass(frozen=True)
+class ToBackend(PartitionMap):
+    """Moves each part to another dataframe library, on the worker.
+
+    Attributes
+    ----------
+    name : {"pandas", "cudf"}
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.name, BACKENDS)
+
+    @property
+    def __name__(self) -> str:
+        """On Dask's dashboard and in messages."""
+        return f"ToBackend({self.name!r})"
+
+    def check(self, frame: Any) -> None:
+        """Every frame can be moved."""
+
+    def prepare(self) -> None:
+        """Nothing to look up."""
+
+    def meta(self, frame: Any) -> Any:
+        """The frame as it is: the client does without cudf."""
+        return frame.iloc[:0]
+
+    def announced(self, frame: Any) -> None:
+        """Nothing."""
+
+    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+        """The same rows in a frame of the other library."""
+        library = backend_of(frame).__name__.rpartition(".")[2]
+        if library == self.name:
+            return frame
+        if self.name == "pandas":
+            return frame.to_pandas()
+        import cudf
+
+        return cudf.from_pandas(frame)
+
+
+def as_chain(stages: Iterable[Any]) -> Chain:
+    """The stages as one mapper, which reads each text's tokens once.
+
+    Raises
+    ------
+    TypeError
+        A stage is neither a mapper nor callable.
+    """
+    return Chain(tuple(_as_mappers(stages)))
+
+
+def describe(stage: PartitionMap) -> dict[str, Any]:
+    """What a stage is, for people and to compare with: JSON values, no secret.
+
+    The digest tells two stages apart whose settings are alike, such as callables with other code.
+    """
+    from dask.tokenize import tokenize
+
+    described: dict[str, Any] = {"stage": stage.__name__}
+    options = getattr(stage, "options", None)
+    if is_dataclass(options):
+        for field in fields(options):
+            described[field.name] = _setting(getattr(options, field.name))
+        described["model_revision"] = _revision(stage)
+    return {**described, "code": tokenize(stage)}
+
+
+def count_fields(stages: Iterable[PartitionMap]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Columns whose values a report counts, and columns of numbers that it shows the spread of."""
+    import pyarrow as pa
+
+    labels: list[str] = []
+    numbers: list[str] = []
+    for stage in stages:
+        schema = stage.schema() if hasattr(stage, "schema") else ()
+        label_field = getattr(stage, "label_field", None)
+        labels += [label_field] if label_field is not None else []
+        labels += [f.name for f in schema if pa.types.is_boolean(f.type) or f.type == pa.int64()]
+        numbers += [field.name for field in schema if field.type == pa.float32()]
+    return tuple(dict.fromkeys(labels)), tuple(numbers)
+
+
+def text_fields(stages: Iterable[PartitionMap]) -> tuple[str, ...]:
+    """Columns of text that the stages read."""
+    found = [stage.text_field for stage in stages if hasattr(stage, "text_field")]
+    return tuple(dict.fromkeys(found))
+
+
+def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
+    for stage in stages:
+        if isinstance(stage, Chain):
+            yield from _as_mappers(stage.mappers)
+        elif isinstance(stage, PartitionMap):
+            yield stage
+        elif callable(stage):
+            yield Function(stage)
+        else:
+            raise TypeError(
+                f"a Pipeline got a {type(stage).__qualname__} as a stage: pass classifiers, "
+                "embedders, or callables from a plain frame to a plain frame"
+            )
+
+
+def _setting(value: Any) -> Any:
+    shown = repr(value)
+    if len(shown) > LONGEST_SETTING:
+        return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
+    return value if value is None or isinstance(value, (bool, int, float, str)) else shown
+
+
+def _revision(stage: Any) -> str | None:
+    """The commit or digest that the model's name stands for today; None out of reach."""
+    with contextlib.suppress(HubUnreachableError, ModelNotFoundError):
+        return stage.identity.revision
+    return None

@@ -1,0 +1,134 @@
+"""Jobs in processes that die, and the little functions that they run."""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gpuclassify.jobs import exclusive
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.readers import JsonlReader
+from gpuclassify.jobs.work import PackedWork, run_part
+from gpuclassify.jobs.writers import ParquetWriter
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["gpuclassify.jobs.pipeline", "pandas", "pytest"])
+
+
+def write_input(folder, files=3, rows=200):
+    """JSON lines with texts of several lengths and ids that tell rows apart."""
+    folder.mkdir(parents=True)
+    for number in range(files):
+        with (folder / f"{number}.jsonl").open("w") as file:
+            for row in range(number * rows, (number + 1) * rows):
+                file.write(json.dumps({"id": row, "text": f"text {row} " + "ü" * (row % 40)}))
+                file.write("\n")
+
+
+def double(frame):
+    """A stage: drops every third row, and computes a column."""
+    frame = frame[frame["id"] % 3 != 0]
+    return frame.assign(doubled=frame["id"] * 2)
+
+
+def slowly(frame):
+    """The same, so slow that a signal comes in between."""
+    time.sleep(0.02)
+    return double(frame)
+
+
+def with_process(frame):
+    """The same, and who did it: attempts that differ."""
+    time.sleep(0.01)
+    return double(frame).assign(process=os.getpid())
+
+
+def job(folder, stage=double, part_bytes=2_000, **options):
+    """A pipeline from ``folder/in`` to ``folder/out``, of some 15 parts."""
+    reader = JsonlReader(f"{folder}/in/*.jsonl", part_bytes=part_bytes)
+    return Pipeline([reader, stage, ParquetWriter(f"{folder}/out")], **options)
+
+
+def result(folder):
+    """The rows that are there, in the order of their ids."""
+    frames = [pd.read_parquet(path) for path in sorted(Path(folder, "out").glob("*.parquet"))]
+    return pd.concat(frames).sort_values("id", ignore_index=True)
+
+
+def in_process(function, *arguments):
+    """Run a function in a process of its own; returns the process, started."""
+    process = PROCESSES.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def run_job(folder, stage):
+    """A client, to be killed."""
+    job(folder, stage).run()
+
+
+def run_job_until_link(folder, last_link, is_done):
+    """A job that dies by its own hand at a call of link(), before or after it is done."""
+    link, calls = os.link, []
+
+    def die(*arguments):
+        calls.append(arguments)
+        if len(calls) == last_link and not is_done:
+            os.kill(os.getpid(), signal.SIGKILL)
+        link(*arguments)
+        if len(calls) == last_link:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    exclusive.os.link = die
+    job(folder).run()
+
+
+def race(folder, barrier, answers):
+    """One of several attempts at the same parts, all at once."""
+    prepared = job(folder, with_process).prepare()
+    for number, name in enumerate(prepared.ledger.names()[:5]):
+        barrier.wait()
+        record = run_part(prepared.source.planned.parts[number], name, PackedWork.of(prepared.work))
+        answers.put((name, record.digest))
+
+
+def run_on_full_disk(folder, answers):
+    """A job whose files may not grow."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, 1_500))
+    with pytest.raises(OSError, match="File too large") as caught:
+        job(folder).run()
+    answers.put((str(caught.value), caught.value.__notes__))
+
+
+def run_without_permission(folder, answers):
+    """A job whose output may not be written to any more, not as root either."""
+    _drop_capabilities()
+    out = Path(folder, "out")
+    out.chmod(0o500)
+    with pytest.raises(PermissionError) as caught:
+        job(folder).run()
+    out.chmod(0o700)
+    answers.put((str(caught.value), caught.value.__notes__))
+
+
+def _drop_capabilities():
+    """Permissions hold for root without capabilities as for everybody."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    ctypes.CDLL(None, use_errno=True).capset(header, data)
+
+
+def dying_once(frame, flag):
+    """The same, but the first worker that comes to the row 300 dies of it."""
+    if 300 in set(frame["id"]) and not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return slowly(frame)

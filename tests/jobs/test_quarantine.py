@@ -1,0 +1,243 @@
+"""Broken files, lines and rows: told with their place, or left out and described."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpuclassify import DomainClassifier
+from gpuclassify.jobs import planning
+from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader, read_files
+from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+GOOD = [json.dumps({"id": i, "text": f"text {i}"}).encode() for i in range(60)]
+NESTED = b'{"id": 1, "text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+BAD = {
+    "cut": b'{"id": 1, "text": "no end',
+    "no JSON": b"text: 5",
+    "a null": b"null",
+    "an array": b'["a", 1]',
+    "two objects": b'{"id": 1} {"id": 2}',
+    "a lone surrogate": b'{"id": 1, "text": "a\\ud800b"}',
+    "no UTF-8": b'{"id": 1, "text": "\xff"}',
+    "a name in no UTF-8": b'{"id": 1, "t\xffxt": "a"}',
+    "a number for a text": b'{"id": 1, "text": 5}',
+    "a text for a number": b'{"id": "one", "text": "a"}',
+    "an integer above 64 bits": b'{"id": 18446744073709551616, "text": "a"}',
+    "a number above double": b'{"id": 1e400, "text": "a"}',
+    "nesting that overflows the parser": NESTED,
+    "zeros": b"\x00\x00\x00",
+}
+
+
+def same(frame):
+    return frame
+
+
+def run(folder, reader, stage=same, **options):
+    writer = ParquetWriter(f"{folder}/out")
+    return Pipeline([reader, stage, writer], on_error="quarantine", **options).run()
+
+
+def rows(folder):
+    return pd.concat(map(pd.read_parquet, sorted((folder / "out").glob("*.parquet"))))
+
+
+def problems(folder):
+    found = sorted((folder / "out" / "_quarantine").glob("*.jsonl"))
+    return [json.loads(line) for path in found for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        path = tmp_path / "in" / name
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("at", [0, 30, 59], ids=["first", "amidst", "last"])
+def test_a_bad_line_is_left_out_with_its_place_and_the_rest_is_read(write, tmp_path, kind, at):
+    content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
+    path = write("a.jsonl", content)
+    summary = run(tmp_path, JsonlReader(f"{tmp_path}/in", part_bytes=len(content) // 4))
+    assert rows(tmp_path)["id"].tolist() == list(range(60))
+    [problem] = problems(tmp_path)
+    assert (problem["kind"], problem["source"]) == ("line", str(path))
+    assert problem["offset"] == content.index(BAD[kind])
+    assert problem["reason"]
+    assert BAD[kind].decode("utf-8", "backslashreplace").startswith(problem["content"][:10_000])
+    assert summary.left_out == {"line": 1}
+    assert (summary.rows_in, summary.rows_out) == (60, 60)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line_stops_the_job_by_default_naming_its_place(write, tmp_path, kind):
+    content = b"\n".join([*GOOD, BAD[kind]])
+    write("a.jsonl", content)
+    place = rf"a\.jsonl, from byte {content.index(BAD[kind])} cannot be read"
+    with pytest.raises(UnreadableInputError, match=place):
+        Pipeline([JsonlReader(f"{tmp_path}/in"), same, JsonlWriter(f"{tmp_path}/out")]).run()
+
+
+def test_most_lines_may_be_bad(write, tmp_path):
+    bad = [*BAD.values()] * 5
+    lines = [line for pair in zip(GOOD, bad[:60], strict=True) for line in pair]
+    write("a.jsonl", b"\n".join([*lines, *bad[60:]]))
+    summary = run(tmp_path, JsonlReader(f"{tmp_path}/in", fields=["id", "text"]))
+    is_known = [kind == "a name in no UTF-8" for kind in BAD]  # of a field that is not asked for
+    assert summary.left_out["line"] == len(bad) - 5 * sum(is_known)
+    found = rows(tmp_path)
+    assert found[found["text"].notna()]["id"].tolist() == list(range(60))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b"\n".join(GOOD))[:-9], gzip.compress(b"\n".join(GOOD)) + b"tail"],
+    ids=["another format", "cut", "followed by something"],
+)
+@pytest.mark.parametrize("name", ["0.jsonl.gz", "z.jsonl.gz"])
+def test_a_broken_file_is_left_out_whole(write, tmp_path, monkeypatch, name, content):
+    monkeypatch.setattr(planning, "SAMPLE_FILES", 1)
+    path = write(name, content)
+    write("a.jsonl.gz", gzip.compress(b"\n".join(GOOD)))
+    summary = run(tmp_path, JsonlReader(f"{tmp_path}/in"))
+    assert rows(tmp_path)["id"].tolist() == list(range(60))
+    assert [(p["kind"], p["source"]) for p in problems(tmp_path)] == [("file", str(path))]
+    assert summary.left_out == {"file": 1}
+
+
+def test_parquet_files_that_are_broken_or_do_not_fit_are_left_out(tmp_path):
+    (tmp_path / "in").mkdir()
+    table = pa.table({"text": ["a"] * 1_000, "id": range(1_000)})
+    for name in "abc":
+        pq.write_table(table, tmp_path / f"in/{name}.parquet", row_group_size=100)
+    (tmp_path / "in/no.parquet").write_bytes(b"not parquet")
+    (tmp_path / "in/empty.parquet").write_bytes(b"")
+    pq.write_table(pa.table({"text": [[1]], "id": [1]}), tmp_path / "in/other.parquet")
+    damaged = bytearray((tmp_path / "in/b.parquet").read_bytes())
+    damaged[4:200] = b"\xff" * 196  # the first row group
+    (tmp_path / "in/b.parquet").write_bytes(damaged)
+    with pytest.raises(UnreadableInputError, match=r"empty\.parquet cannot be read"):
+        ParquetReader(f"{tmp_path}/in").plan()
+    summary = run(tmp_path, ParquetReader(f"{tmp_path}/in", part_bytes=1))
+    assert summary.left_out == {"file": 4}
+    assert len(rows(tmp_path)) == 2_900
+    reasons = {p["source"].removeprefix(f"{tmp_path}/in/"): p["reason"] for p in problems(tmp_path)}
+    assert "b.parquet, row groups 0 to 0" in reasons
+    assert "text is list" in reasons["other.parquet"]
+
+
+def test_rows_of_parquet_that_are_no_utf8_are_left_out(tmp_path):
+    (tmp_path / "in").mkdir()
+    texts = pa.array([b"a", b"\xff", b"c", b"\xfe"]).cast(pa.string(), safe=False)
+    pq.write_table(pa.table({"text": texts, "id": range(4)}), tmp_path / "in/a.parquet")
+    with pytest.raises(UnreadableInputError, match=r"a\.parquet, row groups 0 to 0, row 1 cannot"):
+        Pipeline([FileReader(f"{tmp_path}/in"), ParquetWriter(f"{tmp_path}/no")]).run()
+    run(tmp_path, FileReader(f"{tmp_path}/in"))
+    assert rows(tmp_path)["id"].tolist() == [0, 2]
+    assert [(p["kind"], p["row"]) for p in problems(tmp_path)] == [("row", 1), ("row", 3)]
+
+
+def test_integers_up_to_64_bits_keep_all_their_digits(write, tmp_path):
+    values = [2**64 - 1, 2**63, 5, None]
+    lines = [json.dumps({"hash": v, "in": {"h": v}, "list": [v], "text": "a"}) for v in values]
+    write("a.jsonl", "\n".join(lines).encode())
+    reader = JsonlReader(f"{tmp_path}/in")
+    Pipeline([reader, same, JsonlWriter(f"{tmp_path}/out")]).run()
+    [part] = (tmp_path / "out").glob("*.jsonl")
+    assert [json.loads(line) for line in part.read_text().splitlines()] == [
+        json.loads(line) for line in lines
+    ]
+
+
+def test_an_integer_that_is_too_large_for_what_came_before_is_left_out(
+    write, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(planning, "SAMPLE_BYTES", 400)
+    write("a.jsonl", b"\n".join([*GOOD, b'{"id": 9223372036854775808, "text": "a"}']))
+    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).left_out == {"line": 1}
+    assert rows(tmp_path)["id"].tolist() == list(range(60))
+
+
+def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path, checkpoint):
+    class Broken(DomainClassifier):
+        """A model that gives no number for one text."""
+
+        def activate(self, outputs):
+            return outputs
+
+        def compute(self, texts, name_row):
+            from gpuclassify.model_mapper import NonFiniteOutputError
+
+            if "text 7" in texts:
+                raise NonFiniteOutputError(f"NaN for {name_row(texts.index('text 7'))}")
+            return super().compute(texts, name_row)
+
+    write("a.jsonl", b"\n".join(GOOD))
+    classifier = Broken(model=checkpoint("domain"), autocast=False)
+    summary = run(tmp_path, JsonlReader(f"{tmp_path}/in"), classifier)
+    assert rows(tmp_path)["id"].tolist() == [i for i in range(60) if i != 7]
+    [problem] = problems(tmp_path)
+    assert (problem["kind"], problem["row"]) == ("row", 7)
+    assert "NaN for row" in problem["reason"]
+    assert json.loads(problem["content"]) == {"id": 7, "text": "text 7"}
+    assert (summary.rows_in, summary.rows_out, summary.left_out) == (60, 59, {"row": 1})
+
+
+def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "SAMPLE_BYTES", 400)
+    write("a.jsonl", b"\n".join([*GOOD[:30], BAD["cut"], *GOOD[30:]]))
+    reader = JsonlReader(f"{tmp_path}/in", part_bytes=400)
+    with pytest.raises(UnreadableInputError):
+        Pipeline([reader, same, ParquetWriter(f"{tmp_path}/out")]).run()
+    assert run(tmp_path, reader).resumed_parts > 0
+    assert rows(tmp_path)["id"].tolist() == list(range(60))
+
+
+def test_systems_that_fail_are_no_broken_files(write, tmp_path, monkeypatch):
+    """A night's work is not put in quarantine because a token expired."""
+    write("a.jsonl", b"\n".join(GOOD))
+    reader = JsonlReader(f"{tmp_path}/in")
+    planned = Pipeline(
+        [reader, same, ParquetWriter(f"{tmp_path}/out")], on_error="quarantine"
+    ).prepare()
+    (tmp_path / "in/a.jsonl").unlink()
+    with pytest.raises(FileNotFoundError):
+        planned.run()
+    assert not problems(tmp_path)
+
+
+def test_what_crashes_the_parser_crashes_no_process(write, tmp_path):
+    """In a process of its own, as the parser would take this one with it."""
+    for name, line in {"a": b"null", "b": NESTED}.items():
+        write(f"{name}.jsonl", line + b"\n" + GOOD[0])
+    body = f"""
+from gpuclassify.jobs.readers import JsonlReader
+from gpuclassify.jobs.parts import read_table
+source = JsonlReader("{tmp_path}/in").plan("quarantine")
+print(sum(len(read_table(part, source.form, "quarantine")[0]) for part in source.parts))
+"""
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n"
+
+
+def test_quarantine_files_can_be_read_as_json_lines(write, tmp_path):
+    write("a.jsonl", b"\n".join([*GOOD, *BAD.values()]))
+    run(tmp_path, JsonlReader(f"{tmp_path}/in"))
+    found = read_files(sorted(map(str, (tmp_path / "out/_quarantine").iterdir()))).compute()
+    assert found.columns.tolist() == ["kind", "source", "reason", "offset", "content"]
+    assert len(found) == len(BAD)
