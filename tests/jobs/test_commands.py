@@ -1,0 +1,196 @@
+"""The commands of jobs: which settings options mean, exit codes, and going on."""
+
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner
+from gpuclassify.commands import classify, report
+from gpuclassify.jobs.settings import JobSettings, dump_settings, load_settings
+
+from gpuclassify.testing import sample_texts, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commands")
+    write_checkpoint(folder / "domain", "domain")
+    write_checkpoint(folder / "quality", "quality")
+    lines = [json.dumps({"text": text, "id": row}) for row, text in enumerate(sample_texts(40))]
+    (folder / "in.jsonl").write_text("\n".join(lines))
+    (folder / "broken.jsonl").write_text("\n".join([*lines, '{"text": 5}']))
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def run(*arguments, command=classify):
+        return CliRunner().invoke(command, [*map(str, arguments)], obj={"debug": False})
+
+    return run
+
+
+@pytest.fixture
+def settings_of(run, tmp_path):
+    """The settings that options mean."""
+
+    def settings_of(*arguments):
+        done = run(*arguments, "--dump-config", tmp_path / "job.yaml")
+        assert done.exit_code == 0, done.output
+        return yaml.safe_load((tmp_path / "job.yaml").read_text())
+
+    return settings_of
+
+
+def test_options_mean_one_classifier_or_all(settings_of):
+    assert settings_of(
+        "a/*.jsonl", "b.jsonl", "out", "--classifier", "domain", "--classifier", "fineweb-edu",
+        "--filter-by", "domain:Games", "--filter-by", "domain:Sports",
+        "--min-score", "fineweb-edu:2.5", "--model", "domain:./a:b", "--text-field", "content",
+        "--set", "domain:truncated-field=is_cut", "--set", "fineweb-edu:autocast=false",
+        "--field", "id", "--on-error", "quarantine", "--part-size", "1MB", "--batch-size", "8",
+    ) == {
+        "input": ["a/*.jsonl", "b.jsonl"],
+        "output": "out",
+        "classifiers": [
+            {
+                "classifier": "domain", "text_field": "content", "batch_size": 8,
+                "model": "./a:b", "filter_by": ["Games", "Sports"], "truncated_field": "is_cut",
+            },
+            {
+                "classifier": "fineweb-edu", "text_field": "content", "batch_size": 8,
+                "min_score": 2.5, "autocast": False,
+            },
+        ],
+        "fields": ["id"],
+        "part_size": "1MB",
+        "on_error": "quarantine",
+    }  # fmt: skip
+
+
+def test_one_classifier_needs_no_name_before_its_options(settings_of):
+    found = settings_of(
+        "in", "out", "--classifier", "checkpoint", "--model", "org/name", "--min-score", "A=0.5",
+        "--min-score", "B=1", "--min-confidence", "0.25", "--filter-by", "a:b", "--overwrite",
+    )  # fmt: skip
+    assert found["classifiers"] == [
+        {
+            "classifier": "checkpoint", "model": "org/name", "min_score": {"A": 0.5, "B": 1.0},
+            "min_confidence": 0.25, "filter_by": ["a:b"], "overwrite": True,
+        }
+    ]  # fmt: skip
+    guard = settings_of("in", "out", "--classifier", "instruction-data-guard", "--filter-by", "No")
+    assert guard["classifiers"][0]["filter_by"] == ["No"]
+    guard = settings_of("in", "o", "--classifier", "instruction-data-guard", "--filter-by", "FALSE")
+    assert guard["classifiers"][0]["filter_by"] == [False]
+
+
+def test_options_win_over_the_file_and_the_rest_stays(settings_of, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "input: in/*.parquet\noutput: out\nformat: jsonl\nworkers: 3\n"
+        "classifiers:\n- {classifier: domain, max_chars: 100}\n"
+    )
+    found = settings_of("--config", path, "--workers", "2", "--filter-by", "Games")
+    assert found == {
+        "input": ["in/*.parquet"],
+        "output": "out",
+        "classifiers": [{"classifier": "domain", "max_chars": 100, "filter_by": ["Games"]}],
+        "format": "jsonl",
+        "workers": 2,
+    }
+    assert settings_of("--config", path, "elsewhere")["output"] == "elsewhere"
+
+
+def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
+    settings = JobSettings.of(
+        {"input": "größe.jsonl", "output": "out", "classifiers": [{"classifier": "domain"}]}
+    )
+    dump_settings(settings, tmp_path / "job.yaml")
+    assert JobSettings.of(load_settings(tmp_path / "job.yaml")) == settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["out", "--classifier", "domain"], "got one path, 'out'"),
+        (["in.jsonl", "out"], "classifiers must be given"),
+        ([], "input and output and classifiers must be given"),
+        (["in.jsonl", "out", "--classifier", "domian"], "Did you mean 'domain'"),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--classifier", "quality",
+             "--filter-by", "High"],
+            "say which, as in --filter-by domain:High",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--model", "a", "--model", "b"],
+            "--model is given 2 times",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--min-confidence", "much"],
+            "--min-confidence 'much': pass a number",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--set", "token=hf_x"],
+            "a token is no setting",
+        ),
+        (["in.jsonl", "out", "--classifier", "domain", "--config", "no.yaml"], "no.yaml"),
+    ],
+)  # fmt: skip
+def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, words):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "hf_x" not in done.output
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1]", "must hold names and values"),
+        ("a: b: c", "is no YAML file"),
+        ("inputs: x", "Did you mean 'input'"),
+        ("input: x\noutput: y\nclassifiers: [{classifier: domain}]\nformat: csv", "format='csv'"),
+    ],
+)
+def test_wrong_files_of_settings_are_told(run, tmp_path, content, words):
+    (tmp_path / "job.yaml").write_text(content)
+    done = run("--config", tmp_path / "job.yaml")
+    assert (done.exit_code, words in done.output) == (2, True)
+
+
+def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
+    options = ["--classifier", "domain", "--classifier", "quality", "--model", "domain:domain",
+               "--model", "quality:quality", "--cluster", "cpu", "--workers", "1"]  # fmt: skip
+    command = ["broken.jsonl", "out", *options, "--on-error", "quarantine"]
+    done = run(*command, "--part-size", "1kB")
+    assert done.exit_code == 3
+    assert "Left out: 1 lines; see" in done.output
+    assert "_report/report.html" in done.output
+    found = pd.concat(map(pd.read_parquet, (folder / "out").glob("*.parquet")))
+    assert sorted(found["id"]) == list(range(40))
+    assert {"domain_pred", "quality_pred"} <= set(found.columns)
+    made = run("out", "--json", command=report)
+    assert json.loads(made.stdout)["labels"].keys() == {"domain_pred", "quality_pred"}
+    changed = run(*command, "--part-size", "2kB")
+    assert (changed.exit_code, "part_bytes was 1000 and is 2000" in changed.output) == (2, True)
+    again = run(*command, "--part-size", "1kB", "--json")
+    assert again.exit_code == 3
+    summary = json.loads(again.stdout[again.stdout.index("{") :])
+    assert summary["resumed_parts"] == len(summary["files"]) > 1
+    assert run("nowhere", command=report).exit_code == 2
+
+
+def test_help_needs_no_framework():
+    probe = (
+        "import sys; from click.testing import CliRunner; from gpuclassify.commands import *; "
+        "assert CliRunner().invoke(classify, ['--help']).exit_code == 0; "
+        "assert not {'torch', 'transformers', 'distributed', 'pandas', 'dask'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True)
