@@ -5,13 +5,18 @@ RAPIDS := .venv-rapids
 # torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-rapids test-gpu test-weights lint bench bench-full bench-gpu clean
+.PHONY: demo test test-system test-rapids test-gpu test-weights lint bench bench-full bench-gpu clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not gpu and not rapids and not needs_weights"
+	$(BIN)/python -m pytest -q -m "not gpu and not rapids and not system and not needs_weights"
+
+# Slurm, a browser and networks of one's own, from Debian's packages: installs those that are missing.
+test-system: $(VENV)/.dev
+	sh tests/system/install-packages
+	$(BIN)/python -m pytest -q -m system tests/system
 
 # What the RAPIDS packages show without a GPU: that they have what is called, and their types.
 test-rapids: $(RAPIDS)/.ready

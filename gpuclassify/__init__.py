@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     )
     from gpuclassify.cluster import get_client
     from gpuclassify.embedder import Embedder
-    from gpuclassify.jobs.readers import read_files
-    from gpuclassify.jobs.writers import to_parquet
+    from gpuclassify.jobs.pipeline import Pipeline
+    from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader, read_files
+    from gpuclassify.jobs.stages import ToBackend
+    from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter, to_parquet
     from gpuclassify.model_mapper import ModelMapper
     from gpuclassify.models.deberta import Deberta
 
@@ -42,14 +44,21 @@ _HOMES = {
     "DistributedDataClassifier": "gpuclassify.classifiers",
     "DomainClassifier": "gpuclassify.classifiers",
     "Embedder": "gpuclassify.embedder",
+    "FileReader": "gpuclassify.jobs.readers",
     "FineWebEduClassifier": "gpuclassify.classifiers",
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
     "InstructionDataGuardClassifier": "gpuclassify.classifiers",
+    "JsonlReader": "gpuclassify.jobs.readers",
+    "JsonlWriter": "gpuclassify.jobs.writers",
     "ModelMapper": "gpuclassify.model_mapper",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
+    "ParquetReader": "gpuclassify.jobs.readers",
+    "ParquetWriter": "gpuclassify.jobs.writers",
+    "Pipeline": "gpuclassify.jobs.pipeline",
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
+    "ToBackend": "gpuclassify.jobs.stages",
     "classify": "gpuclassify.chain",
     "get_client": "gpuclassify.cluster",
     "read_files": "gpuclassify.jobs.readers",
@@ -63,14 +72,21 @@ __all__ = [
     "DistributedDataClassifier",
     "DomainClassifier",
     "Embedder",
+    "FileReader",
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
     "InstructionDataGuardClassifier",
+    "JsonlReader",
+    "JsonlWriter",
     "ModelMapper",
     "MultilingualDomainClassifier",
+    "ParquetReader",
+    "ParquetWriter",
+    "Pipeline",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",
+    "ToBackend",
     "classify",
     "get_client",
     "read_files",

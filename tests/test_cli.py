@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from gpuclassify.cli import print_summary
-from gpuclassify.jobs.run import JobSummary
+from gpuclassify.console import print_summary
+from gpuclassify.jobs.summary import JobSummary
 from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
 
 
@@ -76,7 +76,7 @@ def test_filters_json_summary_and_jsonl_output(job):
         (["--classifier", "domain", "--model", "./nowhere"], "nowhere"),
         (["--classifier", "checkpoint"], "needs model="),
         (["--classifier", "domain", "--model", "model", "--min-score", "x"], "--min-score"),
-        (["--classifier", "domain", "--model", "model", "--part-size", "big"], "part-size"),
+        (["--classifier", "domain", "--model", "model", "--part-size", "big"], "part_size"),
         (["--classifier", "domain", "--model", "model", "--workers", "0"], "n_workers=0"),
         (["--classifier", "domain", "--model", "model", "--scheduler", "no.json"], "no.json"),
         (
@@ -100,18 +100,17 @@ def test_missing_input_and_occupied_output(job):
     (job / "taken").mkdir()
     (job / "taken" / "part-00000.parquet").write_bytes(b"")
     done = run("classify", "in.jsonl", "taken", *options, cwd=job)
-    assert (done.returncode, "--overwrite" in done.stderr) == (2, True)
+    assert (done.returncode, "that no job wrote" in done.stderr) == (2, True)
 
 
 def test_earlier_results_stay_when_no_cluster_is_reached(job):
-    (job / "earlier").mkdir()
-    (job / "earlier" / "part-00000.parquet").write_bytes(b"earlier")
-    options = ["--classifier", "domain", "--model", "model", "--overwrite"]
-    done = run(
-        "classify", "in.jsonl", "earlier", *options, "--scheduler", "tcp://127.0.0.1:1", cwd=job
-    )
+    options = ["--classifier", "domain", "--model", "model"]
+    command = ["classify", "in.jsonl", "earlier", *options]
+    assert run(*command, "--cluster", "cpu", cwd=job).returncode == 0
+    before = sorted(path.name for path in (job / "earlier").iterdir())
+    done = run(*command, "--restart", "--scheduler", "tcp://127.0.0.1:1", cwd=job)
     assert (done.returncode, "no Dask scheduler answers" in done.stderr) == (1, True)
-    assert (job / "earlier" / "part-00000.parquet").read_bytes() == b"earlier"
+    assert sorted(path.name for path in (job / "earlier").iterdir()) == before
 
 
 def test_labels_that_look_like_markup_are_shown():

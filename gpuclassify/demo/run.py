@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify.demo.corpus import Document, collect_documents, split_documents
 from gpuclassify.demo.training import cached_model
-from gpuclassify.jobs.run import JobSummary, plan_job, run_job
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from gpuclassify.jobs.summary import JobSummary
 
 INPUT_FILES = 4
 
@@ -69,7 +70,7 @@ def run_demo(
     ValueError
         Too few documents to learn from.
     """
-    from gpuclassify import DomainClassifier, get_client
+    from gpuclassify import DomainClassifier, JsonlReader, ParquetWriter, Pipeline, get_client
     from gpuclassify.jobs.progress import JobProgress
 
     directory = Path(directory)
@@ -82,9 +83,10 @@ def run_demo(
     write_documents(held_out, directory / "input")
     classifier = DomainClassifier(model=str(model), score_field="domain_scores")
     output = directory / "output"
-    plan = plan_job([str(directory / "input")], str(output), classifier, overwrite=True)
-    with get_client() as client, JobProgress("DomainClassifier", console) as progress:
-        job = run_job(plan, client, progress.parts)
+    stages = [JsonlReader(str(directory / "input")), classifier, ParquetWriter(str(output))]
+    planned = Pipeline(stages).prepare(restart=True)
+    with get_client() as client, JobProgress("DomainClassifier", console, client) as progress:
+        job = planned.run(client, progress.parts)
     areas = Counter(document.area for document in held_out)
     return DemoResult(
         job=job,

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
+
 from gpuclassify.commands import classify, report
 from gpuclassify.jobs.settings import JobSettings, dump_settings, load_settings
-
 from gpuclassify.testing import sample_texts, write_checkpoint
 
 

@@ -16,7 +16,7 @@ from distributed import Client
 from gpuclassify import DomainClassifier, QualityClassifier
 from gpuclassify.jobs import access
 from gpuclassify.jobs.files import UnreadableInputError
-from gpuclassify.jobs.manifest import JobChangedError
+from gpuclassify.jobs.manifest import REPORTS, JobChangedError
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.stages import ToBackend
@@ -305,9 +305,8 @@ def test_a_finished_job_is_left_as_it_is(finished, folder_of_two_parts):
     assert seen == [(2, 2)]
     assert (summary.resumed_parts, summary.resumed_rows, summary.rows_in) == (2, 2, 2)
     after = {name: (out / name).stat().st_mtime_ns for name in files(out)}
-    assert {name for name in before if before[name] != after[name]} <= {
-        "_gpuclassify/manifest.jsonl"
-    }
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"_gpuclassify/manifest.jsonl", *REPORTS}
 
 
 def test_what_changed_is_named_and_nothing_mixes(finished, folder_of_two_parts):
@@ -358,7 +357,7 @@ def test_starting_over_removes_what_jobs_wrote_and_nothing_else(finished, folder
     assert summary.resumed_parts == 0
     assert sorted(out.glob("*.parquet")) == sorted(map(Path, summary.files))
     assert not {name for name in files(out) if name in first} - {
-        "notes.txt", "_gpuclassify/job.json", "_gpuclassify/manifest.jsonl"
+        "notes.txt", "_gpuclassify/job.json", "_gpuclassify/manifest.jsonl", *REPORTS
     }  # fmt: skip
     late = out / next(name for name in first if name.startswith("part-"))
     late.write_bytes(b"of an attempt of the first job that came late")
