@@ -1,0 +1,302 @@
+"""What does a whole job cost beside its model, and how do client and time grow with its parts?
+
+``python -m benchmarks.jobs --help`` lists the options; README.md says what is measured.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+from transformers import AutoTokenizer
+
+from benchmarks.harness import (
+    Run,
+    Variant,
+    begin,
+    disturbance,
+    finish,
+    new_parser,
+    parse,
+    run_interleaved,
+)
+from benchmarks.models import SHAPES, TINY_SIZES, write_model
+from benchmarks.recipes import classifier_of
+from benchmarks.texts import LENGTHS, texts_of_lengths
+from gpuclassify import DistributedDataClassifier, JsonlReader, ParquetWriter, Pipeline
+
+QUESTION = "jobs"
+FRAME, JOB = "frame", "job"
+SCORES = "probabilities"
+TOLERANCE = 1e-4  # of a probability
+ROWS_OF_A_TINY_PART = 3
+WORKERS = 2
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Measure, write the result, print a table, and return the result's path."""
+    options = parse_options(arguments)
+    shape = replace(SHAPES["bert"], layers=options.layers)
+    if options.smoke:
+        shape = replace(shape, **TINY_SIZES)
+    head = begin(options, shape=asdict(shape), dtype="float32", weights="random")
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(write_model(Path(folder, "model"), shape))
+        result = head | {
+            "overhead": measure_overhead(model, Path(folder, "overhead"), options),
+            "growth": [in_process(measure_growth, folder, parts) for parts in options.parts],
+            "resume": measure_resume(Path(folder, "resume"), options.killed_parts),
+        }
+    return finish(QUESTION, result, options, table)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = new_parser(QUESTION, __doc__)
+    parser.add_argument("--documents", type=int, default=400, help="web documents (400)")
+    parser.add_argument("--files", type=int, default=4, help="that hold them (4)")
+    parser.add_argument("--layers", type=int, default=2, help="of the model (2)")
+    parser.add_argument(
+        "--parts", type=int, nargs="+", default=[100, 1_000, 10_000], help="of tiny jobs"
+    )
+    parser.add_argument("--killed-parts", type=int, default=60, help="of the job that dies (60)")
+    return parse(parser, arguments, parts=[4, 8], killed_parts=12)
+
+
+# Overhead.
+
+
+def measure_overhead(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of a job from files to files, and of its classifier on a frame in memory."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = texts_of_lengths(LENGTHS["web"].sample(options.documents), tokenizer, 0)
+    write_files(folder / "in", np.array_split(np.arange(len(texts)), options.files), texts)
+    classifier = classifier_of(model, options.device, autocast=False)
+    frames = [pd.read_json(path, lines=True) for path in sorted((folder / "in").iterdir())]
+    run = run_interleaved(
+        [
+            Variant(
+                name, functools.partial(way, *inputs), functools.partial(classifier, frames[0][:2])
+            )
+            for name, way, *inputs in (
+                (FRAME, classify_frames, frames, classifier),
+                (JOB, run_whole_job, folder, classifier),
+            )
+        ],
+        options.repeats,
+        TOLERANCE,
+    )
+    report = json.loads((folder / "out/_report/report.json").read_text())
+    return {
+        "documents": len(texts),
+        "files": options.files,
+        "largest_difference": run.largest_difference,
+        "variants": {name: run.times(name) for name in (FRAME, JOB)},
+        "overhead": _overhead(run),
+        "overhead_by_round": [
+            job / frame - 1 for job, frame in zip(run.seconds[JOB], run.seconds[FRAME], strict=True)
+        ],
+        "worker_seconds": report["worker_seconds"],
+    }
+
+
+def _overhead(run: Run) -> float:
+    return run.median_seconds(JOB) / run.median_seconds(FRAME) - 1
+
+
+def write_files(folder: Path, groups: Sequence[np.ndarray], texts: Sequence[str]) -> None:
+    """JSON lines with the texts of each group of positions."""
+    folder.mkdir(parents=True)
+    for number, rows in enumerate(groups):
+        lines = [json.dumps({"id": int(row), "text": texts[row]}) + "\n" for row in rows]
+        (folder / f"{number:06}.jsonl").write_text("".join(lines))
+
+
+def classify_frames(
+    frames: Sequence[pd.DataFrame], classifier: DistributedDataClassifier
+) -> np.ndarray:
+    """The model's part of the job: one frame after the other, nothing read or written."""
+    return _scores(pd.concat([classifier(frame) for frame in frames]))
+
+
+def run_whole_job(folder: Path, classifier: DistributedDataClassifier) -> np.ndarray:
+    """Read, classify, publish, keep books and report; what it wrote is read outside the time."""
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    reader = JsonlReader(str(folder / "in"), part_bytes=1 << 30)  # a file is a part, as above
+    Pipeline([reader, classifier, ParquetWriter(str(out))]).run()
+    return _scores(pd.concat(map(pd.read_parquet, sorted(out.glob("*.parquet")))))
+
+
+def _scores(frame: pd.DataFrame) -> np.ndarray:
+    return np.stack(frame.sort_values("id")[SCORES].to_list())
+
+
+# Growth.
+
+
+def same(frame: pd.DataFrame) -> pd.DataFrame:
+    """A stage that costs nothing."""
+    return frame
+
+
+def in_process(function: Any, *arguments: Any) -> Any:
+    """What a function returns in a process of its own, which nothing else has run in."""
+    with ProcessPoolExecutor(1, mp_context=PROCESSES) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def measure_growth(folder: str, parts: int) -> dict[str, Any]:
+    """Times and memory of a client that runs a job of many tiny parts."""
+    from distributed import Client
+
+    home = Path(folder, f"parts-{parts}")
+    rows = np.arange(parts * ROWS_OF_A_TINY_PART).reshape(parts, -1)
+    write_files(home / "in", list(rows), [f"text {row}" for row in rows.ravel()])
+    pipeline = Pipeline([JsonlReader(str(home / "in")), same, ParquetWriter(str(home / "out"))])
+    address, stop = PROCESSES.Queue(), PROCESSES.Event()
+    cluster = PROCESSES.Process(target=serve_cluster, args=(address, stop))
+    cluster.start()
+    with Client(address.get()) as client:
+        found = _watched(pipeline, client)
+    stop.set()
+    cluster.join()
+    started = time.perf_counter()
+    summary = pipeline.run()
+    found["again_seconds"] = time.perf_counter() - started
+    assert summary.resumed_parts == parts
+    shutil.rmtree(home)
+    return {"parts": parts, **found}
+
+
+def serve_cluster(address: Any, stop: Any) -> None:
+    """Scheduler and workers, apart from the client, whose memory is measured."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None,
+        protocol="tcp://",
+    ) as cluster:  # fmt: skip
+        address.put(cluster.scheduler_address)
+        stop.wait()
+
+
+def _watched(pipeline: Pipeline, client: Any) -> dict[str, Any]:
+    started = time.perf_counter()
+    job = pipeline.prepare()
+    planned = time.perf_counter()
+    gc.collect()
+    process, peak = psutil.Process(), 0
+    before = process.memory_info().rss
+
+    def look(done: int, *_: Any) -> None:
+        nonlocal peak
+        if done % 50 == 0:
+            peak = max(peak, process.memory_info().rss)
+
+    job.run(client, look)
+    return {
+        "plan_seconds": planned - started,
+        "run_seconds": time.perf_counter() - planned,
+        "client_before_bytes": before,
+        "client_peak_bytes": max(peak, before),
+    }
+
+
+# Resuming.
+
+
+def noting(frame: pd.DataFrame, journal: str, pause_seconds: float) -> pd.DataFrame:
+    """A stage that writes down which part it was given; planning tries it with empty ones."""
+    if len(frame):
+        time.sleep(pause_seconds)
+        with Path(journal).open("a") as file:
+            file.write(f"{frame['id'].min()}\n")
+    return frame
+
+
+def measure_resume(folder: Path, parts: int) -> dict[str, Any]:
+    """Parts that are computed again after client and workers were killed together."""
+    rows = np.arange(parts * ROWS_OF_A_TINY_PART).reshape(parts, -1)
+    write_files(folder / "in", list(rows), [f"text {row}" for row in rows.ravel()])
+    journal = folder / "journal"
+    child = subprocess.Popen(command_of_noted_job(folder))
+    while not journal.exists() or len(journal.read_text().split()) < parts // 2:
+        time.sleep(0.01)
+    family = [*psutil.Process(child.pid).children(recursive=True), psutil.Process(child.pid)]
+    for process in family:
+        os.kill(process.pid, signal.SIGKILL)
+    child.wait()
+    psutil.wait_procs(family)
+    before = len(journal.read_text().split())
+    subprocess.run(command_of_noted_job(folder), check=True)
+    times = Counter(journal.read_text().split())
+    out = pd.concat(map(pd.read_parquet, sorted((folder / "out").glob("*.parquet"))))
+    assert sorted(out["id"]) == list(range(rows.size)), "rows were lost or doubled"
+    return {
+        "parts": parts,
+        "workers": WORKERS,
+        "computed_when_killed": before,
+        "computed_again": sum(times.values()) - parts,
+    }
+
+
+def command_of_noted_job(folder: Path) -> list[str]:
+    """A process of its own, whose death leaves nothing behind in this one."""
+    code = "import sys; from benchmarks.jobs import run_noted_job; run_noted_job(sys.argv[1])"
+    return [sys.executable, "-c", code, str(folder)]
+
+
+def run_noted_job(folder: str) -> None:
+    """The job of `measure_resume`, on workers of its own."""
+    from gpuclassify import get_client
+
+    stage = functools.partial(noting, journal=f"{folder}/journal", pause_seconds=0.05)
+    stages = [JsonlReader(f"{folder}/in"), stage, ParquetWriter(f"{folder}/out")]
+    with get_client("cpu", n_workers=WORKERS) as client:
+        Pipeline(stages).run(client)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a few lines for people."""
+    overhead, resume = result["overhead"], result["resume"]
+    frame, job = (overhead["variants"][name]["median_seconds"] for name in (FRAME, JOB))
+    lines = [
+        f"{overhead['documents']} web documents in {overhead['files']} files: classified in "
+        f"{frame:.2f} s, the whole job in {job:.2f} s ({overhead['overhead']:+.1%})",
+        f"{'parts':>8}{'plan s':>9}{'run s':>9}{'ms/part':>9}{'again s':>9}{'client grew by':>16}",
+    ]
+    for found in result["growth"]:
+        grown = found["client_peak_bytes"] - found["client_before_bytes"]
+        lines.append(
+            f"{found['parts']:8,}{found['plan_seconds']:9.2f}{found['run_seconds']:9.1f}"
+            f"{1000 * found['run_seconds'] / found['parts']:9.1f}{found['again_seconds']:9.2f}"
+            f"{grown / 2**20:12.1f} MiB"
+        )
+    lines.append(
+        f"killed after {resume['computed_when_killed']} of {resume['parts']} parts on "
+        f"{resume['workers']} workers: {resume['computed_again']} computed again"
+    )
+    return "\n".join([*lines, *disturbance(overhead["variants"].values(), result["machine"])])
+
+
+if __name__ == "__main__":
+    main()
