@@ -1,0 +1,170 @@
+"""Are two workers with half of the cores each as fast as one with all of them?
+
+``python -m benchmarks.workers --help`` lists the options; README.md says what is measured.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+from distributed import Client
+from transformers import AutoTokenizer
+
+from benchmarks.harness import (
+    QUIET_CORES,
+    Run,
+    Variant,
+    begin,
+    finish,
+    new_parser,
+    parse,
+    run_interleaved,
+)
+from benchmarks.models import SHAPES, TINY_SIZES, write_model
+from benchmarks.recipes import classifier_of
+from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.ways import TOLERANCES
+from gpuclassify import get_client
+
+QUESTION = "workers"
+ONE, MANY = "one worker", "many workers"
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Measure, write the result, print a table, and return the result's path."""
+    options = parse_options(arguments)
+    shape = replace(SHAPES[options.model], layers=options.layers)
+    if options.smoke:
+        shape = replace(shape, **TINY_SIZES)
+    head = begin(options, shape=asdict(shape), dtype="float32", weights="random")
+    with tempfile.TemporaryDirectory() as folder:
+        directory = str(write_model(Path(folder, "model"), shape))
+        texts = texts_of_lengths(
+            LENGTHS[options.lengths].sample(options.documents),
+            AutoTokenizer.from_pretrained(directory),
+        )
+        result = head | measure(texts, directory, options)
+    return finish(QUESTION, result, options, table)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = new_parser(QUESTION, __doc__)
+    parser.add_argument("--workers", type=int, default=2, help="that share the cores (2)")
+    parser.add_argument("--documents", type=int, default=240, help="in all (240)")
+    parser.add_argument("--partitions", type=int, default=16, help="of the lazy frame (16)")
+    parser.add_argument("--layers", type=int, default=2, help="of the model (2)")
+    parser.add_argument("--lengths", choices=tuple(LENGTHS), default="web")
+    parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
+    return parse(parser, arguments, documents=6, partitions=2, repeats=1)
+
+
+@dataclass
+class Cluster:
+    """A local cluster that classifies a frame, and the time its workers spend on cores.
+
+    Attributes
+    ----------
+    client : Client
+    scores : dask.dataframe.Series
+        What is computed.
+    core_seconds : list of float
+        Of all workers in each run.
+    """
+
+    client: Client
+    scores: Any
+    core_seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        pids = self.client.run(os.getpid).values()
+        self._processes = [psutil.Process(pid) for pid in pids]
+
+    def run(self) -> np.ndarray:
+        """Probabilities, float (documents, labels)."""
+        before = self._spent()
+        rows = self.client.compute(self.scores).result()
+        self.core_seconds.append(self._spent() - before)
+        return np.stack([np.asarray(row) for row in rows])
+
+    def warm_up(self) -> None:
+        """Load the model on every worker, and run all once."""
+        self.run()
+        self.core_seconds.clear()
+
+    def torch_threads(self) -> list[int]:
+        """Of each worker."""
+        return list(self.client.run(torch.get_num_threads).values())
+
+    def _spent(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
+
+
+def measure(texts: Sequence[str], directory: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of both clusters, which take turns and are idle in between."""
+    frame = dd.from_pandas(pd.DataFrame({"text": list(texts)}), npartitions=options.partitions)
+    scores = classifier_of(directory, options.device)(frame)["probabilities"]
+    with contextlib.ExitStack() as stack:
+        clusters = {
+            name: Cluster(stack.enter_context(get_client("cpu", n_workers=count)), scores)
+            for name, count in {ONE: 1, MANY: options.workers}.items()
+        }
+        variants = [
+            Variant(name, cluster.run, cluster.warm_up) for name, cluster in clusters.items()
+        ]
+        run = run_interleaved(variants, options.repeats, TOLERANCES["float32"])
+        threads = {name: cluster.torch_threads() for name, cluster in clusters.items()}
+    return {
+        "documents": len(texts),
+        "partitions": frame.npartitions,
+        "largest_difference": run.largest_difference,
+        "variants": {
+            name: _findings(run, name, cluster) | {"torch_threads_of_workers": threads[name]}
+            for name, cluster in clusters.items()
+        },
+        "efficiency": run.speed_up(MANY, ONE),
+    }
+
+
+def _findings(run: Run, name: str, cluster: Cluster) -> dict[str, Any]:
+    """Times; cores that others took are those that neither this process nor its workers had."""
+    times = run.times(name)
+    rounds = zip(times["other_cores"], cluster.core_seconds, times["seconds"], strict=True)
+    others = [max(0.0, cores - spent / seconds) for cores, spent, seconds in rounds]
+    return times | {"other_cores": others, "core_seconds": cluster.core_seconds}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a few lines for people."""
+    lines = [
+        f"{result['documents']} documents in {result['partitions']} partitions; largest difference "
+        f"{result['largest_difference']:.0e}",
+        f"{'torch threads':>34}{'median s':>10}{'core seconds':>14}",
+    ]
+    for name, found in result["variants"].items():
+        threads = " + ".join(map(str, found["torch_threads_of_workers"]))
+        spent = float(np.median(found["core_seconds"]))
+        lines.append(f"  {name:16}{threads:>16}{found['median_seconds']:10.2f}{spent:14.2f}")
+    efficiency = result["efficiency"]
+    rounds = ", ".join(f"{ratio:.2f}" for ratio in efficiency["ratio_by_round"])
+    lines.append(
+        f"  {MANY} are {efficiency['ratio_of_medians']:.2f} times as fast as {ONE} ({rounds})"
+    )
+    others = max(max(found["other_cores"]) for found in result["variants"].values())
+    if others > QUIET_CORES:
+        lines.append(f"  other programs kept up to {others:.1f} cores busy: repeat the run")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
