@@ -1,5 +1,6 @@
-"""Clusters to classify on: local GPUs, local CPUs, or one that is already running."""
+"""Clusters to classify on: local GPUs, local CPUs, Slurm, Coiled, or one that is running."""
 
 from gpuclassify.cluster.client import get_client
+from gpuclassify.cluster.prepare import prepare
 
-__all__ = ["get_client"]
+__all__ = ["get_client", "prepare"]

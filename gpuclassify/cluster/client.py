@@ -22,13 +22,14 @@ from gpuclassify.cluster.gpu import (
     missing_for_gpu,
 )
 from gpuclassify.cluster.nvml import GpuSurvey, survey_gpus
+from gpuclassify.cluster.security import make_security, warn_if_open
 
 if TYPE_CHECKING:
     from distributed import Client, WorkerPlugin
 
 logger = logging.getLogger(__name__)
 
-CLUSTER_TYPES = ("auto", "gpu", "cpu")
+CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
 # Set by get_client itself, or without a meaning for a client that is not asynchronous.
 MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
 
@@ -38,8 +39,9 @@ def get_client(
     *,
     address: str | None = None,
     scheduler_file: str | Path | None = None,
-    n_workers: int | None = None,
+    n_workers: int | list[int] | None = None,
     threads_per_worker: int = 1,
+    security: Any = None,
     rmm_pool_size: Size | None = DEFAULT_POOL,
     rmm_maximum_pool_size: Size | None = DEFAULT_MAXIMUM_POOL,
     rmm_async: bool = False,
@@ -47,27 +49,36 @@ def get_client(
     enable_cudf_spill: bool = False,
     **options: Any,
 ) -> Client:
-    """Return a Dask client: of a new cluster on this machine, or of one that is running.
+    """Return a Dask client: of a new cluster, or of one that is running.
 
     Nothing is printed; the dashboard is at ``client.dashboard_link``. A cluster that was started
     here closes with the client; one that was only connected to stays, and nothing is changed on
-    its workers.
+    its workers: `prepare` does that, for a client of any cluster.
 
     Parameters
     ----------
-    cluster_type : {"auto", "gpu", "cpu"}
+    cluster_type : {"auto", "gpu", "cpu", "slurm", "coiled"}
         ``"gpu"`` starts one worker per visible GPU with dask-cuda. ``"cpu"`` starts few worker
         processes with many torch threads each. ``"auto"`` takes ``"gpu"`` if a GPU is visible and
         all it needs is installed. A GPU without that is logged as a warning, and one CPU worker
-        is started by default, on which torch may still use the first GPU.
+        is started by default, on which torch may still use the first GPU. ``"slurm"`` submits
+        jobs with workers (`gpuclassify.cluster.slurm.plan_slurm` has its options). ``"coiled"``
+        starts machines in the user's cloud account, with the arguments of ``coiled.Cluster`` and
+        `private_environ`, environment variables that Coiled shall not see; ``HF_TOKEN``, where it
+        is set here, is one of them.
     address : str, optional
         Address of a running scheduler, for example ``"tcp://10.0.0.1:8786"``.
     scheduler_file : str or Path, optional
         File that a running scheduler wrote; waited for as long as Dask waits for a connection.
     n_workers : int, optional
-        Workers to start: one per GPU, or one for every 8 CPU cores.
+        Workers to start: one per GPU, or one for every 8 CPU cores. With Coiled also
+        ``[fewest, most]``.
     threads_per_worker : int
         Tasks that a worker runs at a time.
+    security : bool, path, dict or distributed.Security, optional
+        TLS for every connection. True makes a certificate that only this cluster's processes
+        have; a directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
+        ``distributed.Security``. Without it a warning is logged where others reach the scheduler.
     rmm_pool_size : int, float, str or None
         GPU workers: where RMM's growing pool starts, in bytes, as text (``"8GB"``) or as a share
         of the device. None leaves RMM without a pool.
@@ -82,8 +93,9 @@ def get_client(
     enable_cudf_spill : bool
         GPU workers: let cuDF move its own frames to the host.
     **options
-        Passed to ``dask_cuda.LocalCUDACluster``, ``distributed.LocalCluster`` or, with an address
-        or a scheduler file, ``distributed.Client``, after a check of their names.
+        Passed to ``dask_cuda.LocalCUDACluster``, ``distributed.LocalCluster``,
+        ``dask_jobqueue.SLURMCluster``, ``coiled.Cluster`` or, with an address or a scheduler
+        file, ``distributed.Client``, after a check of their names.
 
     Returns
     -------
@@ -95,11 +107,14 @@ def get_client(
     TypeError
         An option that does not exist; the error names the nearest one.
     ValueError
-        Settings that exclude each other, or shares of a GPU that sum above 0.95.
+        Settings that exclude each other, shares of a GPU that sum above 0.95, or a secret among
+        the arguments of Coiled.
     RuntimeError
         ``"gpu"`` on a machine that lacks something for it, or a cluster that does not start.
     OSError
-        No scheduler answers, or the scheduler file does not appear.
+        No scheduler answers, or the scheduler file or a certificate does not appear.
+    ImportError
+        ``security=True`` without the package cryptography.
 
     Examples
     --------
@@ -117,9 +132,7 @@ def get_client(
                 "address= and scheduler_file= connect to a cluster that is running; "
                 "cluster_type= and n_workers= start a new one. Give one or the other."
             )
-        return _connect(address, scheduler_file, options)
-    _check_count("n_workers", n_workers)
-    _check_count("threads_per_worker", threads_per_worker)
+        return _connect(address, scheduler_file, security, options)
     workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     memory: dict[str, Any] = {
         "rmm_pool_size": rmm_pool_size,
@@ -128,6 +141,12 @@ def get_client(
         "torch_memory_fraction": torch_memory_fraction,
         "enable_cudf_spill": enable_cudf_spill,
     }
+    if security is not None:
+        options["security"] = make_security(security)
+    if cluster_type in ("slurm", "coiled"):
+        return _start_elsewhere(cluster_type, workers, memory, options)
+    _check_count("n_workers", n_workers)
+    _check_count("threads_per_worker", threads_per_worker)
     gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
     if cluster_type == "cpu":
         return _start_cpu(workers, options)
@@ -181,19 +200,43 @@ def _check_choice(cluster_type: str) -> None:
     raise ValueError(f"cluster_type={cluster_type!r} is none of {CLUSTER_TYPES}; {cure}")
 
 
-def _check_count(name: str, count: int | None) -> None:
+def _check_count(name: str, count: Any) -> None:
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise ValueError(f"{name}={count!r} is not a whole number above zero; give 1 or more")
+
+
+def _start_elsewhere(
+    cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
+) -> Client:
+    """Start a cluster on other machines, with the options that were given and no defaults."""
+    signature = inspect.signature(get_client).parameters
+    given = {name: size for name, size in memory.items() if size is not signature[name].default}
+    if workers["n_workers"] is not None:
+        given["n_workers"] = workers["n_workers"]
+    if cluster_type == "slurm":
+        from gpuclassify.cluster.slurm import start_slurm
+
+        if workers["threads_per_worker"] != 1:
+            given["threads_per_worker"] = workers["threads_per_worker"]
+        return start_slurm(given | options)
+    from gpuclassify.cluster.coiled import start_coiled
+
+    if "security" in options:
+        raise ValueError("security= is not for Coiled, which makes TLS certificates by itself")
+    _check_count("threads_per_worker", workers["threads_per_worker"])
+    return start_coiled(given | options, threads_per_worker=workers["threads_per_worker"])
 
 
 def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     from distributed import LocalCluster, Nanny, Worker
 
-    from gpuclassify.cluster.local import start
+    from gpuclassify.cluster.local import PatientNanny, start
     from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory
 
     check_options(options, [LocalCluster, Nanny, Worker])
     arguments, torch_threads = cpu_cluster_options(options, **workers)
+    if arguments.get("processes") is not False:
+        arguments.setdefault("worker_class", PatientNanny)
     return start(LocalCluster, arguments, [KeepFreedMemory(), ComputeThreads(torch_threads)])
 
 
@@ -252,7 +295,10 @@ def _start_gpu(
 
 
 def _connect(
-    address: str | None, scheduler_file: str | Path | None, options: dict[str, Any]
+    address: str | None,
+    scheduler_file: str | Path | None,
+    security: Any,
+    options: dict[str, Any],
 ) -> Client:
     from dask import config
     from dask.utils import parse_timedelta
@@ -263,17 +309,24 @@ def _connect(
             f"address={address!r} and scheduler_file={str(scheduler_file)!r} both name a "
             "scheduler; give one of them"
         )
+    if security is True:
+        raise ValueError(
+            "security=True makes a new certificate, which a running scheduler does not know; "
+            "give the directory or dict of the certificates that it was started with"
+        )
     check_options(options, [Client])
     timeout = options.get("timeout") or config.get("distributed.comm.timeouts.connect")
     if scheduler_file is not None:
         address = _read_scheduler_file(Path(scheduler_file), parse_timedelta(timeout, "s"))
     try:
-        return Client(address, **options)
+        client = Client(address, security=make_security(security), **options)
     except OSError as err:
         raise OSError(
             f"no Dask scheduler answers at {address}; check that it runs and that this machine "
             "reaches its port, or start a cluster here with get_client('auto')"
         ) from err
+    warn_if_open([client.scheduler.address], are_local=False)
+    return client
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:

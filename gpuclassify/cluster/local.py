@@ -1,14 +1,20 @@
 """Starting a cluster on this machine, owned by its client."""
 
 import atexit
+import contextlib
+import logging
 import socket
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from distributed import Client, WorkerPlugin
-from distributed.deploy import Cluster
+from distributed import Client, Nanny, WorkerPlugin
+from distributed.deploy import Cluster, SpecCluster
+
+from gpuclassify.cluster.plugins import QuietEnd
+from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS
+from gpuclassify.cluster.security import warn_if_open
 
 DASHBOARD_PORT = 8787
 GUARD = 'if __name__ == "__main__":'
@@ -24,11 +30,29 @@ class OwningClient(Client):
             return super().close(*args, **kwargs)
         finally:
             if cluster is not None:
-                cluster.close()
+                with quiet_end():
+                    cluster.close()
+
+
+class PatientNanny(Nanny):
+    """A nanny that waits for the end of a process that it has killed.
+
+    Dask's own gives it one second, which is too little on a busy machine; closing the cluster
+    then raises, and leaves the rest of it open.
+    """
+
+    async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
+        """End the worker's process as ``distributed.Nanny.kill`` does, then wait for its end."""
+        process = self.process
+        try:
+            await super().kill(timeout=timeout, reason=reason)
+        except TimeoutError:
+            if process is not None:
+                await process.stopped.wait()
 
 
 def start(
-    cluster_class: type[Cluster], options: dict[str, Any], plugins: Iterable[WorkerPlugin]
+    cluster_class: type[SpecCluster], options: dict[str, Any], plugins: Iterable[WorkerPlugin]
 ) -> OwningClient:
     """Start a cluster and connect to it.
 
@@ -58,20 +82,59 @@ def start(
             f"{cluster_class.__name__} did not start: {reason}. In a script, get_client() belongs "
             f"below {GUARD!r}: workers are new processes that import the script."
         ) from err
+    warn_if_open((comm.listen_address for comm in cluster.scheduler.listeners), are_local=True)
+
+    def set_up(client: Client) -> None:
+        scheduler = cluster.scheduler
+        if scheduler.worker_ttl:  # without one, no worker is given up
+            scheduler.worker_ttl = max(scheduler.worker_ttl, WORKER_TTL_SECONDS)
+        for plugin in [QuietEnd(), *plugins]:
+            client.register_plugin(plugin)
+
+    return own(cluster, set_up)
+
+
+def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
+    """Connect to a cluster that shall end with its client, or with this process.
+
+    Parameters
+    ----------
+    cluster : distributed.deploy.Cluster
+        Closed if this fails.
+    set_up : callable
+        Called with the client.
+    """
     try:
         client = OwningClient(cluster)
     except BaseException:
         cluster.close()
         raise
     try:
-        for plugin in plugins:
-            client.register_plugin(plugin)
+        set_up(client)
     except BaseException:
         client.close()
         raise
     # Before Dask's own exit hooks: they close the cluster under a client that holds results.
     atexit.register(_close_if_alive, weakref.ref(client))
     return client
+
+
+@contextlib.contextmanager
+def quiet_end() -> Iterator[None]:
+    """Keep out of the log that a worker was killed because its process took seconds to end.
+
+    Nothing is lost by it in a cluster that is being closed: its tasks are, too.
+    """
+
+    def is_no_kill(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Worker process still alive after")
+
+    nanny_logger = logging.getLogger("distributed.nanny")
+    nanny_logger.addFilter(is_no_kill)
+    try:
+        yield
+    finally:
+        nanny_logger.removeFilter(is_no_kill)
 
 
 def _close_if_alive(reference: weakref.ref[OwningClient]) -> None:

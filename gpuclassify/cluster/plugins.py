@@ -1,11 +1,15 @@
-"""What every worker of a local cluster is set to, workers that join later included."""
+"""What every worker of a cluster is set to, workers that join later included."""
 
 import ctypes
 import logging
 import os
 import platform
+from collections.abc import Mapping
 
 from distributed import Worker, WorkerPlugin
+
+from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.prepare import raise_by_value
 
 logger = logging.getLogger(__name__)
 
@@ -23,22 +27,27 @@ class ComputeThreads(WorkerPlugin):
 
     Parameters
     ----------
-    threads : int
-        Threads of one torch operation, and of tokenizing.
+    threads : int, optional
+        Threads of one torch operation, and of tokenizing. None shares out the cores that the
+        worker may use.
+    sharing : int
+        Workers that share these cores, where `threads` is None.
     """
 
     name = "gpuclassify-compute-threads"
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int | None = None, *, sharing: int = 1) -> None:
         self.threads = threads
+        self.sharing = sharing
 
     def setup(self, worker: Worker) -> None:
         """Set the number for the whole process, in which nothing was tokenized yet."""
         import torch
 
-        torch.set_num_threads(self.threads)
+        threads = self.threads or max(1, usable_cores() // self.sharing)
+        torch.set_num_threads(threads)
         if worker.nanny:  # else the process is the user's own
-            os.environ.setdefault("RAYON_NUM_THREADS", str(self.threads))
+            os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
 
 
 class KeepFreedMemory(WorkerPlugin):
@@ -56,6 +65,45 @@ class KeepFreedMemory(WorkerPlugin):
         """Raise the allocator's thresholds in the worker's process."""
         if worker.nanny and not keep_freed_memory():
             logger.debug("the allocator of %s has no thresholds to raise", worker.address)
+
+
+class PatientConnections(WorkerPlugin):
+    """Raise a worker's timeouts, for connections made from now on.
+
+    Workers that are threads of the user's process, with its configuration, are left alone.
+
+    Parameters
+    ----------
+    communication : mapping
+        Dask's names of timeouts, and times.
+    """
+
+    name = "gpuclassify-patient-connections"
+
+    def __init__(self, communication: Mapping[str, str]) -> None:
+        self.communication = dict(communication)
+
+    def setup(self, worker: Worker) -> None:
+        """Set the configuration of the worker's process."""
+        if not worker.address.startswith("inproc://"):
+            raise_by_value()(self.communication)
+
+
+class QuietEnd(WorkerPlugin):
+    """Keep the end of a cluster on one machine out of the logs of its workers.
+
+    A heartbeat or a task may be under way whenever a worker closes; Dask logs the first as an
+    error with a traceback. A scheduler on the same machine is out of its workers' reach in no
+    other case. Workers without a nanny, which share the user's loggers, are left alone.
+    """
+
+    name = "gpuclassify-quiet-end"
+
+    def setup(self, worker: Worker) -> None:
+        """Filter the worker's log, in its own process."""
+        if worker.nanny:
+            for name in ("distributed.worker", "distributed.worker.state_machine"):
+                logging.getLogger(name).addFilter(is_not_about_the_end)
 
 
 class TorchMemoryFraction(WorkerPlugin):
@@ -82,6 +130,16 @@ class TorchMemoryFraction(WorkerPlugin):
                 "CUDA build of torch that fits the driver, or use cluster_type='cpu'"
             )
         torch.cuda.set_per_process_memory_fraction(self.fraction)
+
+
+def is_not_about_the_end(record: logging.LogRecord) -> bool:
+    """Refuse what a worker logs about a heartbeat or a task that its own end cuts off."""
+    text = record.getMessage()
+    if text.startswith("Failed to communicate with scheduler during heartbeat"):
+        return not (record.exc_info and isinstance(record.exc_info[1], OSError))
+    if text.startswith("Async instruction for"):
+        return not text.endswith("ended with CancelledError")
+    return not text.startswith("Scheduler was unaware of this worker")
 
 
 def keep_freed_memory() -> bool:

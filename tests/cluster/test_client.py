@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from dask import config
 from distributed import Client, LocalCluster
 from distributed.core import Status
 
 from gpuclassify.cluster import get_client
 from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.local import PatientNanny, quiet_end, start
 from gpuclassify.cluster.nvml import survey_gpus
+from gpuclassify.cluster.plugins import is_not_about_the_end
+from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS
 
 has_no_gpu = pytest.mark.skipif(survey_gpus().has_gpu, reason="is about machines without a GPU")
 
@@ -35,7 +39,7 @@ def run_script(tmp_path: Path, body: str) -> subprocess.CompletedProcess:
     path.write_text(body)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
-        [sys.executable, path], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, path], env=environment, capture_output=True, text=True, timeout=300
     )
 
 
@@ -187,7 +191,7 @@ def test_options_of_a_connection_are_those_of_the_client():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cluster_type": "tpu"}, r"is none of \('auto', 'gpu', 'cpu'\)"),
+        ({"cluster_type": "tpu"}, r"is none of \('auto', 'gpu', 'cpu', 'slurm', 'coiled'\)"),
         ({"cluster_type": "tcp://10.0.0.1:8786"}, "pass address='tcp://10.0.0.1:8786'"),
         ({"cluster_type": "cpu", "address": "tcp://10.0.0.1:8786"}, "one or the other"),
         ({"n_workers": 2, "scheduler_file": "x.json"}, "one or the other"),
@@ -230,6 +234,69 @@ def test_a_script_prints_nothing_and_leaves_no_process(tmp_path, is_closed):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+def test_the_end_of_a_cluster_cuts_off_heartbeats_in_silence(tmp_path):
+    """A heartbeat is nearly always under way where one follows the other at once."""
+    done = run_script(
+        tmp_path,
+        "import distributed.scheduler\n"
+        "from distributed import LocalCluster\n"
+        "from gpuclassify.cluster.local import PatientNanny, start\n"
+        "if __name__ == '__main__':\n"
+        "    distributed.scheduler.heartbeat_interval = lambda workers: 0.001\n"
+        "    options = {'n_workers': 2, 'threads_per_worker': 1, 'worker_class': PatientNanny}\n"
+        "    for _ in range(3):\n"
+        "        client = start(LocalCluster, options, [])\n"
+        "        assert client.submit(sum, [1, 2]).result() == 3\n"
+        "        client.close()\n",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_other_records_of_workers_and_nannies_stay(caplog):
+    def record(name, message, error=None):
+        exc_info = error and (type(error), error, None)
+        return logging.LogRecord(name, logging.ERROR, "", 1, message, (), exc_info)
+
+    lost = "Failed to communicate with scheduler during heartbeat."
+    assert not is_not_about_the_end(record("distributed.worker", lost, OSError("closed")))
+    assert is_not_about_the_end(record("distributed.worker", lost, ValueError("other")))
+    assert is_not_about_the_end(record("distributed.worker", "Compute Failed"))
+    with caplog.at_level(logging.WARNING, "distributed.nanny"):
+        with quiet_end():
+            logging.getLogger("distributed.nanny").warning("Restarting worker")
+            logging.getLogger("distributed.nanny").warning(
+                "Worker process still alive after 4.0 seconds, killing"
+            )
+        logging.getLogger("distributed.nanny").warning("Worker process still alive after 1 second")
+    assert [r.getMessage()[:21] for r in caplog.records] == [
+        "Restarting worker",
+        "Worker process still ",
+    ]
+
+
+def test_a_nanny_waits_for_a_process_that_takes_its_time_to_die():
+    options = {"n_workers": 1, "threads_per_worker": 1, "worker_class": PatientNanny}
+    with start(LocalCluster, options, []) as client:
+        (nanny,) = client.cluster.workers.values()
+        pid = nanny.pid
+        client.sync(nanny.close, timeout=1e-6)  # no time at all: Dask's own raises
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_local_workers_are_given_up_late_and_tasks_are_blamed_early(client):
+    scheduler = client.cluster.scheduler
+    assert scheduler.worker_ttl == WORKER_TTL_SECONDS
+    assert scheduler.allowed_failures == config.get("distributed.scheduler.allowed-failures")
+
+
+def test_slurm_gets_the_options_as_they_are():
+    with pytest.raises(TypeError, match=r"no option 'partitions'; did you mean 'partition'"):
+        get_client("slurm", partitions="gpu")
+    with pytest.raises(ValueError, match="memory= is missing"):
+        get_client("slurm", n_workers=2, walltime="30")
 
 
 def test_a_script_without_the_guard_is_told_about_it(tmp_path):

@@ -1,0 +1,140 @@
+"""Clusters that Coiled starts in the user's own cloud account."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+IDLE_TIMEOUT = "20 minutes"
+SECRET_WORDS = {
+    "APIKEY", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWD", "PASSWORD", "PWD", "SECRET", "TOKEN",
+}  # fmt: skip
+# Tokens of Hugging Face, GitHub, OpenAI and AWS; a password in a URL.
+SECRET_VALUES = re.compile(
+    r"hf_\w{16}|gh[pousr]_\w{16}|sk-[\w-]{16}|AKIA\w{12}|://[^/@\s]+:[^/@]+@"
+)
+
+LEAST_SECRET = 8  # characters
+
+
+def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> Client:
+    """Start a cluster with Coiled, and return its client, which owns it.
+
+    One worker a machine, which runs one task at a time with all cores for torch; no GPU for the
+    scheduler; an end after 20 idle minutes. The client's ``HF_TOKEN`` goes from here to the
+    cluster (``send_private_envs``), past Coiled, onto no disk.
+
+    Parameters
+    ----------
+    options : mapping
+        Arguments of ``coiled.Cluster``, after a check of their names, and ``private_environ``:
+        a dict of environment variables to send as ``HF_TOKEN`` is.
+    threads_per_worker : int
+        Tasks that a worker runs at a time.
+
+    Raises
+    ------
+    RuntimeError
+        The package coiled is not installed.
+    TypeError
+        An option that ``coiled.Cluster`` does not have; the error names the nearest one.
+    ValueError
+        A secret among the options, which travel through Coiled and are kept there.
+    """
+    cluster_class = _cluster_class()
+    arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
+    from gpuclassify.cluster.local import own
+    from gpuclassify.cluster.prepare import set_up
+
+    def send_and_set_up(client: Client) -> None:
+        if private:
+            cluster.send_private_envs(private, raise_on_error=True)
+        set_up(client, threads=None)  # a machine each: all its cores
+
+    cluster = cluster_class(**arguments)
+    return own(cluster, send_and_set_up)
+
+
+def coiled_arguments(
+    options: Mapping[str, Any], *, threads_per_worker: int = 1
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Build the arguments of ``coiled.Cluster``, and what is sent past Coiled.
+
+    Returns
+    -------
+    arguments : dict
+    private : dict
+        Environment variables that may be secret.
+    """
+    from gpuclassify.cluster.client import check_options
+
+    private = dict(options.get("private_environ") or {})
+    if token := os.environ.get("HF_TOKEN"):
+        private = {"HF_TOKEN": token} | private
+    given = {name: value for name, value in options.items() if name != "private_environ"}
+    check_options(given, [_cluster_class()])
+    refuse_secrets(given, private.values())
+    defaults = {"scheduler_gpu": False, "idle_timeout": IDLE_TIMEOUT, "show_widget": False}
+    workers = {"nthreads": threads_per_worker} | dict(given.get("worker_options") or {})
+    return defaults | given | {"worker_options": workers}, private
+
+
+def refuse_secrets(options: Mapping[str, Any], secrets: Any = ()) -> None:
+    """Refuse arguments of ``coiled.Cluster`` that look like, or hold, a secret.
+
+    Parameters
+    ----------
+    options : mapping
+        The arguments.
+    secrets : iterable of str
+        Values that none of them may hold; those under 8 characters are not looked for, since
+        they may occur anywhere.
+
+    Raises
+    ------
+    ValueError
+        With the name of the variable, never with its value.
+    """
+    secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
+    for name, value in _texts(options):
+        is_variable = name.startswith("environ.")
+        if not (
+            (is_variable and SECRET_WORDS & set(re.split(r"[^A-Z]+", name[8:].upper())))
+            or SECRET_VALUES.search(value)
+            or any(secret in value for secret in secrets)
+        ):
+            continue
+        variable = name.removeprefix("environ.")
+        raise ValueError(
+            f"{name} looks like a secret, and Coiled's arguments go through Coiled, which keeps "
+            f"them. Pass it as private_environ={{{variable!r}: ...}}: that goes from here "
+            "straight to the cluster's memory, as HF_TOKEN does when it is set here."
+        )
+
+
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in nested options, with a name such as ``environ.HF_TOKEN``."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            yield from _texts(inner, name)
+    elif isinstance(value, str):
+        yield name, value
+
+
+def _cluster_class() -> Any:
+    try:
+        return importlib.import_module("coiled").Cluster
+    except ModuleNotFoundError as err:
+        raise RuntimeError(
+            "cluster_type='coiled' needs the package coiled and an account: "
+            "pip install 'gpuclassify[coiled]', then coiled login"
+        ) from err

@@ -1,0 +1,149 @@
+"""Settings for long, memory-hungry tasks on workers that come and go: `prepare`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+# A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
+# is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
+WORKER_TTL_SECONDS = 1800.0
+# A task is blamed for each worker that is lost under it, be it by preemption.
+ALLOWED_FAILURES = 10
+COMMUNICATION = {
+    "distributed.comm.timeouts.connect": "60s",
+    "distributed.comm.timeouts.tcp": "120s",
+}
+
+
+def prepare(client: Client, *, threads: int | None = None) -> Client:
+    """Set a running cluster up for classifying: its scheduler, its workers, and those to come.
+
+    It changes this, and nothing else. A setting that is already more patient stays. Timeouts are
+    those of whole processes: a scheduler that runs in this one shares them with it.
+
+    - scheduler: a worker is given up after 30 minutes without a heartbeat (``worker-ttl``; Dask's
+      own is 5), since a task that holds Python's lock holds up the heartbeat too;
+    - scheduler: a task may lose 10 workers before it fails (``allowed-failures``; Dask's own is
+      3), since spot machines are taken away under innocent tasks;
+    - scheduler and workers: connecting may take 60 seconds (``comm.timeouts.connect``; Dask's own
+      is 30), and a silent connection is dead after 120 (``comm.timeouts.tcp``; 30). Connections
+      that are open already keep their timeout;
+    - workers: threads of torch and of tokenizing;
+    - workers with a nanny: glibc keeps freed memory instead of returning it at once.
+
+    Left alone: ``distributed.worker.memory``, whose limits only the one who knows the machine can
+    set. A model's memory is unmanaged memory to Dask: workers pause at 80% of their memory limit
+    and are killed at 95%, so that a limit must leave room for the model.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of any cluster. The package must be installed on the workers; the scheduler needs only
+        Dask.
+    threads : int, optional
+        Threads of torch and of tokenizing in each worker. By default the cores that a worker may
+        use, shared among the workers that are there now and may use the same ones.
+
+    Returns
+    -------
+    distributed.Client
+        The same client.
+
+    Raises
+    ------
+    ValueError
+        No worker is there, so that their share of the cores is unknown; give `threads`. Or
+        `threads` is below 1.
+    RuntimeError
+        The client is asynchronous.
+
+    Examples
+    --------
+    >>> from gpuclassify.cluster import prepare
+    >>> client = prepare(Client("tcp://10.0.0.1:8786"))  # doctest: +SKIP
+    """
+    if client.asynchronous:
+        raise RuntimeError(
+            "prepare() waits for the cluster: use a Client without asynchronous=True"
+        )
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads} is below 1; leave it out for the cores' share")
+    sharing = 1 if threads is not None else workers_sharing_cores(client)
+    set_up(client, threads, sharing)
+    return client
+
+
+def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
+    """Change all that `prepare` changes.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    threads : int or None
+        Of torch and of tokenizing in each worker; None for the cores that it may use.
+    sharing : int
+        Workers that share these cores.
+    """
+    from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory, PatientConnections
+
+    client.run_on_scheduler(raise_by_value(), COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
+    for plugin in (
+        PatientConnections(COMMUNICATION),
+        ComputeThreads(threads, sharing=sharing),
+        KeepFreedMemory(),
+    ):
+        client.register_plugin(plugin)
+
+
+def raise_by_value() -> Any:
+    """Return a function that travels whole, to schedulers without this package."""
+
+    def raise_settings(
+        communication: Mapping[str, str],
+        ttl_seconds: float = 0,
+        allowed_failures: int = 0,
+        dask_scheduler: Any = None,
+    ) -> None:
+        from dask import config
+        from dask.utils import parse_timedelta
+
+        for name, time in communication.items():
+            if parse_timedelta(config.get(name)) < parse_timedelta(time):
+                config.set({name: time})
+        if dask_scheduler is None:
+            return
+        if dask_scheduler.worker_ttl:  # without one, no worker is given up
+            dask_scheduler.worker_ttl = max(dask_scheduler.worker_ttl, ttl_seconds)
+        dask_scheduler.allowed_failures = max(dask_scheduler.allowed_failures, allowed_failures)
+
+    return raise_settings
+
+
+def workers_sharing_cores(client: Client) -> int:
+    """The most workers that may use one and the same set of cores.
+
+    Raises
+    ------
+    ValueError
+        No worker is there.
+    """
+
+    def cores() -> tuple[str, tuple[int, ...]]:
+        import os
+        import socket
+
+        affinity = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))
+        return socket.gethostname(), tuple(sorted(affinity(0)))
+
+    found = client.run(cores)
+    if not found:
+        raise ValueError(
+            "no worker is there yet, so that their share of the cores is unknown; wait for them "
+            "with client.wait_for_workers(1), or give threads="
+        )
+    return max(Counter(found.values()).values())

@@ -1,0 +1,159 @@
+"""Coiled without an account: its real signature, and a local cluster in its place."""
+
+import inspect
+import os
+import sys
+
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+
+from gpuclassify import DomainClassifier
+from gpuclassify.cluster import get_client
+from gpuclassify.cluster.coiled import IDLE_TIMEOUT, coiled_arguments, refuse_secrets
+from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.testing import sample_texts
+
+TOKEN = "hf_plantedForCoiled0123456789"
+EXAMPLE = {
+    "n_workers": 100,
+    "worker_vm_types": ["g6.xlarge"],
+    "spot_policy": "spot_with_fallback",
+    "region": "us-east-1",
+}
+
+
+@pytest.fixture
+def coiled():
+    return pytest.importorskip("coiled", reason="the extra coiled is not installed")
+
+
+@pytest.fixture
+def stand_in(coiled, monkeypatch):
+    """A local cluster that takes exactly the arguments of the real one."""
+    real = coiled.Cluster
+    started = []
+
+    class StandIn(LocalCluster):
+        __signature__ = inspect.signature(real)
+
+        def __init__(self, **arguments):
+            self.arguments = self.__signature__.bind(**arguments).arguments
+            self.sent = {}
+            started.append(self)
+            workers = self.arguments["worker_options"]
+            super().__init__(
+                n_workers=1, threads_per_worker=workers["nthreads"], dashboard_address=":0"
+            )
+
+        def send_private_envs(self, *arguments, **named):
+            call = inspect.signature(real.send_private_envs).bind(self, *arguments, **named)
+            self.sent |= call.arguments["env"]
+
+            def set_variables(variables):  # in here, so that it travels by value
+                os.environ.update(variables)
+
+            with Client(self, set_as_default=False) as client:
+                client.run(set_variables, call.arguments["env"])
+
+    monkeypatch.setattr(coiled, "Cluster", StandIn)
+    return started
+
+
+def test_the_example_runs_from_end_to_end(stand_in, monkeypatch, checkpoint):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    frame = pd.DataFrame({"text": sample_texts(6)})
+    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
+    with get_client("coiled", private_environ={"BUCKET_KEY": "b"}, **EXAMPLE) as client:
+        (cluster,) = stand_in
+        found = client.submit(classifier, frame).result(timeout=300)
+        assert list(client.nthreads().values()) == [1]
+        assert list(client.run(os.getenv, "HF_TOKEN").values()) == [TOKEN]
+        assert list(client.run(os.getenv, "RAYON_NUM_THREADS").values()) == [str(usable_cores())]
+        assert cluster.scheduler.allowed_failures > 3
+    pd.testing.assert_frame_equal(found, classifier(frame))
+    assert cluster.sent == {"HF_TOKEN": TOKEN, "BUCKET_KEY": "b"}
+    assert TOKEN not in repr(cluster.arguments)
+    assert {name: cluster.arguments[name] for name in EXAMPLE} == EXAMPLE
+    assert cluster.status.name == "closed"
+
+
+def test_arguments_are_those_of_the_real_cluster(coiled, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    arguments, private = coiled_arguments(EXAMPLE)
+    assert inspect.signature(coiled.Cluster).bind(**arguments)
+    assert arguments == EXAMPLE | {
+        "worker_options": {"nthreads": 1},
+        "scheduler_gpu": False,
+        "idle_timeout": IDLE_TIMEOUT,
+        "show_widget": False,
+    }
+    assert private == {}
+    changes = {"idle_timeout": "1h", "scheduler_gpu": True, "worker_options": {"nthreads": 2}}
+    assert coiled_arguments(EXAMPLE | changes)[0].items() >= changes.items()
+    assert (
+        coiled_arguments({"n_workers": [1, 9]}, threads_per_worker=3)[0].items()
+        >= {
+            "n_workers": [1, 9],
+            "worker_options": {"nthreads": 3},
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "nearest"),
+    [("spot_polcy", "spot_policy"), ("vm_types", "worker_vm_types"), ("workers", "n_workers")],
+)
+def test_a_misspelt_option_names_the_nearest(coiled, misspelt, nearest):
+    with pytest.raises(TypeError, match=rf"no option '{misspelt}'; did you mean .*'{nearest}'"):
+        get_client("coiled", **{misspelt: 1})
+
+
+def test_what_does_not_fit_coiled_is_refused(coiled):
+    with pytest.raises(ValueError, match="makes TLS certificates by itself"):
+        get_client("coiled", security={"require_encryption": True})
+    with pytest.raises(ValueError, match="threads_per_worker=0"):
+        get_client("coiled", threads_per_worker=0)
+    with pytest.raises(TypeError, match="Cluster have no option 'rmm_async'"):
+        get_client("coiled", rmm_async=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"environ": {"HF_TOKEN": "x"}},
+        {"environ": {"AWS_SECRET_ACCESS_KEY": "x"}},
+        {"environ": {"db_password": "x"}},
+        {"environ": {"OPENAI_API_KEY": "x"}},
+        {"environ": {"HARMLESS": "hf_abcdefghijklmnopqrstuvwxyz"}},
+        {"environ": {"STORE": "postgres://me:hidden@host/db"}},
+        {"tags": {"owner": f"x{TOKEN}"}},
+        {"worker_options": {"preload_argv": ["--token", TOKEN]}},
+    ],
+)
+def test_a_secret_among_the_arguments_is_refused_with_the_cure(options):
+    with pytest.raises(ValueError, match=r"looks like a secret.*private_environ=\{'") as caught:
+        refuse_secrets(options, [TOKEN])
+    for value in ("hidden", "abcdefgh", TOKEN):
+        assert value not in str(caught.value)
+
+
+def test_ordinary_arguments_are_no_secrets():
+    environ = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "MONKEY": "1",
+        "ENDPOINT": "https://user@host:8443/path",
+        "PATH": "/usr/bin:/bin",
+    }
+    refuse_secrets({**EXAMPLE, "environ": environ, "tags": {"team": "data"}}, ["", "spot", TOKEN])
+
+
+def test_the_example_of_get_client_refuses_the_token_as_environ(coiled):
+    with pytest.raises(ValueError, match=r"environ\.HF_TOKEN looks like a secret"):
+        get_client("coiled", environ={"HF_TOKEN": TOKEN}, **EXAMPLE)
+
+
+def test_a_missing_package_is_told_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "coiled", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'gpuclassify\[coiled\]'"):
+        get_client("coiled", **EXAMPLE)

@@ -1,0 +1,298 @@
+"""What Slurm clusters and job files are made of, as far as it shows without a Slurm."""
+
+import importlib
+import inspect
+import itertools
+import json
+import re
+import shlex
+import subprocess
+
+import dask
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpuclassify.cluster.slurm import (
+    CUDA_FLAGS,
+    check_slurm_options,
+    cuda_arguments,
+    plan_slurm,
+    start_slurm,
+)
+from gpuclassify.cluster.slurm_cluster import ReplacingCluster
+from gpuclassify.cluster.slurm_script import ScriptSettings, sbatch_script
+from gpuclassify.cluster.walltime import parse_walltime
+from gpuclassify.commands.slurm_script import slurm_script
+
+
+def job_script(**options):
+    """What dask-jobqueue would submit; without a job, nothing of Slurm is called."""
+    check_slurm_options(options)
+    plan = plan_slurm(**options)
+    with ReplacingCluster(look_every_seconds=60, **plan.arguments) as cluster:
+        return plan, cluster.job_script()
+
+
+def test_plain_workers():
+    plan, script = job_script(
+        n_workers=6, processes=2, cores=8, memory="64GB", partition="long", account="me",
+        walltime="1-00:00:00", threads_per_worker=2, job_extra=["--exclusive"],
+        prologue=["module load python"], python="/opt/python", job_directives_skip=["-J"],
+    )  # fmt: skip
+    assert plan.jobs == 3
+    assert plan.cores_per_worker == 4
+    assert plan.torch_fraction is None
+    lines = script.splitlines()
+    wanted = ["-p long", "-A me", "--cpus-per-task=8", "--mem=60G", "-t 1-00:00:00", "--exclusive"]
+    assert {f"#SBATCH {option}" for option in wanted} <= set(lines)
+    assert "#SBATCH -J" not in script
+    assert "--gres" not in script
+    assert lines.index("module load python") < len(lines) - 1
+    command = next(line for line in lines if line.startswith("/opt/python"))
+    assert "-m distributed.cli.dask_worker tcp://" in command
+    assert "--nthreads 2 " in command
+    assert "--nworkers 2 " in command
+    assert "--memory-limit 29.80GiB" in command  # half of 64 GB
+
+
+def test_gpu_workers_are_those_of_dask_cuda():
+    plan, script = job_script(
+        n_workers=8, gpus_per_job=4, memory="256GB", rmm_async=True, rmm_maximum_pool_size="20GB",
+        enable_cudf_spill=True, rmm_release_threshold="1GB", pre_import=["cudf", "torch"],
+        torch_memory_fraction=0.4, worker_extra_args=["--dashboard-prefix", "x"],
+    )  # fmt: skip
+    assert plan.jobs == 2
+    assert plan.torch_fraction == 0.4
+    assert "#SBATCH --gres=gpu:4" in script.splitlines()
+    assert "#SBATCH --cpus-per-task=32" in script.splitlines()  # 8 for each worker
+    words = shlex.split(script.splitlines()[-1])
+    assert words[1:3] == ["-m", "dask_cuda.cli"]
+    given = dict(itertools.pairwise(words))
+    assert given["--nthreads"] == "1"
+    assert given["--rmm-maximum-pool-size"] == "20000000000"
+    assert given["--device-memory-limit"] == "16000000000"
+    assert given["--rmm-release-threshold"] == "1GB"
+    assert given["--pre-import"] == "cudf,torch"
+    assert {"--rmm-async", "--enable-cudf-spill"} <= set(words)
+    assert given["--dashboard-prefix"] == "x"
+    assert "--rmm-pool-size" not in words
+
+
+def test_gpu_workers_have_the_pool_that_a_local_cluster_has():
+    _, script = job_script(gpus_per_job=1, memory="64GB")
+    assert "--rmm-pool-size 0.3 --rmm-maximum-pool-size 0.5 --device-memory-limit 0.4" in script
+
+
+@pytest.mark.rapids
+def test_dask_cuda_reads_the_arguments_that_are_written():
+    cli = importlib.import_module("dask_cuda.cli").worker
+    names = {parameter.name for parameter in cli.params}
+    cluster = importlib.import_module("dask_cuda").LocalCUDACluster
+    local = set(inspect.signature(cluster).parameters)
+    assert set(CUDA_FLAGS) <= names
+    # Those of its Nanny, which LocalCUDACluster hands on by their own names.
+    assert set(CUDA_FLAGS) - local <= {"worker_class"}
+    settings = {
+        "rmm_pool_size": 0.3, "device_memory_limit": 16_000_000_000, "rmm_managed_memory": False,
+        "rmm_track_allocations": True, "rmm_log_directory": "a folder", "enable_nvlink": None,
+        "rmm_allocator_external_lib_list": ["torch", "cupy"], "cudf_spill_stats": 1,
+    }  # fmt: skip
+    words = shlex.split(" ".join(cuda_arguments(settings)))
+    found = cli.make_context("worker", ["tcp://127.0.0.1:1", *words]).params
+    assert found["rmm_pool_size"] == "0.3"
+    assert found["device_memory_limit"] == "16000000000"
+    assert found["rmm_managed_memory"] is False
+    assert found["rmm_track_allocations"] is True
+    assert found["rmm_log_directory"] == "a folder"
+    assert found["enable_nvlink"] is None
+    assert set(found["rmm_allocator_external_lib_list"]) == {"torch", "cupy"}
+    assert found["cudf_spill_stats"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"walltime": "01:00:00"}, ("3300s", "60s")),
+        ({"walltime": "10"}, ("480s", "24s")),
+        ({"walltime": "10", "leave_before": "1m"}, ("540s", "12s")),
+        ({}, ("1500s", "60s")),  # dask-jobqueue's half hour
+        ({"walltime": "UNLIMITED"}, None),
+    ],
+)
+def test_workers_leave_before_the_walltime(options, words):
+    prologue = plan_slurm(memory="1GB", **options).arguments["job_script_prologue"]
+    if words is None:
+        assert prologue == []
+        return
+    names = [line.split()[1].partition("=")[0] for line in prologue]
+    assert [line.rpartition("=")[2] for line in prologue] == list(words)
+    with dask.config.set(dask.config.collect_env(dict(zip(names, words, strict=True)))):
+        assert dask.config.get("distributed.worker.lifetime.duration") == words[0]
+        assert dask.config.get("distributed.worker.lifetime.stagger") == words[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        # The forms that sbatch(1) lists.
+        ("90", 5_400), ("90:30", 5_430), ("1:30:15", 5_415), ("2-3", 183_600),
+        ("2-3:15", 184_500), ("2-3:15:20", 184_520), ("infinite", None), ("UNLIMITED", None),
+    ],
+)  # fmt: skip
+def test_walltime(text, seconds):
+    assert parse_walltime(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2h", "1:2:3:4", "1-", "0", "-5", "0:00"])
+def test_no_walltime(text):
+    with pytest.raises(ValueError, match="is no time limit of Slurm's"):
+        parse_walltime(text)
+
+
+def test_the_users_dask_configuration_holds():
+    configured = {
+        "jobqueue.slurm.memory": "8GB", "jobqueue.slurm.cores": 6, "jobqueue.slurm.walltime": "20",
+        "jobqueue.slurm.job-extra-directives": ["--reservation=mine"],
+        "jobqueue.slurm.job-script-prologue": ["module load cuda"],
+        "jobqueue.slurm.scheduler-options": {"port": 0},
+    }  # fmt: skip
+    with dask.config.set(configured):
+        _, script = job_script()
+        plan = plan_slurm(job_extra=["--exclusive"])
+    assert "#SBATCH --reservation=mine" in script
+    assert "#SBATCH --cpus-per-task=6" in script
+    assert "DURATION=960s" in script
+    assert "\nmodule load cuda\n" in script
+    assert plan.arguments["job_extra_directives"] == ["--exclusive", "--reservation=mine"]
+    assert plan.arguments["scheduler_options"]["port"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"partitoin": "x"}, TypeError, "did you mean 'partition'"),
+        ({"device_memory_limit": 0.5}, TypeError, "no option 'device_memory_limit'"),
+        ({"memory": None}, ValueError, "memory= is missing"),
+        ({"gpus_per_job": 2, "n_workers": 3}, ValueError, "a multiple of 2"),
+        ({"gpus_per_job": 2, "processes": 1}, ValueError, "each GPU has one worker"),
+        ({"gpus_per_job": -1}, ValueError, "gpus_per_job=-1"),
+        ({"n_workers": True}, ValueError, "n_workers=True"),
+        ({"processes": 4, "cores": 2}, ValueError, "cores=2"),
+        ({"walltime": "10", "leave_before": "9m"}, ValueError, "no time to work"),
+        ({"walltime": "2h"}, ValueError, "no time limit of Slurm's"),
+        ({"job_extra": "--exclusive"}, ValueError, r"\['--exclusive'\]"),
+        ({"gpus_per_job": 1, "rmm_maximum_pool_size": 0.9}, ValueError, "starves the other"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_starts(options, error, words):
+    with pytest.raises(error, match=words):
+        start_slurm({"memory": "1GB", **options})
+
+
+def test_without_sbatch_the_error_says_where_to_go(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="sbatch is not here"):
+        start_slurm({"memory": "1GB"})
+
+
+def test_a_script_says_what_was_asked_for_and_bash_reads_it():
+    settings = ScriptSettings(
+        ("crawl/*.jsonl", "out dir/", "--set", "a='b' $c"), nodes=3, gpus_per_node=4,
+        memory="64G", walltime="2-00", partition="gpu", account="me", interface="ib0",
+        job_extra=("--exclusive",), prologue=("module load cuda",), requeue_before_seconds=300,
+        worker_options="--rmm-async",
+    )  # fmt: skip
+    text = sbatch_script(settings)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    wanted = """--nodes=3 --ntasks-per-node=4 --gpus-per-task=1 --cpus-per-task=8 --mem=64G
+        --time=2-00 --partition=gpu --account=me --exclusive --requeue --open-mode=append
+        --signal=B:USR1@300"""
+    assert {f"#SBATCH {option}" for option in wanted.split()} <= set(text.splitlines())
+    directives = [n for n, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")]
+    first_command = next(
+        n for n, line in enumerate(text.splitlines()) if line and not line.startswith("#")
+    )
+    assert max(directives) < first_command  # sbatch reads none after that
+    command = re.search(r"gpuclassify classify (.*?) \\\n", text)[1]
+    assert shlex.split(command) == ["crawl/*.jsonl", "out dir/", "--set", "a='b' $c"]
+    assert text.count("--interface ib0") == 2
+    assert "-m dask cuda worker" in text
+    assert "--rmm-async" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_a_script_for_cpus_asks_for_no_gpu():
+    text = sbatch_script(ScriptSettings(("in", "out"), workers_per_node=2))
+    assert "#SBATCH --ntasks-per-node=2" in text
+    assert "-m dask worker" in text
+    assert not re.search(r"(?i)gpus|gres|cuda|--mem=", text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"prologue": ("export HF_TOKEN=hf_abc",)}, "there is a token"),
+        ({"arguments": ("--set", "x=hf_" + "a" * 34)}, "there is a token"),
+        ({"walltime": "2"}, "leaves no time to work"),
+        ({"walltime": "soon"}, "no time limit of Slurm's"),
+        ({"gpus_per_node": 2, "workers_per_node": 1}, "each GPU has one worker"),
+        ({"nodes": 0}, "nodes=0"),
+    ],
+)
+def test_scripts_that_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        ScriptSettings(**settings)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        return CliRunner().invoke(slurm_script, [*words], obj={"debug": False})
+
+    return run
+
+
+JOB = ("--", "in.jsonl", "out", "--classifier", "domain")
+
+
+def test_the_command_writes_settings_into_the_script(run, tmp_path):
+    settings = {"input": ["a'b.jsonl"], "output": "out", "classifiers": [{"classifier": "domain"}]}
+    (tmp_path / "job.yaml").write_text("# why\n" + yaml.safe_dump(settings))
+    done = run("--config", "job.yaml", "--", "--batch-size", "8")
+    assert done.exit_code == 0, done.output
+    assert "# why" in done.output
+    written = re.search(r"<<'(\w+)' &\n(.*?)\n\1\n", done.output, re.DOTALL)[2]
+    assert yaml.safe_load(written) == settings
+    assert "classify --config /dev/stdin --batch-size 8" in done.output
+    assert "job.yaml" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*JOB, "--batch-sise", "8"), "No such option"),
+        ((*JOB, "--min-score", "high"), "pass a number"),
+        (("--", "in.jsonl", "out"), "classifiers must be given"),
+        ((*JOB, "--workers", "4"), "use --nodes"),
+        ((*JOB, "--cluster", "gpu"), "starts its own cluster"),
+        ((*JOB, "--scheduler", "tcp://a:1"), "its own scheduler"),
+        ((*JOB, "--restart"), "begin anew"),
+        ((*JOB, "--config", "job.yaml"), "before the --"),
+        (("--config", "job.yaml"), "leave out the job's setting workers=4"),
+        (("--config", "nowhere.yaml"), "nowhere.yaml"),
+        (("--nodes", "0", *JOB), "nodes=0"),
+    ],
+)
+def test_wrong_jobs_are_told_before_they_wait_in_a_queue(run, tmp_path, words, told):
+    settings = {
+        "input": "in.jsonl", "output": "out", "workers": 4,
+        "classifiers": [{"classifier": "domain"}],
+    }  # fmt: skip
+    (tmp_path / "job.yaml").write_text(json.dumps(settings))
+    done = run(*words)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "#SBATCH" not in done.output
