@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,9 @@ def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
 def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Array:
     """Values of one column as an Arrow array of the field's type.
 
+    A text column may be a DictionaryArray, and stays one: both backends look its texts up, cudf on
+    the GPU.
+
     Parameters
     ----------
     values : array or list
@@ -63,8 +66,11 @@ def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Arra
             array = list_array(np.asarray(values, dtype=kind.to_pandas_dtype()), kind)
         else:
             array = pa.array(values, type=field.type if isinstance(values, list) else None)
-        if not _keeps_kind(array.type, field.type):
+        is_coded = pa.types.is_dictionary(array.type)
+        if not _keeps_kind(array.type.value_type if is_coded else array.type, field.type):
             raise TypeError(f"they are {array.type}")
+        if is_coded and pa.types.is_string(field.type):
+            return array.cast(pa.dictionary(array.type.index_type, field.type))
         return array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as err:
         shape = getattr(values, "shape", (len(values),))
@@ -86,6 +92,12 @@ def _is_text(found: pa.DataType, wanted: pa.DataType) -> bool:
     return pa.types.is_string(wanted) and (
         pa.types.is_large_string(found) or pa.types.is_string_view(found)
     )
+
+
+def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
+    """The labels with these ids, (texts,): numbers, and each label's text once."""
+    codes = pa.array(ids.astype(np.int32))
+    return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
 
 
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array:

@@ -92,6 +92,11 @@ class Chain(PartitionMap):
             mapper.check(frame)
             frame = mapper.meta(frame)
 
+    def check_library(self, frame: Any) -> None:
+        """Raise unless frames of this library will do for every mapper."""
+        for mapper in self.mappers:
+            mapper.check_library(frame)
+
     def prepare(self) -> None:
         """Look up what workers will need for every mapper."""
         for mapper in self.mappers:

@@ -27,6 +27,7 @@ from gpuclassify.models.tensors import check_tensors
 from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
 from gpuclassify.own_code import code_digest
 from gpuclassify.partition_map import TextMap
+from gpuclassify.tokenizing import check_library, check_tokenizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -216,7 +217,17 @@ class CheckpointMap(TextMap):
             if identity.is_directory:  # nothing to fetch; refuses files that changed since
                 hub.download(identity, cache_dir=self.options.cache_dir)
             self.check_weights()
+            self.check_tokenizer()
         hub.share_tokens_with_workers(self.repositories)
+
+    def check_library(self, frame: Any) -> None:
+        """Raise TypeError if the GPU is to tokenize a pandas frame."""
+        check_library(self.options, frame)
+
+    def check_tokenizer(self) -> None:
+        """Raise NotEligibleError if the GPU is to tokenize, and cannot by what the files say."""
+        if self.options.tokenizer == "gpu":
+            check_tokenizer(self.options, self.checkpoint)
 
     def check_weights(self) -> None:
         """Raise CheckpointError if the headers of the weights do not fit the network."""

@@ -115,6 +115,11 @@ class Embedder(ModelMapper):
         """What stands before every text."""
         return self._prompt_with(_sentence(self.checkpoint))
 
+    @property
+    def changes_texts(self) -> bool:
+        """Whether a prompt stands before every text."""
+        return bool(self.prompt)
+
     def read_checkpoint(self) -> Checkpoint:
         """Read what the model's files declare, with the settings that replace it; no weights."""
         return read_embedding_checkpoint(

@@ -16,14 +16,17 @@ import pyarrow as pa
 from gpuclassify import hub
 from gpuclassify.arrow import arrow_array
 from gpuclassify.checkpoint_map import CheckpointMap
-from gpuclassify.coverage import NOTHING_READ, Reading, coverage_columns
+from gpuclassify.coverage import NOTHING_READ, Reading, coverage_columns, coverage_fields
 from gpuclassify.events import publish
+from gpuclassify.frames import backend_of
+from gpuclassify.frames.texts import DeviceTexts, HostTexts, Texts
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.partition_map import NewColumns
+from gpuclassify.tokenizing import NotEligibleError, gpu_tokenizer, is_for_gpu, refused
 
 if TYPE_CHECKING:
     from gpuclassify.inference.engine import BatchSettings
-    from gpuclassify.inference.feeding import Feed
+    from gpuclassify.inference.feeding import Feed, Source
     from gpuclassify.inference.loaded import LoadedModel
     from gpuclassify.inference.stats import RunStats
     from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
@@ -80,26 +83,52 @@ class ModelMapper(CheckpointMap):
     def _is_own_model(self, key: Any) -> bool:
         return key[0] == self.checkpoint
 
-    def compute(self, texts: list[str | None], name_row: Callable[[int], str]) -> NewColumns:
+    def check_tokenizer(self) -> None:
+        """Raise NotEligibleError if the GPU is to tokenize, and cannot as far as one can see."""
+        self._refuse_other_texts()
+        super().check_tokenizer()
+
+    def _refuse_other_texts(self) -> None:
+        if self.options.tokenizer == "gpu" and self.changes_texts:
+            reason = "it is given other texts than those of the column: tokenize on the host"
+            raise refused(self.options, reason)
+
+    @property
+    def changes_texts(self) -> bool:
+        """Whether the model is given other texts than those of the column."""
+        return any(
+            getattr(type(self), name) is not getattr(ModelMapper, name)
+            for name in ("model_texts", "_infer")
+        )
+
+    def read_texts(self, frame: Any) -> Any:
+        """The text column: a list of its strings, or `DeviceTexts` if the GPU is to tokenize."""
+        self._refuse_other_texts()
+        if is_for_gpu(self.options, frame) and not self.changes_texts:
+            return backend_of(frame).device_texts(frame, self.text_field, self.max_chars)
+        return super().read_texts(frame)
+
+    def compute(self, texts: Any, name_row: Callable[[int], str]) -> NewColumns:
         """The new columns for `texts`: each distinct text is run once."""
         from gpuclassify.inference.stats import RunStats
-        from gpuclassify.inference.tokens import fold
 
-        most = self.options.max_chars
-        distinct, positions = fold([text if text is None else text[:most] for text in texts])
+        texts = HostTexts(texts) if isinstance(texts, list) else texts
+        distinct, positions = texts.fold(self.options.max_chars)
         null_rows = int((positions < 0).sum())
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
         new, reading = self.empty_columns(), NOTHING_READ
-        if distinct:
+        if len(distinct):
             outputs, reading = self._infer(
                 distinct, stats, lambda i: name_row(int((positions == i).argmax()))
             )
             new = self._as_new_columns(self.columns(outputs), len(distinct))
         publish(stats)
         new = unfold(new, positions)
-        coverage = coverage_columns(self.options, texts, positions, reading)
-        return replace(new, arrays={**new.arrays, **coverage})
+        if coverage_fields(self.options):
+            coverage = coverage_columns(self.options, texts.to_list(), positions, reading)
+            new = replace(new, arrays={**new.arrays, **coverage})
+        return new
 
     def _as_new_columns(self, made: NewColumns | Mapping[str, Any], count: int) -> NewColumns:
         """What `columns` gave, if it is what was announced."""
@@ -124,7 +153,7 @@ class ModelMapper(CheckpointMap):
         return texts
 
     def _infer(
-        self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]
+        self, texts: Any, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[np.ndarray, Reading]:
         """Activated outputs, one row a text, and what was read of the texts."""
         from gpuclassify.inference.feeding import Feed
@@ -132,10 +161,9 @@ class ModelMapper(CheckpointMap):
 
         order = self._reading_order(texts)
         inverse = np.argsort(order)
-        texts = self.model_texts([texts[place] for place in order])
         device, dtype = self._device_and_dtype()
         with self._lease(device, dtype) as model:
-            feed = Feed(self._text_tokenizer(model), texts, self._scores_windows, stats)
+            feed = Feed(self._source(model, texts.take(order)), stats)
             outputs = self._run(model, feed, order, stats, name_text)
         values = self.activate(outputs)
         if self._scores_windows:
@@ -143,13 +171,26 @@ class ModelMapper(CheckpointMap):
             values = aggregate(values, feed.counts, feed.lengths, how)
         return values[inverse], Reading(feed.window_counts[inverse], feed.seen_share[inverse])
 
-    def _reading_order(self, texts: list[str]) -> np.ndarray:
+    def _source(self, model: LoadedModel, texts: Texts) -> Source:
+        """The texts with what tokenizes them."""
+        from gpuclassify.inference.feeding import DeviceSource, HostSource
+
+        on_host = self._text_tokenizer(model)
+        if isinstance(texts, DeviceTexts):
+            try:
+                return DeviceSource(texts, gpu_tokenizer(on_host), on_host)
+            except NotEligibleError as err:
+                if self.options.tokenizer == "gpu":
+                    raise refused(self.options, err) from err
+        return HostSource(on_host, self.model_texts(texts.to_list()), self._scores_windows)
+
+    def _reading_order(self, texts: Texts) -> np.ndarray:
         """Where each text to be read stands; longest first, because blocks are sorted apart."""
         from gpuclassify.inference.batching import longest_first
 
         if not self.options.sort_by_length:
             return np.arange(len(texts))
-        return longest_first(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+        return longest_first(texts.char_counts)
 
     def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
         options = self.options

@@ -26,6 +26,7 @@ from gpuclassify.checks import (
 )
 
 LOADERS = ("sorted", "crossfit")
+TOKENIZERS = ("auto", "host", "gpu")
 ENGINES = ("auto", "packed", "padded", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
 PADDING_SIDES = ("left", "right")
@@ -77,6 +78,12 @@ class ModelOptions:
         which is an error for models that this would change. "padded": in rectangles. "auto": packed
         where a check on the loaded model finds the same outputs, else padded. "reference":
         transformers' own code, one text at a time, to compare with. Scores do not depend on it.
+    tokenizer : {"auto", "host", "gpu"}
+        Where texts become tokens. "host": in the Hugging Face tokenizer. "gpu": texts of a cudf
+        frame stay on the GPU and cuDF tokenizes them there, for a WordPiece model on CUDA; a text
+        that cuDF might tokenize otherwise goes through the host's tokenizer and is counted, so that
+        ids are always the same. Any other model or frame is an error then. "auto": the host, until
+        it has been measured on a GPU that "gpu" is faster. Scores do not depend on it.
     overwrite : bool
         Replace output columns that the dataset already has instead of refusing.
     unpack_inference_batch : bool
@@ -114,6 +121,7 @@ class ModelOptions:
     device: str = "auto"
     loader: str = "sorted"
     engine: str = "auto"
+    tokenizer: str = "auto"
     overwrite: bool = False
     unpack_inference_batch: bool = True
     long_text: str = "truncate"
@@ -142,6 +150,7 @@ class ModelOptions:
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
         check_choice("engine", self.engine, ENGINES)
+        check_choice("tokenizer", self.tokenizer, TOKENIZERS)
         if self.loader == "crossfit" and self.engine == "packed":
             raise ValueError(
                 'engine="packed" has no meaning with loader="crossfit", which pads: '
@@ -152,11 +161,25 @@ class ModelOptions:
         check_choice("long_text", self.long_text, LONG_TEXT)
         check_choice("window_aggregation", self.window_aggregation, AGGREGATIONS)
         self._check_windows()
+        self._check_tokenizer()
 
     @property
     def has_windows(self) -> bool:
         """Whether long texts are read in windows."""
         return self.long_text == "windows"
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer != "gpu":
+            return
+        cure = 'pass tokenizer="host" with it, or leave it out'
+        if self.has_windows:
+            raise ValueError(
+                f'tokenizer="gpu" makes no windows, which long_text="windows" asks for: {cure}'
+            )
+        if self.device in ("cpu", "mps"):
+            raise ValueError(
+                f'tokenizer="gpu" needs the model on CUDA, not device={self.device!r}: {cure}'
+            )
 
     def _check_windows(self) -> None:
         if not self.has_windows:

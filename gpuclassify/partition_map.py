@@ -55,6 +55,14 @@ class PartitionMap(ABC):
     def check(self, frame: Any) -> None:
         """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
 
+    def check_library(self, frame: Any) -> None:
+        """Raise unless frames of this library will do.
+
+        Apart from `check`, because a job may move its parts to another library than that of the
+        frame which it checks in the client.
+        """
+        return
+
     @abstractmethod
     def prepare(self) -> None:
         """Look up in the client what workers will need; called once a dataset is given."""
@@ -109,6 +117,7 @@ class PartitionMap(ABC):
             return self._map_lazily(dataset)
         backend_of(dataset)  # refuses what is no frame
         self.check(dataset)
+        self.check_library(dataset)
         self.prepare()
         return self.map_frame(dataset)
 
@@ -116,6 +125,7 @@ class PartitionMap(ABC):
         meta = dataset._meta
         backend_of(meta)
         self.check(meta)
+        self.check_library(meta)
         self.prepare()
         return dataset.map_partitions(
             map_partition,
@@ -143,9 +153,13 @@ class TextMap(PartitionMap):
     def schema(self) -> pa.Schema:
         """The new columns in order; types as in `gpuclassify.frames`."""
 
+    def read_texts(self, frame: Any) -> Any:
+        """The text column for `compute`: its strings, None where null, cut to `max_chars`."""
+        return backend_of(frame).texts(frame, self.text_field, self.max_chars)
+
     @abstractmethod
-    def compute(self, texts: list[str | None], name_row: Any) -> NewColumns:
-        """The new columns for `texts` (None where null); ``name_row(i)`` names row i in errors."""
+    def compute(self, texts: Any, name_row: Any) -> NewColumns:
+        """The new columns for what `read_texts` gave; ``name_row(i)`` names row i in errors."""
 
     @property
     @abstractmethod
@@ -165,8 +179,7 @@ class TextMap(PartitionMap):
         """Map one plain frame, as a worker does with each partition."""
         backend = backend_of(frame)
         string_dtype = self.announced(frame) if announced is None else announced
-        texts = backend.texts(frame, self.text_field, self.max_chars)
-        new = self.compute(texts, functools.partial(name_row, frame))
+        new = self.compute(self.read_texts(frame), functools.partial(name_row, frame))
         arrays = new.arrays
         if new.keep is not None and new.keep_field is not None:
             arrays = {**arrays, new.keep_field: pa.array(new.keep)}

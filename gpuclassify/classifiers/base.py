@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.arrow import SCORES, list_array
+from gpuclassify.arrow import SCORES, label_array, list_array
 from gpuclassify.checks import nearest
 from gpuclassify.classifiers.outputs import sigmoid, softmax
 from gpuclassify.model_mapper import ModelMapper
@@ -134,7 +134,7 @@ class Classifier(LabelMapper):
         keep = self._is_wanted(labels, confidence) & self._scores_enough(probabilities)
         return self.decided(
             {
-                self.label_field: pa.array(labels, pa.string()),
+                self.label_field: label_array(ids, self.labels),
                 self.score_field: list_array(probabilities),
                 self.options.confidence_field: pa.array(confidence, pa.float32()),
             },

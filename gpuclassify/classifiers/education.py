@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.arrow import label_array
 from gpuclassify.checks import check_optional_texts
 from gpuclassify.classifiers.base import REGRESSION, Classifier
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
@@ -73,7 +74,8 @@ class EducationClassifier(Classifier):
         """Columns for the model's raw outputs, float32 (texts, 1)."""
         scores = np.clip(outputs[:, 0], LOWEST, HIGHEST)
         is_high = scores >= HIGH_QUALITY_FROM
-        labels = np.asarray(QUALITY_LABELS, dtype=object)[is_high.astype(np.int64)]
+        ids = is_high.astype(np.int64)
+        labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
         keep = self._is_wanted(labels, scores)
         if self.options.min_score is not None:
             keep &= scores >= np.float32(self.options.min_score)
@@ -81,7 +83,7 @@ class EducationClassifier(Classifier):
             {
                 self.score_field: pa.array(scores, pa.float32()),
                 self.options.int_score_field: pa.array(np.rint(scores).astype(np.int64)),
-                self.label_field: pa.array(labels, pa.string()),
+                self.label_field: label_array(ids, QUALITY_LABELS),
             },
             keep,
         )

@@ -120,14 +120,22 @@ def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
     Raises
     ------
     ValueError
-        There are fewer devices than workers.
+        There are fewer devices than workers, or whole GPUs beside MIG slices.
     """
     if n_workers is not None and n_workers > len(gpus):
         raise ValueError(
             f"n_workers={n_workers}, but {len(gpus)} GPUs are visible and each takes one worker; "
             "lower n_workers or widen CUDA_VISIBLE_DEVICES"
         )
-    return tuple(gpus[:n_workers])
+    chosen = tuple(gpus[:n_workers])
+    slices = [gpu for gpu in chosen if gpu.is_slice]
+    if 0 < len(slices) < len(chosen):  # dask-cuda sorts their names, numbers and UUIDs
+        raise ValueError(
+            f"of {len(chosen)} visible devices {len(slices)} are MIG slices, and a cluster has "
+            "either slices or whole GPUs: name one kind in CUDA_VISIBLE_DEVICES, for example "
+            f"CUDA_VISIBLE_DEVICES={','.join(gpu.visible_name for gpu in slices)}"
+        )
+    return chosen
 
 
 def missing_for_gpu(survey: GpuSurvey) -> list[str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuclassify.driver import DriverError, is_cut, open_nvml
+
 DEVICE_FILES = Path("/dev")
 
 
@@ -33,7 +35,12 @@ class Gpu:
     @property
     def visible_name(self) -> str:
         """The name of this device in ``CUDA_VISIBLE_DEVICES``."""
-        return self.uuid if self.uuid.startswith("MIG-") else str(self.index)
+        return self.uuid if self.is_slice else str(self.index)
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice and not a whole GPU."""
+        return self.uuid.startswith("MIG-")
 
 
 @dataclass(frozen=True)
@@ -77,19 +84,13 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        import pynvml
-    except ImportError:
-        return _unlisted(visible_devices, "the package nvidia-ml-py that lists GPUs is missing")
+        nvml = open_nvml()
+    except DriverError as err:
+        return _unlisted(visible_devices, str(err))
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as err:
+        return _survey(nvml, visible_devices)
+    except nvml.NVMLError as err:
         return _unlisted(visible_devices, f"the NVIDIA driver says: {err}")
-    try:
-        return _survey(pynvml, visible_devices)
-    except pynvml.NVMLError as err:
-        return _unlisted(visible_devices, f"the NVIDIA driver says: {err}")
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple[Gpu, ...]:
@@ -156,9 +157,9 @@ def _devices_of(nvml: Any, index: int) -> Iterator[Gpu]:
 
 def _slices(nvml: Any, parent: Any) -> list[Any] | None:
     """The slices of a GPU in MIG mode, without which CUDA cannot use it; None for a whole GPU."""
+    if not is_cut(nvml, parent):
+        return None
     try:
-        if not nvml.nvmlDeviceGetMigMode(parent)[0]:
-            return None
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(parent)
     except nvml.NVMLError:
         return None

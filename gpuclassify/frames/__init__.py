@@ -1,8 +1,9 @@
 """The dataframe backends behind a few verbs.
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
-`string_dtype`, `texts`, `with_columns` and `take_rows`. What mappers add travels between them as
-Arrow arrays, one a column; the Arrow field says the kind of column on every backend:
+`string_dtype`, `texts`, `with_columns` and `take_rows`; cudf's also has `device_texts`, which
+leaves them on the GPU. What mappers add travels between them as Arrow arrays, one a column; the
+Arrow field says the kind of column on every backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf

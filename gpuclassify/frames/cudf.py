@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf
 
+from gpuclassify.frames.texts import DeviceTexts
+
 
 def check_text_column(frame: cudf.DataFrame, column: str) -> None:
     """Raise TypeError unless `column` holds strings."""
@@ -67,6 +69,14 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
             )
         return None
     return series if max_chars is None else series.str.slice(0, max_chars)
+
+
+def device_texts(
+    frame: cudf.DataFrame, column: str, max_chars: int | None
+) -> DeviceTexts | list[str | None]:
+    """The strings of `column`, left on the GPU; a list if there is no string at all."""
+    series = text_series(frame, column, max_chars)
+    return [None] * len(frame) if series is None else DeviceTexts(series)
 
 
 def with_columns(

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.frames.wordpiece_screen import LONGEST_WORD_CHARS
+# libcudf takes a word of 200 bytes or more for unknown, and a character has up to 4 bytes.
+LONGEST_WORD_CHARS = 49
 
 
 class NotEligibleError(ValueError):

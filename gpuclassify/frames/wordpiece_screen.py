@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpuclassify.frames.wordpiece_rules import LONGEST_WORD_CHARS
+
 # Code points, first and last of each range.
 SAFE = (
     (0x0000, 0x06FF),  # Latin, combining marks, Greek, Cyrillic, Armenian, Hebrew, Arabic
@@ -38,8 +40,6 @@ BREAKS = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
 )
-# libcudf takes a word of 200 bytes or more for unknown, and a character has up to 4 bytes.
-LONGEST_WORD_CHARS = 49
 
 
 def find_doubtful(codes: Tensor, chars: Tensor, special: Sequence[str]) -> Tensor:

@@ -87,6 +87,8 @@ class MeasuredBudget:
     score_rule : ScoreRule, optional
     save : callable
         Told the appetite when an out-of-memory has corrected it.
+    held_bytes : callable
+        What torch holds, asked whenever limits are.
     """
 
     def __init__(
@@ -95,16 +97,21 @@ class MeasuredBudget:
         free_bytes: Callable[[], int],
         score_rule: ScoreRule | None = None,
         save: Callable[[Appetite], Any] = lambda appetite: None,
+        held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.appetite = appetite
         self._free_bytes = free_bytes
         self._score_rule = score_rule
         self._save = save
+        self._held_bytes = held_bytes
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
         """For the memory that is free now."""
-        return plan_limits(self.appetite, self._free_bytes(), self._score_rule)
+        appetite = self.appetite
+        limits = plan_limits(appetite, self._free_bytes(), self._score_rule)
+        batch_bytes = appetite.size_bytes(limits.max_tokens)
+        return replace(limits, planned_bytes=self._held_bytes() + batch_bytes)
 
     def correct(self, rows: int, width: int) -> None:
         """Learn that a batch within these limits ran out of memory."""

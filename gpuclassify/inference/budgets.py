@@ -181,7 +181,9 @@ def find_budget(
         return unmeasured_limits(score_rule)
     measure = functools.partial(measure_appetite, probe, widest, memory.peak_bytes)
     if model is None:
-        return MeasuredBudget(measure(), memory.free_bytes, score_rule)
+        return MeasuredBudget(
+            measure(), memory.free_bytes, score_rule, held_bytes=memory.held_bytes
+        )
     store = store or BudgetStore(default_folder())
     key = budget_key(model, precision, path, widest, memory.name, memory.total_bytes)
     appetite = store.load(key)
@@ -192,7 +194,11 @@ def find_budget(
         logger.info("%s on %s: %s, in %.1f s", model, device, appetite, elapsed_seconds)
         store.save(key, appetite)
     return MeasuredBudget(
-        appetite, memory.free_bytes, score_rule, functools.partial(store.save, key)
+        appetite,
+        memory.free_bytes,
+        score_rule,
+        save=functools.partial(store.save, key),
+        held_bytes=memory.held_bytes,
     )
 
 

@@ -22,6 +22,7 @@ from gpuclassify.inference.batching import (
 )
 from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
+from gpuclassify.inference.device_use import torch_peak, watched
 from gpuclassify.inference.loaded import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, run_halving
 from gpuclassify.inference.packed_layers import NotPackableError
@@ -85,6 +86,17 @@ def run(
     NotPackableError
         The settings ask for an engine that the model does not run on.
     """
+    with watched(model.device, stats):
+        return _run(model, key, blocks, settings, stats)
+
+
+def _run(
+    model: LoadedModel,
+    key: Hashable,
+    blocks: Iterable[TokenBatch],
+    settings: BatchSettings,
+    stats: RunStats,
+) -> np.ndarray:
     outputs: list[torch.Tensor] = []
     places: list[np.ndarray] = []
     texts = 0
@@ -120,9 +132,9 @@ def device_lock(device: torch.device) -> threading.Lock:
 
 @contextlib.contextmanager
 def holding(device: torch.device, stats: RunStats) -> Iterator[None]:
-    """The device alone, for inference; waiting for it and using it are added to `stats`."""
+    """The device alone, for inference; waiting for it and what it takes are added to `stats`."""
     started = time.perf_counter()
-    with device_lock(device), torch.inference_mode():
+    with device_lock(device), torch.inference_mode(), torch_peak(device, stats):
         taken = time.perf_counter()
         stats.wait_device_seconds += taken - started
         yield
@@ -149,7 +161,9 @@ def _run_batches(
     limits = FOUND_LIMITS.for_run(key, lambda: _find_budget(model, settings, side, is_packed))
 
     def current_limits() -> BatchLimits:
-        return _limits(model, limits.current(), settings, side, is_packed)
+        found = limits.current()
+        stats.raise_peak("peak_planned_bytes", found.planned_bytes)
+        return _limits(model, found, settings, side, is_packed)
 
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
         part = batch.part(start, stop)
@@ -189,7 +203,10 @@ def _batches(
 
 
 def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
-    has_other = np.logical_or.reduceat(tokens.ids != token_id, tokens.offsets[:-1])
+    is_other = tokens.ids != token_id
+    if not tokens.is_on_host:
+        is_other = is_other.cpu().numpy()
+    has_other = np.logical_or.reduceat(is_other, tokens.offsets[:-1])
     return np.flatnonzero(~has_other)
 
 

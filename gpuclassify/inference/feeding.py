@@ -1,20 +1,26 @@
-"""Texts tokenized block by block on a thread of its own, ahead of the model."""
+"""Texts tokenized block by block on a thread of its own, ahead of the model.
+
+A `Source` knows the texts and who tokenizes them: `HostSource` has a list of them and the Hugging
+Face tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import itertools
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from gpuclassify.inference import sharing
+from gpuclassify.inference.memory import is_out_of_memory, with_memory_released
 from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
-from gpuclassify.inference.windows import Windows, all_windows, first_windows
+from gpuclassify.inference.windows import Windows, all_windows, first_windows, only_windows
 
 if TYPE_CHECKING:
     from gpuclassify.inference.stats import RunStats
@@ -25,45 +31,119 @@ FIRST_BLOCK_CHARS = 250_000
 MOST_BLOCK_CHARS = 4_000_000
 BLOCKS_AHEAD = 2
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+
+
+class Source(Protocol):
+    """Texts in the order in which they should run, and what tokenizes them."""
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`; who did is counted in `stats`."""
+
+
+class HostSource:
+    """Texts as Python strings, tokenized on the host.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+    texts : sequence of str
+    has_all_windows : bool
+        Whether all windows of a text are wanted, or its first one.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, texts: Sequence[str], has_all_windows: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._pick = all_windows if has_all_windows else first_windows
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+        return np.fromiter(map(len, self._texts), dtype=np.int64, count=len(self._texts))
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`, those that no other mapper had before."""
+        encoded, shared = sharing.encode(self._tokenizer, self._texts[start:stop])
+        stats.shared_texts += shared
+        return self._pick(encoded)
+
+
+class DeviceSource:
+    """Texts on a GPU, tokenized there; what that leaves goes through the host's tokenizer.
+
+    Mappers of one pass do not share these tokens: making them again costs less than keeping them.
+
+    Parameters
+    ----------
+    texts : DeviceTexts
+        Of `gpuclassify.frames.texts`: sliced here, counted and made to tokenize themselves.
+    on_gpu : callable
+        What tokenizes the texts that it can.
+    on_host : TextTokenizer
+        The tokenizer that it stands in for.
+    """
+
+    def __init__(self, texts: Any, on_gpu: Any, on_host: TextTokenizer) -> None:
+        self._texts = texts
+        self._on_gpu = on_gpu
+        self._on_host = on_host
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+        return self._texts.char_counts
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`; without memory for that, on the host."""
+        block = self._texts[start:stop]
+        try:
+            tokens, host_count = with_memory_released(
+                lambda: block.tokenize(self._on_gpu, self._on_host)
+            )
+        except (RuntimeError, MemoryError) as err:
+            if not is_out_of_memory(err):
+                raise
+            logger.warning("the GPU has no memory to tokenize %d texts: the host does", len(block))
+            tokens, host_count = self._on_host(block.to_list()), len(block)
+        stats.host_fallback_texts += host_count
+        stats.gpu_tokenized_texts += len(block) - host_count
+        return only_windows(tokens)
 
 
 class Feed:
     """Tokens of texts, a block at a time while iterated over, and then what was read of each text.
 
     Windows of equal tokens are given once: texts that differ only behind the cut, or in what the
-    tokenizer makes alike, have them.
+    tokenizer makes alike, have them. Tokens on a GPU are given as they are, because comparing them
+    would bring them to the host.
 
     Parameters
     ----------
-    tokenizer : TextTokenizer
-    texts : sequence of str
-        In the order in which they should run.
-    has_all_windows : bool
-        Whether all windows of a text are wanted, or its first one.
+    source : Source
     stats : RunStats
         Tokenizing and waiting for it are added to it.
     """
 
-    def __init__(
-        self,
-        tokenizer: TextTokenizer,
-        texts: Sequence[str],
-        has_all_windows: bool,
-        stats: RunStats,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._texts = texts
-        self._pick = all_windows if has_all_windows else first_windows
+    def __init__(self, source: Source, stats: RunStats) -> None:
+        self._source = source
         self._stats = stats
-        self._first: dict[bytes, int] = {}  # by their tokens, distinct windows in order
+        self._first: dict[Hashable, int] = {}  # by their tokens, distinct windows in order
         self._places: list[int] = []
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
         """Blocks of distinct windows; tokenizing goes on while the caller uses them."""
-        blocks = ahead(self._tokenize, cut_blocks(self._texts))
+        blocks = ahead(self._tokenize, cut_blocks(self._source.char_counts))
         while True:
             started = time.perf_counter()
             block = next(blocks, None)
@@ -110,15 +190,13 @@ class Feed:
             window -= len(block.tokens)
         return block.tokens.take([window])
 
-    def _tokenize(self, texts: Sequence[str]) -> TokenBatch:
+    def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
         """The windows of a block that are not known yet. Runs on the other thread."""
         started = time.perf_counter()
-        encoded, shared = sharing.encode(self._tokenizer, texts)
-        windows = self._pick(encoded)
+        stats = self._stats
+        windows = self._source.windows(*bounds, stats)
         new = self._fold(windows.tokens)
         self.blocks.append(windows)
-        stats = self._stats
-        stats.shared_texts += shared
         stats.windows += len(windows.tokens)
         stats.truncated_texts += windows.tokens.truncated
         stats.folded_windows += len(windows.tokens) - len(new)
@@ -127,25 +205,28 @@ class Feed:
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
         """Rows of windows that none before them equals."""
+        keys: Iterable[Hashable] = tokens.digests()
+        if not tokens.is_on_host:
+            keys = zip(itertools.repeat(len(self.blocks)), range(len(tokens)), strict=False)
         new = []
-        for row, digest in enumerate(tokens.digests()):
-            if digest not in self._first:
-                self._first[digest] = len(self._first)
+        for row, key in enumerate(keys):
+            if key not in self._first:
+                self._first[key] = len(self._first)
                 new.append(row)
-            self._places.append(self._first[digest])
+            self._places.append(self._first[key])
         return new
 
 
-def cut_blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """`texts` in blocks, each up to twice as large as the one before."""
+def cut_blocks(char_counts: Sequence[int] | np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where blocks of texts begin and end, each up to twice as large as the one before."""
     most_chars, chars, start = FIRST_BLOCK_CHARS, 0, 0
-    for stop, text in enumerate(texts):
-        if stop > start and chars + len(text) > most_chars:
-            yield texts[start:stop]
+    for stop, count in enumerate(np.asarray(char_counts).tolist()):
+        if stop > start and chars + count > most_chars:
+            yield start, stop
             start, chars, most_chars = stop, 0, min(2 * most_chars, MOST_BLOCK_CHARS)
-        chars += len(text)
-    if start < len(texts):
-        yield texts[start:]
+        chars += count
+    if start < len(char_counts):
+        yield start, len(char_counts)
 
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:

@@ -14,6 +14,7 @@ from gpuclassify.inference.batching import cut_batches, longest_first
 from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.decoding import AnswerTask, BatchDecoding
+from gpuclassify.inference.device_use import watched
 from gpuclassify.inference.drafts import MOST_DRAFTED, SeenAnswers
 from gpuclassify.inference.engine import BatchSettings, holding
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, run_halving
@@ -71,7 +72,7 @@ def answer(
     answers: list[str | None] = [None] * len(prompts)
     if not answers:
         return answers
-    with holding(task.decoder.device, stats):
+    with watched(task.decoder.device, stats), holding(task.decoder.device, stats):
         task.decoder.use(task.adapter)
         memory = task.decoder.attached(("answers", task.adapter), _Memory)
         shared = _shared_lengths(prompts, task.prefix)

@@ -65,6 +65,9 @@ class BatchLimits:
         From this size on a larger batch is no faster, so that one is ended rather than padded.
     is_packed : bool
         Batches are packed.
+    planned_bytes : int, optional
+        What torch should hold at most while such a batch runs, model included, where that was
+        measured. A single row that is larger than `max_tokens` may take more.
     """
 
     max_tokens: int
@@ -74,6 +77,7 @@ class BatchLimits:
     is_equal_length: bool = False
     enough_tokens: int = CPU_ENOUGH_TOKENS
     is_packed: bool = False
+    planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
         """How many rows of `width` tokens fit, at least 1."""
@@ -326,6 +330,24 @@ class CudaMemory:
 
         return torch.cuda.get_allocator_backend() != "pluggable"
 
+    def held_bytes(self) -> int:
+        """Bytes of all tensors that there are."""
+        import torch
+
+        return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
+
+    def most_held_bytes(self) -> int:
+        """The most that `held_bytes` has been since `forget_peak`."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def forget_peak(self) -> None:
+        """Let `most_held_bytes` begin anew."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self.device)
+
     def free_bytes(self) -> int:
         """Bytes that torch may still take.
 
@@ -350,13 +372,14 @@ class CudaMemory:
 
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
+            self.forget_peak()
             before = torch.cuda.memory_allocated(self.device)
             action()
             torch.cuda.synchronize(self.device)
-            peak = torch.cuda.max_memory_allocated(self.device) - before
+            peak = self.most_held_bytes() - before
             if torch.cuda.memory_allocated(self.device) == before:
                 break
+        self.forget_peak()  # what a trial takes is no batch's peak
         return peak
 
     def _share(self) -> float:

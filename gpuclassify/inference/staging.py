@@ -38,6 +38,8 @@ class StagedTokens:
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
     """Bring `tokens` to the device, beside what it is running."""
+    if not tokens.is_on_host:
+        return StagedTokens(_for_current_stream(tokens.ids).to(device), tokens.offsets)
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 
@@ -57,6 +59,15 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     current.wait_stream(side)
     copied.record_stream(current)  # its memory is given out again only after the model's reads
     return copied
+
+
+def _for_current_stream(ids: torch.Tensor) -> torch.Tensor:
+    """The ids, which the default stream of their device has made or is about to make."""
+    if ids.is_cuda:
+        current = torch.cuda.current_stream(ids.device)
+        current.wait_stream(torch.cuda.default_stream(ids.device))
+        ids.record_stream(current)
+    return ids
 
 
 @functools.cache

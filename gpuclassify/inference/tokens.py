@@ -19,7 +19,8 @@ class TokenBatch:
 
     Attributes
     ----------
-    ids : ndarray of int32, shape (tokens,)
+    ids : ndarray or Tensor of int32, shape (tokens,)
+        A Tensor where they were made on a GPU, which everything else is not.
     offsets : ndarray of int64, shape (texts + 1,)
         Text i has ``ids[offsets[i]:offsets[i + 1]]``.
     type_ids : ndarray of int32, shape (tokens,), optional
@@ -28,7 +29,7 @@ class TokenBatch:
         Tokens that each text had before it was cut. ``None``: nothing was cut.
     """
 
-    ids: np.ndarray
+    ids: Any
     offsets: np.ndarray
     type_ids: np.ndarray | None = None
     whole_lengths: np.ndarray | None = None
@@ -41,15 +42,21 @@ class TokenBatch:
         """Tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the ids can be read without waiting for a GPU."""
+        return isinstance(self.ids, np.ndarray)
+
     def take(self, rows: Sequence[int]) -> TokenBatch:
-        """Some of the texts."""
+        """Some of the texts, on the host."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
         types = () if self.type_ids is None else [self.type_ids[own] for own in bounds]
         whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
-        return flat_batch([self.ids[own] for own in bounds], types, whole)
+        ids = [self.ids[own] for own in bounds]
+        return flat_batch(ids if self.is_on_host else [_fetched(own) for own in ids], types, whole)
 
     def digests(self) -> Iterator[bytes]:
-        """For each text 16 bytes that only a text of the same tokens has."""
+        """For each text 16 bytes that only a text of the same tokens has; ids are on the host."""
         parts = [self.ids] if self.type_ids is None else [self.ids, self.type_ids]
         for start, stop in itertools.pairwise(self.offsets.tolist()):
             digest = hashlib.blake2b(digest_size=16)
@@ -144,6 +151,11 @@ class TextTokenizer:
         self._filler = _first_known(
             tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
         )
+
+    @property
+    def backend(self) -> Any:
+        """The ``tokenizers.Tokenizer`` that does the work; None for one written in Python."""
+        return self._backend
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
@@ -241,6 +253,10 @@ def flat_batch(
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     return TokenBatch(_flat(rows), offsets, _flat(type_ids) if type_ids else None, whole_lengths)
+
+
+def _fetched(ids: Any) -> np.ndarray:
+    return ids.cpu().numpy()
 
 
 def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:

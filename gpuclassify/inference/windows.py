@@ -52,6 +52,12 @@ def first_windows(texts: Sequence[TextTokens]) -> Windows:
     return Windows(tokens, np.ones(len(texts), dtype=np.int64), _window_counts(texts))
 
 
+def only_windows(tokens: TokenBatch) -> Windows:
+    """The windows of texts that have one each, cut or not."""
+    ones = np.ones(len(tokens), dtype=np.int64)
+    return Windows(tokens, ones, ones)
+
+
 def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
     return np.fromiter((len(text.windows) for text in texts), dtype=np.int64, count=len(texts))
 

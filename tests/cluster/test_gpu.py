@@ -158,6 +158,14 @@ def test_each_worker_gets_a_gpu():
         choose_gpus(gpus, 4)
 
 
+def test_whole_gpus_and_slices_do_not_share_a_cluster():
+    whole, slices = Gpu(0, "GPU-a", "H200", DEVICE_BYTES), Gpu(1, "MIG-b", "H200", DEVICE_BYTES)
+    assert choose_gpus([whole, slices], 1) == (whole,)
+    assert choose_gpus([slices, slices], None) == (slices, slices)
+    with pytest.raises(ValueError, match=r"1 are MIG slices.*CUDA_VISIBLE_DEVICES=MIG-b"):
+        choose_gpus([whole, slices], None)
+
+
 def test_what_a_machine_lacks_is_named_in_full():
     missing = "; ".join(missing_for_gpu(GpuSurvey(absent_because="no driver here")))
     assert "no driver here" in missing

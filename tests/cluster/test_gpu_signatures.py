@@ -3,9 +3,11 @@
 Without a GPU nothing of it runs: names and parameters are compared with what the code gives them.
 """
 
+import ast
 import importlib
 import inspect
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,14 @@ from gpuclassify.cluster.client import check_options
 from gpuclassify.cluster.gpu import gpu_cluster_options
 
 DEVICE_BYTES = 100_000_000_000
+ROOT = Path(__file__).parents[2]
+SOURCES = [*(ROOT / "gpuclassify").rglob("*.py"), ROOT / "benchmarks/device.py"]
+# Names under which the sources know what runs on GPUs only.
+LIBRARIES = {
+    **{name: name for name in ("cudf", "cupy", "pylibcudf", "rmm", "dask_cuda", "dask_cudf")},
+    "nvml": "pynvml",
+    "pynvml": "pynvml",
+}
 
 # Each callable with the arguments that it gets. `self` stands for the object of a method.
 CALLS = [
@@ -40,6 +50,14 @@ CALLS = [
     ("cudf:Series.fillna", "self value", ()),
     ("cudf:Series.to_numpy", "self", ()),
     ("cudf:concat", "objs", ("ignore_index",)),
+    # frames/texts.py
+    ("cudf:Series.factorize", "self", ()),
+    ("cudf:Series.take", "self indices", ()),
+    # benchmarks/device.py
+    ("rmm:reinitialize", "", ("pool_allocator", "initial_pool_size", "maximum_pool_size")),
+    ("cupy:zeros", "shape", ("dtype",)),
+    ("cudf:DataFrame", "data", ()),
+    ("cudf:DataFrame.memory_usage", "self", ("index",)),
     # jobs/schema.py
     ("cudf:DataFrame.from_arrow", "table", ()),
     # tests
@@ -65,15 +83,19 @@ ATTRIBUTES = [
     "rmm:mr.LimitingResourceAdaptor",
     "pynvml:NVMLError",
     "pynvml:nvmlInit",
-    "pynvml:nvmlShutdown",
     "pynvml:nvmlDeviceGetCount",
     "pynvml:nvmlDeviceGetHandleByIndex",
+    "pynvml:nvmlDeviceGetHandleByUUID",
     "pynvml:nvmlDeviceGetMemoryInfo",
     "pynvml:nvmlDeviceGetMigDeviceHandleByIndex",
     "pynvml:nvmlDeviceGetMigMode",
     "pynvml:nvmlDeviceGetMaxMigDeviceCount",
     "pynvml:nvmlDeviceGetName",
     "pynvml:nvmlDeviceGetUUID",
+    "pynvml:nvmlDeviceGetUtilizationRates",
+    "pynvml:c_nvmlUtilization_t.gpu",
+    "pynvml:c_nvmlMemory_t.used",
+    "pynvml:c_nvmlMemory_t.total",
     "pynvml:nvmlSystemGetCudaDriverVersion",
     "pynvml:nvmlSystemGetDriverVersion",
 ]
@@ -99,6 +121,49 @@ def test_a_call_fits_the_installed_signature(path, positional, named):
 @pytest.mark.parametrize("path", ATTRIBUTES)
 def test_a_name_exists(path):
     assert find(path) is not None
+
+
+def names_used(roots):
+    """What the sources look up in modules of these names: "cudf.Series" and the like."""
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            while isinstance(node, ast.Attribute):
+                names.insert(0, node.attr)
+                node = node.value
+            if names and isinstance(node, ast.Name) and node.id in roots:
+                found.add(".".join([node.id, *names]))
+    return sorted(found)
+
+
+def check_name(used, module):
+    """Raise AttributeError unless modules and classes have what is looked up in them."""
+    found = module
+    for name in used.split(".")[1:]:
+        found = getattr(found, name)
+        if not isinstance(found, ModuleType | type):
+            return
+
+
+@pytest.mark.rapids
+@pytest.mark.parametrize("used", names_used(LIBRARIES))
+def test_whatever_the_sources_name_is_there(used):
+    check_name(used, importlib.import_module(LIBRARIES[used.partition(".")[0]]))
+
+
+def test_whatever_the_sources_name_of_torch_is_there():
+    import torch
+
+    used = [name for name in names_used({"torch"}) if name.startswith("torch.cuda.")]
+    assert len(used) > 20
+    for name in used:
+        check_name(name, torch)
+    for method in ("record_stream", "pin_memory", "to"):
+        assert hasattr(torch.Tensor, method)
+    assert hasattr(torch.cuda.Stream, "wait_stream")
+    inspect.signature(torch.cuda.is_bf16_supported).bind(including_emulation=False)
+    inspect.signature(torch.cuda.set_per_process_memory_fraction).bind(0.5)
 
 
 @pytest.mark.rapids

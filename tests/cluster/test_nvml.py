@@ -1,8 +1,14 @@
 """Which devices count as visible, and what an empty machine tells."""
 
-import pytest
+import importlib.util
 
+import pytest
+import torch
+
+from gpuclassify import driver
 from gpuclassify.cluster.nvml import Gpu, select_visible, survey_gpus
+from gpuclassify.inference.device_use import nvml_source, watched
+from gpuclassify.inference.stats import RunStats
 
 FIRST = Gpu(0, "GPU-aaaa-1", "H200", 150_000_000_000)
 SLICES = (
@@ -44,6 +50,30 @@ def test_hidden_gpus_are_not_there(hidden):
     assert survey.gpus == ()
     assert not survey.has_gpu
     assert survey.absent_because
+
+
+has_no_gpu = pytest.mark.skipif(survey_gpus().has_gpu, reason="is about machines without a GPU")
+
+
+@has_no_gpu
+def test_without_the_package_or_the_library_the_driver_is_said_to_be_missing():
+    has_package = importlib.util.find_spec("pynvml") is not None
+    with pytest.raises(
+        driver.DriverError, match="NVML Shared Library Not Found" if has_package else "nvidia-ml-py"
+    ):
+        driver.open_nvml()
+
+
+@has_no_gpu
+@pytest.mark.rapids
+def test_where_nvidias_library_is_missing_a_run_is_not_sampled_and_goes_on():
+    """The package is the real one; its library comes with a driver."""
+    stats = RunStats()
+    with pytest.raises(driver.DriverError, match="NVML Shared Library Not Found"):
+        nvml_source(torch.device("cuda"))
+    with watched(torch.device("cuda"), stats):
+        pass
+    assert stats == RunStats()
 
 
 @pytest.mark.gpu

@@ -300,6 +300,16 @@ def test_only_a_correction_is_saved():
     assert budget.limits().max_tokens <= 2_500
 
 
+@given(APPETITES, FREE, st.integers(0, 100 * GIB))
+def test_what_is_planned_is_what_is_held_and_one_batch(appetite, free, held):
+    budget = MeasuredBudget(appetite, lambda: free, held_bytes=lambda: held)
+
+    limits = budget.limits()
+    assert limits.planned_bytes == held + appetite.size_bytes(limits.max_tokens)
+    if limits.max_tokens > 1:  # one token has to be tried, whatever is free
+        assert limits.planned_bytes <= held + free
+
+
 def test_corrections_by_several_threads_end_at_the_largest():
     budget = MeasuredBudget(Appetite(0, 2**20), lambda: 8 * GIB)
     start = threading.Barrier(4)

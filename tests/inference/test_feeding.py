@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gpuclassify.inference import feeding
-from gpuclassify.inference.feeding import Feed, ahead, cut_blocks
+from gpuclassify.inference.feeding import Feed, HostSource, ahead, cut_blocks
 from gpuclassify.inference.sharing import shared_tokens
 from gpuclassify.inference.stats import RunStats
 from gpuclassify.inference.tokens import TextTokenizer
@@ -37,8 +37,9 @@ def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, mo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeding, "FIRST_BLOCK_CHARS", first)
         patch.setattr(feeding, "MOST_BLOCK_CHARS", most)
-        blocks = list(cut_blocks(texts))
+        bounds = list(cut_blocks([len(text) for text in texts]))
 
+    blocks = [texts[start:stop] for start, stop in bounds]
     assert [text for block in blocks for text in block] == texts
     assert all(blocks)
     bound = first
@@ -47,11 +48,15 @@ def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, mo
         bound = min(2 * bound, most)
 
 
+def feed_of(tokenizer, texts, has_all_windows, stats):
+    return Feed(HostSource(tokenizer, texts, has_all_windows), stats)
+
+
 @pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("has_all_windows", [False, True])
 def test_a_feed_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all_windows):
     stats = RunStats()
-    feed = Feed(tokenizer, TEXTS, has_all_windows, stats)
+    feed = feed_of(tokenizer, TEXTS, has_all_windows, stats)
     whole = (all_windows if has_all_windows else first_windows)(tokenizer.encode(TEXTS))
 
     blocks = list(feed)
@@ -82,10 +87,10 @@ def test_windows_of_equal_tokens_are_given_once(tokenizer):
 
     windows = [
         block.take([row])
-        for block in Feed(tokenizer, texts, False, first)
+        for block in feed_of(tokenizer, texts, False, first)
         for row in range(len(block))
     ]
-    feed = Feed(tokenizer, texts, True, every)
+    feed = feed_of(tokenizer, texts, True, every)
     list(feed)
 
     assert tokenizer.encode([other])[0].windows[0].tolist() == windows[1].ids.tolist()
@@ -99,9 +104,9 @@ def test_the_thread_that_tokenizes_shares_tokens_with_the_pass_it_works_for(toke
     stats = RunStats()
 
     with shared_tokens():
-        list(Feed(tokenizer, TEXTS, False, RunStats()))
-        list(Feed(tokenizer, TEXTS, False, stats))
-    list(Feed(tokenizer, TEXTS, False, outside := RunStats()))
+        list(feed_of(tokenizer, TEXTS, False, RunStats()))
+        list(feed_of(tokenizer, TEXTS, False, stats))
+    list(feed_of(tokenizer, TEXTS, False, outside := RunStats()))
 
     assert stats.shared_texts == len(TEXTS)
     assert outside.shared_texts == 0
@@ -170,8 +175,8 @@ def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypa
     monkeypatch.setattr(tokenizer, "encode", slowly)
     fast, slow = RunStats(), RunStats()
 
-    blocks = sum(1 for _ in Feed(tokenizer, TEXTS, False, fast))  # a model that takes no time
-    for _ in Feed(tokenizer, TEXTS, False, slow):
+    blocks = sum(1 for _ in feed_of(tokenizer, TEXTS, False, fast))  # a model that takes no time
+    for _ in feed_of(tokenizer, TEXTS, False, slow):
         time.sleep(0.08)
 
     assert blocks > 4
