@@ -13,6 +13,7 @@ from dask.callbacks import Callback
 
 from benchmarks.recipes import classifier_of
 from gpuclassify.events import collected_stats
+from gpuclassify.inference.stats import add_up
 
 PLAN, READ, CLASSIFY, WRITE = "plan", "read", "classify", "write"
 
@@ -83,7 +84,9 @@ def measure_job(
 
 
 def _findings(phases: dict[str, float], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    totals = {name: sum(run[name] for run in runs) for name in runs[0]}
+    totals: dict[str, Any] = {}
+    for run in runs:
+        add_up(totals, run)
     wall = sum(phases.values())
     seconds = {
         "plan": phases[PLAN],

@@ -19,7 +19,7 @@ from matplotlib import image
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks import plots, scaling, suite, throughput
+from benchmarks import device, plots, scaling, suite, throughput
 from benchmarks.crossfit_original import crossfit_partition
 from benchmarks.footprint import Request, measure_footprint
 from benchmarks.harness import (
@@ -560,9 +560,9 @@ def test_a_picture_tells_machine_precision_and_dates():
 
 @pytest.mark.parametrize("form", sorted(suite.FORMS))
 def test_every_command_of_the_suite_can_be_given(form, tiny_model):
-    for question, arguments in suite.FORMS[form]:
-        parse_options = {"throughput": throughput, "scaling": scaling}[question].parse_options
-        options = parse_options(arguments)
+    modules = {"throughput": throughput, "scaling": scaling, "device": device}
+    for question, arguments, _ in suite.FORMS[form]:
+        options = modules[question].parse_options(arguments)
         if question == "throughput" and options.device == "cpu":
             names = [way.name for way in choose_ways(options, tiny_model).ways]
             assert set(options.variants) <= set(names)

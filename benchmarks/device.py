@@ -1,0 +1,356 @@
+"""What does one GPU do: how fast, at what share of its peak, how idle, and in how much memory?
+
+``python -m benchmarks.device --help`` lists the options; README.md says what is measured. On a CPU
+it shows that it works: what only a GPU has is left out, and the result says so.
+"""
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks import throughput
+from benchmarks.harness import begin, finish, new_parser, parse
+from benchmarks.limited import describe_gpu, rest_lines
+from benchmarks.models import SHAPES, TINY_SIZES, write_model
+from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
+from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
+from gpuclassify.cluster.gpu import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
+from gpuclassify.events import collected_stats
+from gpuclassify.frames.wordpiece_rules import NotEligibleError
+from gpuclassify.inference.stats import add_up
+
+QUESTION = "device"
+PARTS = ("speed", "tokens", "idle", "memory")
+LENGTH = "web"
+ORIGINAL = "crossfit-original"
+CUDF = f"{SUBJECT} on cudf frames"
+PEERS = ("Curator's stages, best batch", "loader=crossfit")
+BALLAST_SHARE = 0.4  # of the GPU, held by a cudf frame beside the model
+BALLAST_COLUMNS = 8  # a column has at most 2**31 - 1 rows
+RMM_ALIGNMENT_BYTES = 256
+TOKENIZE_REPEATS = 3
+# Of cuBLAS, which torch allocates at the first product: a measurement kept from an earlier process
+# was made with it in place, and does not have it.
+WORKSPACE_BYTES = 2**27
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Measure, write the result, print a table, and return the result's path."""
+    options = parse_options(arguments)
+    shape = replace(SHAPES[options.model], layers=options.layers)
+    if options.smoke:
+        shape = replace(shape, **TINY_SIZES)
+    result = begin(options, shape=asdict(shape), max_tokens=MAX_TOKENS, weights="random")
+    result |= {"gpu": describe_gpu(), "left_out": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        directory = str(write_model(Path(folder, "model"), shape))
+        small = str(write_model(Path(folder, "layer"), replace(shape, layers=1)))
+        choice = choose(options, directory)
+        setting = throughput.Setting(options, shape, directory, small, choice)
+        result["settings"]["dtype"] = dtype_names(choice.ways)
+        result["left_out"] |= choice.left_out
+        if "memory" in options.parts:  # before anything of cudf is in this process
+            result |= _memory(options, directory, result["left_out"])
+        if "speed" in options.parts:
+            result["corpora"] = {LENGTH: throughput.measure(LENGTH, setting)}
+        result |= _tokens_and_idle(options, directory, result["left_out"])
+    return finish(QUESTION, result, options, table)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = new_parser(QUESTION, __doc__)
+    parser.add_argument("--documents", type=int, default=8_000, help="of web lengths (8000)")
+    parser.add_argument("--layers", type=int, default=12, help="of the model (12)")
+    parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
+    parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
+    parser.add_argument(
+        "--original",
+        action="store_true",
+        help=f"time {ORIGINAL} too, which first fits its curve of memory: about a minute",
+    )
+    options = parse(parser, arguments)
+    options.partitions, options.footprint, options.peers = 1, "none", True
+    return options
+
+
+def choose(options: argparse.Namespace, directory: str) -> Choice:
+    """The recipe in its own and in the GPU's precision, peers, and gpuclassify on both frames."""
+    is_gpu = _is_gpu(options.device)
+    options.variants = [*PEERS, *([ORIGINAL] if options.original else [])]
+    choice = choose_ways(options, directory)
+    *others, subject = choice.ways
+    dtype = PEER_DTYPE if is_gpu else "float32"
+    recipe = functools.partial(pipeline_partition, is_held=True, dtype=dtype)
+    scores = functools.partial(partition_scores, recipe)
+    others.insert(1, Way(f"{BASELINE}, {dtype}, best batch", scores, dtype, is_searched=True))
+    left_out = dict(choice.left_out)
+    if not (is_gpu and _has_cudf()):
+        left_out[CUDF] = "it needs a GPU and cudf"
+    elif options.original:
+        left_out[CUDF] = f"{ORIGINAL} leaves no memory to cudf"
+    else:
+        others.append(Way(CUDF, cudf_scores, subject.dtype))
+    return Choice((*others, subject), left_out)
+
+
+def _has_cudf() -> bool:
+    return importlib.util.find_spec("cudf") is not None
+
+
+def cudf_scores(frame: dd.DataFrame, directory: str, device: str, **options: Any) -> np.ndarray:
+    """Probabilities by gpuclassify on a cudf frame, which is there before the time starts."""
+    classifier = classifier_of(directory, device, **{"autocast": True, **options})
+    lists = classifier(_on_gpu(frame._name, frame))["probabilities"].compute(scheduler="sync")
+    return lists.list.leaves.to_numpy().reshape(len(lists), -1)
+
+
+_cudf_frames: dict[str, Any] = {}
+
+
+def _on_gpu(name: str, frame: dd.DataFrame) -> dd.DataFrame:
+    """The frame as a cudf one, made once: the warm-up's and the one that is timed."""
+    import cudf
+
+    if name not in _cudf_frames:
+        whole = cudf.from_pandas(frame.compute(scheduler="sync"))
+        _cudf_frames[name] = dd.from_pandas(whole, npartitions=frame.npartitions)
+    return _cudf_frames[name]
+
+
+def _memory(
+    options: argparse.Namespace, directory: str, left_out: dict[str, str]
+) -> dict[str, Any]:
+    if _is_gpu(options.device) and _has_cudf():
+        texts = _texts(options, AutoTokenizer.from_pretrained(directory))
+        return {"memory": measure_memory(texts, directory, options.device)}
+    left_out["memory"] = "it needs a GPU and cudf"
+    return {}
+
+
+def _tokens_and_idle(
+    options: argparse.Namespace, directory: str, left_out: dict[str, str]
+) -> dict[str, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    texts = _texts(options, tokenizer)
+    found: dict[str, Any] = {}
+    if "tokens" in options.parts:
+        found["tokens"] = {"host": measure_tokens(texts, tokenizer)}
+        if _is_gpu(options.device) and _has_cudf():
+            try:
+                found["tokens"]["gpu"] = measure_gpu_tokens(texts, tokenizer)
+            except NotEligibleError as err:
+                left_out["tokenizing on the GPU"] = str(err)
+    if "idle" in options.parts:
+        found["idle"] = measure_idle(texts, directory, options.device)
+    return found
+
+
+def _texts(options: argparse.Namespace, tokenizer: Any) -> list[str]:
+    return texts_of_lengths(LENGTHS[LENGTH].sample(options.documents), tokenizer, options.seed)
+
+
+def _is_gpu(device: str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
+def measure_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
+    """The most texts and tokens a second that the host's tokenizer gives, by its own threads.
+
+    No way that tokenizes on the host can be faster.
+    """
+    backend = tokenizer.backend_tokenizer
+    backend.enable_truncation(MAX_TOKENS)
+    backend.no_padding()
+    timings, encodings = _timed(lambda: backend.encode_batch_fast(list(texts)))
+    return _speed(texts, sum(len(encoding.ids) for encoding in encodings), timings)
+
+
+def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
+    """The same by gpuclassify's tokenization on the GPU, of texts that are there.
+
+    Raises
+    ------
+    NotEligibleError
+        It cannot stand in for this tokenizer.
+    """
+    import cudf
+
+    from gpuclassify.frames.wordpiece import GpuWordPiece
+
+    on_gpu, series = GpuWordPiece(tokenizer.backend_tokenizer, MAX_TOKENS), cudf.Series(list(texts))
+
+    def run() -> Any:
+        tokens = on_gpu(series)
+        torch.cuda.synchronize()
+        return tokens
+
+    timings, tokens = _timed(run)
+    speed = _speed(texts, int(tokens.offsets[-1]), timings)
+    return speed | {"left_to_host": len(tokens.fallback_rows)}
+
+
+def _timed(run: Callable[[], Any]) -> tuple[list[float], Any]:
+    timings = []
+    for _ in range(TOKENIZE_REPEATS):
+        started = time.perf_counter()
+        made = run()
+        timings.append(time.perf_counter() - started)
+    return timings, made
+
+
+def _speed(texts: Sequence[str], tokens: int, timings: list[float]) -> dict[str, Any]:
+    seconds = min(timings)
+    return {
+        "seconds": timings,
+        "tokens": tokens,
+        "documents_per_second": len(texts) / seconds,
+        "tokens_per_second": tokens / seconds,
+    }
+
+
+def measure_idle(texts: Sequence[str], directory: str, device: str) -> dict[str, Any]:
+    """Share of a warm run in which the device did nothing, by torch's profiler.
+
+    Returns
+    -------
+    dict
+        ``idle_share`` of the time from the call to the answers; ``idle_share_between`` the first
+        and the last operation on the device; ``sampled_idle_share``, by NVML; and the run's
+        `RunStats`. Shares are None where nobody tells. On a CPU operations of torch stand for the
+        device's.
+    """
+    frame = pd.DataFrame({"text": list(texts)})
+    classifier = classifier_of(directory, device, autocast=True)
+    is_gpu = _is_gpu(device)
+    kind = torch.profiler.ProfilerActivity.CUDA if is_gpu else torch.profiler.ProfilerActivity.CPU
+    classifier(frame)
+    with collected_stats() as runs, torch.profiler.profile(activities=[kind]) as profiler:
+        started = time.perf_counter()
+        classifier(frame)
+        elapsed_seconds = time.perf_counter() - started
+    wanted = torch.autograd.DeviceType.CUDA if is_gpu else torch.autograd.DeviceType.CPU
+    intervals = [
+        (event.time_range.start / 1e6, event.time_range.end / 1e6)
+        for event in profiler.events()
+        if event.device_type == wanted
+    ]
+    busy_seconds, span_seconds = covered(intervals)
+    stats = _summed(runs)
+    sampled_seconds = stats.get("device_sampled_seconds")
+    sampled = 1 - stats["device_busy_seconds"] / sampled_seconds if sampled_seconds else None
+    return {
+        "elapsed_seconds": elapsed_seconds,
+        "idle_share": 1 - busy_seconds / elapsed_seconds if intervals else None,
+        "idle_share_between": 1 - busy_seconds / span_seconds if intervals else None,
+        "sampled_idle_share": sampled,
+        "stats": stats,
+    }
+
+
+def covered(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """How long at least one of the intervals lasts, and how long from the first to the last."""
+    if not intervals:
+        return 0.0, 0.0
+    covered_time, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        covered_time += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered_time, reached - min(start for start, _ in intervals)
+
+
+def _summed(runs: Sequence[Any]) -> dict[str, Any]:
+    sums: dict[str, Any] = {}
+    for run in runs:
+        add_up(sums, run.as_dict())
+    return sums
+
+
+def measure_memory(texts: Sequence[str], directory: str, device: str) -> dict[str, Any]:
+    """Classify a cudf frame beside another one that takes `BALLAST_SHARE` of the GPU.
+
+    Memory is shared out as on the workers of `gpuclassify.get_client`. Nothing of cudf may have
+    been in this process before.
+    """
+    import cudf
+
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    with shared_out(total_bytes):
+        ballast = _ballast(int(total_bytes * BALLAST_SHARE))
+        frame = cudf.DataFrame({"text": list(texts)})
+        classifier = classifier_of(directory, device, autocast=True)
+        with collected_stats() as runs:
+            labelled = classifier(frame)
+        assert len(labelled) == len(texts)
+        ballast_bytes = int(ballast.memory_usage(index=False).sum())
+        del ballast, frame, labelled
+    stats = _summed(runs)
+    return {
+        "device_bytes": total_bytes,
+        "ballast_bytes": ballast_bytes,
+        "is_within_plan": (
+            stats["peak_torch_bytes"] <= stats["peak_planned_bytes"] + WORKSPACE_BYTES
+        ),
+        "stats": stats,
+    }
+
+
+@contextlib.contextmanager
+def shared_out(total_bytes: int) -> Iterator[None]:
+    """RMM's pool and torch's share of the GPU as a worker of `get_client` has them."""
+    import rmm
+
+    rmm.reinitialize(
+        pool_allocator=True,
+        initial_pool_size=_aligned(total_bytes * DEFAULT_POOL),
+        maximum_pool_size=_aligned(total_bytes * DEFAULT_MAXIMUM_POOL),
+    )
+    torch.cuda.set_per_process_memory_fraction(DEFAULT_TORCH)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _aligned(size_bytes: float) -> int:
+    return int(size_bytes) // RMM_ALIGNMENT_BYTES * RMM_ALIGNMENT_BYTES
+
+
+def _ballast(size_bytes: int) -> Any:
+    import cudf
+    import cupy
+
+    rows = size_bytes // (8 * BALLAST_COLUMNS)
+    columns: dict[str, Callable[[], Any]] = dict.fromkeys(
+        map(str, range(BALLAST_COLUMNS)), lambda: cudf.Series(cupy.zeros(rows, dtype=cupy.int64))
+    )
+    return cudf.DataFrame({name: make() for name, make in columns.items()})
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a few lines for people."""
+    gpu = result["gpu"]
+    lines = [f"{gpu['name'] or 'no GPU'}, driver {gpu['driver']}"]
+    if "corpora" in result:
+        lines.append(throughput.table(result))
+    else:
+        lines += [f"{name} is left out: {why}" for name, why in result["left_out"].items()]
+    return "\n".join([*lines, *rest_lines(result)])
+
+
+if __name__ == "__main__":
+    main()
