@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from gpuclassify.cluster import get_client
     from gpuclassify.embedder import Embedder
+    from gpuclassify.jobs.hub.writer import HubWriter, push_to_hub
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader, read_files
     from gpuclassify.jobs.stages import ToBackend
@@ -48,6 +49,7 @@ _HOMES = {
     "FineWebEduClassifier": "gpuclassify.classifiers",
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
+    "HubWriter": "gpuclassify.jobs.hub.writer",
     "InstructionDataGuardClassifier": "gpuclassify.classifiers",
     "JsonlReader": "gpuclassify.jobs.readers",
     "JsonlWriter": "gpuclassify.jobs.writers",
@@ -61,6 +63,7 @@ _HOMES = {
     "ToBackend": "gpuclassify.jobs.stages",
     "classify": "gpuclassify.chain",
     "get_client": "gpuclassify.cluster",
+    "push_to_hub": "gpuclassify.jobs.hub.writer",
     "read_files": "gpuclassify.jobs.readers",
     "to_parquet": "gpuclassify.jobs.writers",
 }
@@ -76,6 +79,7 @@ __all__ = [
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "HubWriter",
     "InstructionDataGuardClassifier",
     "JsonlReader",
     "JsonlWriter",
@@ -89,6 +93,7 @@ __all__ = [
     "ToBackend",
     "classify",
     "get_client",
+    "push_to_hub",
     "read_files",
     "to_parquet",
 ]

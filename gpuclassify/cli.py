@@ -1,4 +1,4 @@
-"""The command line: ``gpuclassify classify | report | models | doctor | demo``.
+"""The command line: ``gpuclassify``, whose larger commands have files in `gpuclassify.commands`.
 
 Exit codes: 0 done, 1 the work failed, 2 the call was wrong and no work was started, 3 done, with
 something left out in quarantine, 130 interrupted.
@@ -14,8 +14,10 @@ from typing import Any
 import click
 
 import gpuclassify
-from gpuclassify.commands import classify, report
-from gpuclassify.console import FAILED, open_console, print_summary, quiet_dask, told
+from gpuclassify.commands.classify import classify, report
+from gpuclassify.commands.console import FAILED, open_console, print_summary, quiet_dask, told
+from gpuclassify.commands.plan import plan
+from gpuclassify.commands.slurm_script import slurm_script
 
 
 class Commands(click.Group):
@@ -37,7 +39,7 @@ class Commands(click.Group):
             context.exit(FAILED)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("gpuclassify", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(gpuclassify.__version__, prog_name="gpuclassify")
 @click.option("--debug", is_flag=True, help="Log details, and show tracebacks.")
 @click.pass_context
@@ -52,7 +54,9 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 main.add_command(classify)
+main.add_command(plan)
 main.add_command(report)
+main.add_command(slurm_script)
 
 
 @main.command()

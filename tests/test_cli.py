@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from gpuclassify.console import print_summary
+from gpuclassify.commands.console import print_summary
 from gpuclassify.jobs.summary import JobSummary
 from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
 

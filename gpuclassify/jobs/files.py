@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import posixpath
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+
+from gpuclassify.jobs.hub.files import PinnedFile, is_pinned, listed, pinned, with_token
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -57,7 +60,7 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
         Nothing matches, or formats are mixed.
     """
     found: dict[str, InputFile] = {}
-    for name in map(str, inputs):
+    for name in pinned(map(str, inputs), storage_options):
         found.update((file.path, file) for file in _expand(name, storage_options))
     formats = {file_format(path): path for path in found}
     if len(formats) > 1:
@@ -82,8 +85,22 @@ def compression(path: str) -> str | None:
 
 
 @contextlib.contextmanager
-def reading(path: str, storage_options: dict[str, Any]) -> Iterator[WatchedFile]:
+def reading(
+    path: str,
+    storage_options: dict[str, Any],
+    size_bytes: int | None = None,
+    ahead_bytes: int | None = None,
+) -> Iterator[WatchedFile]:
     """The file at a path or URL, open for reading bytes.
+
+    Parameters
+    ----------
+    path : str
+    storage_options : dict
+    size_bytes : int, optional
+        Of the file, if it is known, which saves requests on the Hub.
+    ahead_bytes : int, optional
+        How much to fetch from the Hub beyond what is asked for. Default: all of a small file.
 
     Raises
     ------
@@ -94,8 +111,12 @@ def reading(path: str, storage_options: dict[str, Any]) -> Iterator[WatchedFile]
     """
     import fsspec
 
-    filesystem, plain = fsspec.core.url_to_fs(path, **storage_options)
-    with filesystem.open(plain, "rb") as opened:
+    filesystem, plain = fsspec.core.url_to_fs(path, **with_token(path, storage_options))
+    if size_bytes is not None and is_pinned(path):
+        source = PinnedFile(path, size_bytes, filesystem, ahead_bytes)
+    else:
+        source = filesystem.open(plain, "rb")
+    with source as opened:
         file = WatchedFile(opened)
         try:
             yield file
@@ -155,8 +176,8 @@ def redacted(url: str) -> str:
 def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
     import fsspec
 
-    filesystem, path = fsspec.core.url_to_fs(name, **storage_options)
-    found = _list(filesystem, path, name)
+    filesystem, path = fsspec.core.url_to_fs(name, **with_token(name, storage_options))
+    found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
     # Names that begin with a dot or underscore are bookkeeping (_SUCCESS, _metadata), not data.
     data = [p for p in sorted(found) if p == path or not _is_hidden(posixpath.relpath(p, path))]
     readable = [p for p in data if file_format(p) is not None]

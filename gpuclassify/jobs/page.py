@@ -92,6 +92,7 @@ def _head(report: dict[str, Any]) -> str:
     if report["tokens"]:
         tiles.append(_tile(short_number(report["tokens_per_second"]), "tokens a second"))
         tiles.append(_tile(f"{max(0.0, report['padding_share']):.1%}", "padding"))
+    tiles += _gpu_tiles(report["gpu"] or {})
     if report["left_out"]:
         count = sum(report["left_out"].values())
         tiles.append(_tile(f"{count:,}", "left out, in quarantine", "tile warn"))
@@ -100,6 +101,16 @@ def _head(report: dict[str, Any]) -> str:
         f'<h1>Classified texts</h1><p class="under">{escape(report["output"])}<br>'
         f'begun {begun}, {state}</p><div class="tiles">{"".join(tiles)}</div>'
     )
+
+
+def _gpu_tiles(gpu: dict[str, Any]) -> list[str]:
+    """How busy GPUs were while models ran, and the most memory of one that was taken."""
+    tiles = []
+    if gpu.get("busy_share") is not None:
+        tiles.append(_tile(f"{gpu['busy_share']:.0%}", "GPUs busy in models' time"))
+    if "peak_device_bytes" in gpu:
+        tiles.append(_tile(f"{gpu['peak_device_bytes'] / 2**30:.1f} GiB", "of a GPU at most"))
+    return tiles
 
 
 def _tile(value: str, name: str, kind: str = "tile") -> str:

@@ -14,6 +14,7 @@ from gpuclassify.jobs.files import BrokenContentError, InputFile, is_denied, rea
 from gpuclassify.jobs.quarantine import run_halved
 
 FOOTERS_AT_A_TIME = 16
+FOOTER_BYTES = 64 << 10  # what pyarrow reads of the end at first
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def read_footers(files: Sequence[InputFile], storage_options: dict[str, Any]) ->
         if is_denied(file.path):
             return Footer(pa.schema([]), problem="permission denied")
         try:
-            with reading(file.path, storage_options) as opened:
+            with reading(file.path, storage_options, file.size_bytes, FOOTER_BYTES) as opened:
                 metadata = pq.read_metadata(opened)
                 schema = metadata.schema.to_arrow_schema().remove_metadata()
         except BrokenContentError as err:

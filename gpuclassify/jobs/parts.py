@@ -16,6 +16,7 @@ from gpuclassify.jobs.files import (
     reading,
     redacted,
 )
+from gpuclassify.jobs.hub.files import LINE_BYTES
 from gpuclassify.jobs.jsonl import parse_good, read_range
 from gpuclassify.jobs.parquet import good_rows, read_groups
 from gpuclassify.jobs.quarantine import FILE, LINE, ROW, Problem, shortened
@@ -36,6 +37,8 @@ class Part:
         Byte range of a JSONL file; lines that begin in it belong to it. None for whole files.
     problem : str, optional
         Why the file cannot be read, as far as planning has found out.
+    file_bytes : int, optional
+        Size of a file on the Hub, which saves asking for it.
     """
 
     path: str
@@ -43,6 +46,7 @@ class Part:
     start: int = 0
     length: int | None = None
     problem: str | None = None
+    file_bytes: int | None = None
 
     def __str__(self) -> str:
         name = redacted(self.path)
@@ -119,14 +123,16 @@ def read_table(part: Part, form: Form, on_error: str = "raise") -> tuple[pa.Tabl
 
 
 def _read_parquet(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
-    with reading(part.path, form.storage_options) as file:
+    with reading(part.path, form.storage_options, part.file_bytes) as file:
         table = read_groups(file, part.row_groups or (), form.schema)
     good, bad = good_rows(table)
     return good, [Problem(ROW, str(part), str(err), row=row) for row, err in bad.items()]
 
 
 def _read_json(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
-    with reading(part.path, form.storage_options) as file:
+    # What is asked for at first is all lines, or the end of the line before them.
+    ahead_bytes = None if part.length is None else LINE_BYTES + (part.length if part.start else 0)
+    with reading(part.path, form.storage_options, part.file_bytes, ahead_bytes) as file:
         codec = compression(part.path)
         if codec is None:
             offset, lines = read_range(file, part.start, part.length)

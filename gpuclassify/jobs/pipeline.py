@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 
-from gpuclassify.checks import check_choice
+from gpuclassify.chain import Chain
+from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
-from gpuclassify.jobs.files import redacted
+from gpuclassify.jobs.files import UnreadableInputError, redacted
 from gpuclassify.jobs.job import Job, identity_of, plan_work
 from gpuclassify.jobs.manifest import Ledger
 from gpuclassify.jobs.quarantine import ON_ERROR
@@ -18,6 +19,9 @@ from gpuclassify.jobs.stages import ToBackend, as_chain
 from gpuclassify.jobs.storage import Directory
 from gpuclassify.jobs.summary import JobSummary, Report
 from gpuclassify.jobs.writers import FileWriter
+
+if TYPE_CHECKING:
+    from gpuclassify.jobs.plan.result import Plan
 
 
 class Pipeline:
@@ -86,10 +90,7 @@ class Pipeline:
         """
         reader, writer = self._ends()
         source = as_source(reader, self.on_error)
-        is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
-        middle = self.stages[1:-1]
-        chain = as_chain([ToBackend(self.backend), *middle] if is_moved else middle)
-        chain.check(source.meta())
+        chain = self._chain(source, self.stages[1:-1])
         chain.prepare()
         directory = writer.directory
         _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
@@ -102,7 +103,8 @@ class Pipeline:
             code=repr(self),
         )
         ledger.check(restart)
-        return Job(source, work, ledger, restart)
+        writer.check(source.count)
+        return Job(source, work, ledger, restart, writer)
 
     def run(
         self, client: Any = None, *, restart: bool = False, report: Report | None = None
@@ -130,6 +132,81 @@ class Pipeline:
             The first one that a part raises. What is written stays: run the same job again.
         """
         return self.prepare(restart=restart).run(client, report)
+
+    def plan(
+        self,
+        *,
+        sample_rows: int = 1_000,
+        seed: int = 0,
+        trial_seconds: float | None = 20.0,
+    ) -> Plan:
+        """What the job will be like, from a sample: rows, tokens, time and memory; writes nothing.
+
+        Rows are drawn from places all over the input. Each classifier's own tokenizer counts their
+        tokens, and slices of them are run here, in this process; rows of files as pandas frames,
+        whatever `backend` is. The pipeline needs no writer.
+
+        Parameters
+        ----------
+        sample_rows : int
+            About how many rows to draw.
+        seed : int
+            The same one draws the same rows.
+        trial_seconds : float, optional
+            About how long to run the stages. None times nothing, and needs no weights.
+
+        Returns
+        -------
+        Plan
+            ``print`` shows it; `as_dict` gives its numbers.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `prepare` does, and if there are no rows.
+        """
+        from gpuclassify.jobs.plan.forecast import make_plan
+
+        check_count("sample_rows", sample_rows)
+        if not self.stages:
+            raise TypeError("a Pipeline of no stages: its first one must be a reader")
+        reader, *middle = self.stages
+        if middle and isinstance(middle[-1], FileWriter):
+            middle.pop()
+        source = as_source(reader, self.on_error)
+        chain = self._chain(source, middle)
+        if trial_seconds is not None:
+            chain.prepare()
+        return make_plan(
+            reader,
+            source,
+            chain,
+            sample_rows=sample_rows,
+            seed=seed,
+            on_error=self.on_error,
+            trial_seconds=trial_seconds,
+        )
+
+    def _chain(self, source: FileSource | FrameSource, stages: list[Any]) -> Chain:
+        """The stages between the ends, checked for the source's columns.
+
+        Raises
+        ------
+        UnreadableInputError
+            There are no columns, because nothing is in the files.
+        """
+        if not len(source.meta().columns):
+            raise UnreadableInputError(
+                "the input has neither rows nor columns: its files are empty, or hold no line of "
+                "JSON that can be read"
+            )
+        is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
+        chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
+        chain.check(source.meta())
+        stays = not any(isinstance(mapper, ToBackend) for mapper in chain.mappers)
+        if self.backend == "pandas" and stays:  # else workers have parts of another library
+            chain.check_library(source.meta())
+        return chain
 
     def _ends(self) -> tuple[Any, FileWriter]:
         if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):

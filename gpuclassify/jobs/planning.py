@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from gpuclassify.jobs.files import (
     is_denied,
     reading,
 )
+from gpuclassify.jobs.hub.files import LINE_BYTES, is_pinned
 from gpuclassify.jobs.jsonl import exact_integers, line_schemas, parse_good, read_range
 from gpuclassify.jobs.parquet import Footer, group_runs, read_footers
 from gpuclassify.jobs.parts import Form, Part, Source, unreadable
@@ -53,6 +55,14 @@ def plan_source(
     return Source(tuple(parts), form, tuple(files), size)
 
 
+def _with_sizes(parts: Sequence[Part], files: Sequence[InputFile]) -> list[Part]:
+    """The parts, those of the Hub's files with the sizes that listing has told."""
+    sizes = {file.path: file.size_bytes for file in files if is_pinned(file.path)}
+    return [
+        replace(part, file_bytes=sizes[part.path]) if part.path in sizes else part for part in parts
+    ]
+
+
 def _default_part_bytes(files: Sequence[InputFile]) -> int:
     aim = sum(file.size_bytes or 0 for file in files) // PARTS_AIMED_AT
     return min(max(aim, SMALLEST_PART_BYTES), LARGEST_PART_BYTES)
@@ -78,7 +88,7 @@ def _plan_parquet(
         parts.append(Part(file.path, problem=problem))
         if on_error == "raise":
             raise UnreadableInputError(f"{parts[-1]} cannot be read: {problem}")
-    return schema, parts
+    return schema, _with_sizes(parts, files)
 
 
 def _footer_problem(footer: Footer, schema: pa.Schema) -> str | None:
@@ -117,6 +127,7 @@ def _plan_json(
         for part in parts:
             if part.problem is not None:
                 raise UnreadableInputError(f"{part} cannot be read: {part.problem}")
+    parts = _with_sizes(parts, files)
     return _sampled_schema(parts, fields, storage_options, on_error), parts
 
 
@@ -166,7 +177,7 @@ def _samples(
 
 def _sample(part: Part, storage_options: dict[str, Any]) -> bytes:
     """Whole lines from a file's beginning, and one at least."""
-    with reading(part.path, storage_options) as file:
+    with reading(part.path, storage_options, part.file_bytes, LINE_BYTES) as file:
         codec = compression(part.path)
         if codec is None:
             return read_range(file, 0, SAMPLE_BYTES)[1]

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuclassify.checks import check_count
+from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, redacted
+from gpuclassify.jobs.hub.files import keep_tokens, token_names
 from gpuclassify.jobs.parts import Source, read_part
 from gpuclassify.jobs.planning import plan_source
 
@@ -24,13 +26,16 @@ class FileReader:
     Parameters
     ----------
     paths : str or iterable of str
-        Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``hf://``, ``memory://``).
+        Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``memory://``, and
+        ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit that the revision
+        stands for when the job is planned).
     fields : sequence of str, optional
         Columns to read. Default: all.
     part_bytes : int, optional
         Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
     storage_options : dict, optional
-        For fsspec. Never part of a plan, a record or a message.
+        For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
+        alone, and not in the reader.
     """
 
     file_format: ClassVar[str | None] = None
@@ -47,7 +52,7 @@ class FileReader:
         self.paths = [paths] if isinstance(paths, str) else [str(path) for path in paths]
         self.fields = None if fields is None else tuple(dict.fromkeys(fields))
         self.part_bytes = part_bytes
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = keep_tokens(self.paths, storage_options or {})
 
     def __repr__(self) -> str:
         shown = [f"{[redacted(path) for path in self.paths]}"]
@@ -112,7 +117,8 @@ def read_files(
     part_bytes : int, optional
         Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
     storage_options : dict, optional
-        For fsspec.
+        For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
+        frame; workers that start without one need HF_TOKEN.
 
     Returns
     -------
@@ -126,9 +132,10 @@ def read_files(
     """
     import dask.dataframe as dd
 
-    source = plan_source(
-        inputs, fields=fields, part_bytes=part_bytes, storage_options=storage_options
-    )
+    inputs = [str(path) for path in inputs]
+    options = keep_tokens(inputs, storage_options or {})
+    source = plan_source(inputs, fields=fields, part_bytes=part_bytes, storage_options=options)
+    share_tokens_with_workers(token_names(inputs))
     return dd.from_map(
         read_part, source.parts, form=source.form, meta=source.form.meta(), label="read"
     )

@@ -20,6 +20,7 @@ from gpuclassify.jobs.summary import JobSummary
 
 MOST_POINTS = 60
 MOST_PROBLEMS = 20
+GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
 def write_report(directory: Directory) -> dict[str, Any]:
@@ -78,6 +79,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         **_speed(summary, times),
+        "gpu": _gpu(summary.totals),
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
@@ -166,6 +168,19 @@ def _speed(summary: JobSummary, times: _Times) -> dict[str, Any]:
         "tokenize_seconds": totals.get("tokenize_seconds", 0.0),
         "totals": totals,
     }
+
+
+def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
+    """How busy GPUs were while models ran, and the most memory of one; None without any.
+
+    The share is None where drivers do not tell it, as for MIG slices.
+    """
+    peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
+    sampled_seconds = totals.get("device_sampled_seconds")
+    if not (peaks or sampled_seconds):
+        return None
+    busy_seconds = totals.get("device_busy_seconds", 0.0)
+    return {"busy_share": busy_seconds / sampled_seconds if sampled_seconds else None, **peaks}
 
 
 def _most_frequent(counts: dict[str, int]) -> dict[str, int]:

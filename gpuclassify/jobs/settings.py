@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gpuclassify.checks import check_choice, nearest
+from gpuclassify.frames import BACKENDS
+from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.readers import FileReader
 from gpuclassify.jobs.stages import as_chain, text_fields
-from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter
-
-WRITERS = {"parquet": ParquetWriter, "jsonl": JsonlWriter}
+from gpuclassify.jobs.writers import make_writer
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class JobSettings:
     ----------
     input : list of str
         Files, directories, globs or URLs.
-    output : str
-        Directory or URL.
+    output : str, optional
+        Directory, URL or ``hf://datasets/OWNER/NAME``. None for a job that is only planned.
     classifiers : list of dict
         For each, ``classifier`` (its family's name) and the arguments of its constructor.
     fields : list of str, optional
@@ -34,6 +36,8 @@ class JobSettings:
     format : {"parquet", "jsonl"}
     compression : str, optional
         Default: zstd for Parquet, none for JSON lines.
+    staging : str, optional
+        Where files for a repository of the Hub are written first.
     part_size : int or str, optional
         Bytes, or such as "16MB". Default: automatic.
     backend : {"pandas", "cudf"}
@@ -43,24 +47,30 @@ class JobSettings:
     workers : int, optional
     scheduler : str, optional
         Address or scheduler file of a cluster that is running.
+    cluster_options : dict, optional
+        Further arguments of `gpuclassify.get_client`.
     """
 
     input: list[str]
-    output: str
+    output: str | None
     classifiers: list[dict[str, Any]]
     fields: list[str] | None = None
     format: str = "parquet"
     compression: str | None = None
+    staging: str | None = None
     part_size: int | str | None = None
     backend: str = "pandas"
     on_error: str = "raise"
     cluster: str = "auto"
     workers: int | None = None
     scheduler: str | None = None
+    cluster_options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("format", self.format, tuple(WRITERS))
+        check_kinds(asdict(self))
+        check_choice("format", self.format, (PARQUET, JSONL))
         check_choice("on_error", self.on_error, ON_ERROR)
+        check_choice("backend", self.backend, BACKENDS)
         if not self.input or not self.classifiers:
             raise ValueError("a job needs at least one input and one classifier")
         for settings in self.classifiers:
@@ -71,33 +81,33 @@ class JobSettings:
                 )
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> JobSettings:
-        """Settings of plain values.
+    def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
+        """Settings of plain values; a plan may do without an output.
 
         Raises
         ------
         ValueError
             A name is unknown, one that is needed is missing, or a value is out of range.
+        TypeError
+            A value is of another kind.
         """
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise ValueError(
-                    f"a job has no setting {name!r}.{nearest(str(name), names)} "
-                    f"Settings are {', '.join(names)}."
-                )
-        missing = [name for name in ("input", "output", "classifiers") if not values.get(name)]
+        check_kinds(values)
+        needed = ("input", "classifiers") if is_plan else ("input", "output", "classifiers")
+        missing = [name for name in needed if not values.get(name)]
         if missing:
             raise ValueError(f"a job's {' and '.join(missing)} must be given")
-        return cls(**{**values, "input": _as_list(values["input"])})
+        given: dict[str, Any] = {"output": None}
+        given |= {name: value for name, value in values.items() if value is not None}
+        given |= {name: _as_list(given[name]) for name in ("input", "fields") if name in given}
+        return cls(**given)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without those that are the default."""
         defaults = {field.name: field.default for field in fields(self)}
-        return {k: v for k, v in asdict(self).items() if v != defaults[k]}
+        return {k: v for k, v in asdict(self).items() if v is not None and v != defaults[k]}
 
     def pipeline(self) -> Pipeline:
-        """The job itself.
+        """The job itself, without a writer if there is no output.
 
         Raises
         ------
@@ -109,11 +119,10 @@ class JobSettings:
         if read is not None:
             read = [*text_fields(chain.mappers), *read]
         reader = FileReader(self.input, fields=read, part_bytes=_bytes(self.part_size))
-        options: dict[str, Any] = {}
-        if self.compression is not None:
-            options["compression"] = self.compression
-        writer = WRITERS[self.format](self.output, **options)
-        stages = [reader, *chain.mappers, writer]
+        stages = [reader, *chain.mappers]
+        if self.output is not None:
+            options = {"compression": self.compression, "staging": self.staging}
+            stages.append(make_writer(self.output, self.format, **options))
         return Pipeline(stages, backend=self.backend, on_error=self.on_error)
 
 
@@ -123,16 +132,28 @@ def load_settings(path: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        It is no YAML, or no mapping of names to values.
+        It cannot be read, is no YAML, or no mapping of the names of settings to values.
+    TypeError
+        A value is of another kind.
     """
     import yaml  # type: ignore[import-untyped]
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _yaml_loader())  # a safe one
+    except (OSError, UnicodeDecodeError) as err:
+        reason = getattr(err, "strerror", None) or "it is not UTF-8 text"
+        raise ValueError(
+            f"the settings {path} cannot be read: {reason}. --dump-config {path} writes such a "
+            "file from the other options"
+        ) from err
     except yaml.YAMLError as err:
         raise ValueError(f"{path} is no YAML file: {err}") from err
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold names and values, such as input: books/*.jsonl")
+    try:
+        check_kinds(values)
+    except (TypeError, ValueError) as err:
+        raise type(err)(f"{path}: {err}") from err
     return values
 
 
@@ -152,9 +173,86 @@ def families() -> dict[str, Any]:
     return {**FAMILIES, "embedder": Embedder}
 
 
+def check_kinds(values: Mapping[str, Any]) -> None:
+    """Raise unless every name is one of a setting, and its value of the setting's kind.
+
+    Raises
+    ------
+    ValueError
+        A name is unknown; the nearest one is named.
+    TypeError
+        A value is of another kind; what it must be is named.
+    """
+    for name, value in values.items():
+        if name not in _KINDS:
+            raise ValueError(
+                f"a job has no setting {name!r}.{nearest(str(name), _KINDS)} "
+                f"Settings are {', '.join(_KINDS)}."
+            )
+        is_right, what = _KINDS[name]
+        if value is not None and not is_right(value):
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
+    for settings in values.get("classifiers") or []:
+        if settings.get("classifier") is None:
+            near = nearest("classifier", map(str, settings)) and f", but {list(settings)}"
+            raise ValueError(
+                f"one of the classifiers has no name{near}: begin it with classifier: and one of "
+                f"{', '.join(families())}"
+            )
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """A safe loader to which a time limit such as 8:00:00 is a text, and no number of base 60."""
+    import yaml
+
+    text = ("tag:yaml.org,2002:str", re.compile(r"[0-9]+(:[0-9]+)+$"))
+    known = yaml.SafeLoader.yaml_implicit_resolvers.items()
+    resolvers = {first: [text, *others] for first, others in known}
+    return type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_texts(value: Any) -> bool:
+    return _is_text(value) or (isinstance(value, (list, tuple)) and all(map(_is_text, value)))
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_text, value))
+
+
+def _is_classifiers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_named, value))
+
+
+# Of each setting: whether a value is of its kind, and what is meant.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "input": (_is_texts, "a path or a list of paths, such as [books/*.jsonl]"),
+    "output": (_is_text, "a directory or URL"),
+    "classifiers": (_is_classifiers, "a list of settings, such as [{classifier: domain}]"),
+    "fields": (_is_texts, "a list of columns' names, such as [id, url]"),
+    "format": (_is_text, "parquet or jsonl"),
+    "compression": (_is_text, "a name such as zstd"),
+    "part_size": (lambda value: _is_text(value) or _is_count(value), 'bytes, or such as "16MB"'),
+    "backend": (_is_text, "pandas or cudf"),
+    "on_error": (_is_text, "raise or quarantine"),
+    "cluster": (_is_text, "a kind of cluster, such as cpu"),
+    "workers": (_is_count, "a whole number"),
+    "scheduler": (_is_text, "an address such as tcp://host:8786, or a scheduler file"),
+    "cluster_options": (_is_named, "names and values, such as {memory_limit: 8GB}"),
+}
+
+
 def _classifier(settings: Mapping[str, Any]) -> Any:
     arguments = dict(settings)
-    family, known = arguments.pop("classifier", None), families()
+    family, known = arguments.pop("classifier"), families()
     if family not in known:
         raise ValueError(
             f"no classifier {family!r}.{nearest(str(family), known)} Known: {', '.join(known)}."

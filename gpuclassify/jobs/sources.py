@@ -10,8 +10,10 @@ from typing import Any
 
 import dask
 
+from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
 from gpuclassify.jobs.files import file_format, redacted
+from gpuclassify.jobs.hub.files import token_names
 from gpuclassify.jobs.parts import Form, Source
 from gpuclassify.jobs.readers import FileReader
 from gpuclassify.jobs.records import Record
@@ -86,6 +88,7 @@ class FileSource:
         self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work
     ) -> Iterator[Record]:
         """Records of the parts with the numbers `todo`, as they are done."""
+        share_tokens_with_workers(token_names(self.reader.paths))
         packed = PackedWork.of(work)
         calls = ((self.planned.parts[number], names[number], packed) for number in todo)
         return run_tasks(client, run_part, calls)

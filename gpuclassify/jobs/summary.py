@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gpuclassify.inference.stats import add_up
 from gpuclassify.jobs.counts import add_counts
 from gpuclassify.jobs.records import Record
 
@@ -25,7 +26,7 @@ class JobSummary:
     elapsed_seconds : float
         Of this run, from the first task to the last.
     totals : dict of str to float
-        Sums of all parts' `RunStats`.
+        Sums of all parts' `RunStats`, and the largest of their peaks.
     columns : dict of str to dict
         Rows kept by label, for every column of labels.
     numbers : dict of str to dict
@@ -41,6 +42,8 @@ class JobSummary:
         What earlier runs of the same job had done.
     output : str
         Directory or URL.
+    published : str
+        Address of the commit or pull request that has the output, where a `HubWriter` wrote it.
     """
 
     files: list[str] = field(default_factory=list)
@@ -59,6 +62,7 @@ class JobSummary:
     resumed_rows: int = 0
     resumed_tokens: int = 0
     output: str = ""
+    published: str = ""
 
     @property
     def rows_per_second(self) -> float:
@@ -90,7 +94,7 @@ class JobSummary:
         self.resumed_parts += is_resumed
         self.resumed_rows += record.rows_in * is_resumed
         self.resumed_tokens += int(record.stats.get("tokens", 0)) * is_resumed
-        _add(self.totals, record.stats)
+        add_up(self.totals, record.stats)
         _add(self.seconds, record.seconds)
         _add(self.left_out, record.left_out)
         add_counts(self.columns, record.labels)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any, ClassVar
+from typing import Any
 
 from gpuclassify.checks import check_choice
 from gpuclassify.jobs.encoding import Encoding, arrow_table
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
+from gpuclassify.jobs.hub.files import SCHEME, HubPath
 from gpuclassify.jobs.storage import Directory, open_directory
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -28,8 +29,8 @@ class FileWriter:
         For fsspec. Never part of a plan, a record or a message.
     """
 
-    file_format: ClassVar[str]
-    compressions: ClassVar[tuple[str | None, ...]]
+    file_format: str
+    compressions: tuple[str | None, ...]
 
     def __init__(
         self,
@@ -39,6 +40,11 @@ class FileWriter:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_choice("compression", compression, self.compressions)
+        if str(path).startswith(SCHEME):
+            raise ValueError(
+                f"{redacted(str(path))}: on the Hub, each file would be a commit of its own; "
+                'HubWriter("OWNER/NAME", staging="out/") makes one of all'
+            )
         self.path = str(path)
         self.encoding = Encoding(self.file_format, compression)
         self.storage_options = dict(storage_options or {})
@@ -51,6 +57,30 @@ class FileWriter:
     def directory(self) -> Directory:
         """Where it writes."""
         return open_directory(self.path, self.storage_options)
+
+    @property
+    def keeps_index(self) -> bool:
+        """Whether an index that is no plain count becomes a column."""
+        return self.file_format == PARQUET
+
+    def check(self, parts: int) -> None:
+        """Raise unless so many parts may be written, as far as it is known beforehand."""
+
+    def publish(self, client: Any, *, restart: bool = False) -> str:
+        """Bring a job's output, once it is whole, to where it belongs.
+
+        Parameters
+        ----------
+        client : distributed.Client or None
+        restart : bool
+            Do it again, even if it is done.
+
+        Returns
+        -------
+        str
+            Where it is then; empty if that is where it was written.
+        """
+        return ""
 
 
 class JsonlWriter(FileWriter):
@@ -74,6 +104,52 @@ class ParquetWriter(FileWriter):
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(path, compression=compression, storage_options=storage_options)
+
+
+def make_writer(
+    output: str, file_format: str, *, compression: str | None = None, staging: str | None = None
+) -> FileWriter:
+    """The writer for an output of the command line.
+
+    Parameters
+    ----------
+    output : str
+        Directory, fsspec URL, or ``hf://datasets/OWNER/NAME[@BRANCH][/FOLDER]``.
+    file_format : {"parquet", "jsonl"}
+    compression : str, optional
+        Default: that of the writer.
+    staging : str, optional
+        Directory or URL in which the files of a dataset repository are written first.
+
+    Raises
+    ------
+    ValueError
+        `staging` is missing for a repository, or given for another output.
+    """
+    options: dict[str, Any] = {} if compression is None else {"compression": compression}
+    place = HubPath.of(output)
+    if place is None:
+        if staging is not None:
+            raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
+        writer = ParquetWriter if file_format == PARQUET else JsonlWriter
+        return writer(output, **options)
+    if place.repo_type != "dataset":
+        raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
+    if staging is None:
+        raise ValueError(
+            f"{output} needs a directory that all workers see, where the files are written before "
+            "they are uploaded, so that a lost client loses no work: staging=, --staging DIR"
+        )
+    from gpuclassify.jobs.hub.writer import HubWriter
+
+    return HubWriter(
+        place.repo,
+        staging=staging,
+        path=place.path or "data",
+        revision=place.revision,
+        file_format=file_format,
+        **options,
+    )
 
 
 def to_parquet(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpuclassify.commands import classify, report
+from gpuclassify.commands.classify import classify, report
 from gpuclassify.jobs.settings import JobSettings, dump_settings, load_settings
 from gpuclassify.testing import sample_texts, write_checkpoint
 
@@ -107,6 +107,23 @@ def test_options_win_over_the_file_and_the_rest_stays(settings_of, tmp_path):
     assert settings_of("--config", path, "elsewhere")["output"] == "elsewhere"
 
 
+def test_options_of_a_cluster_are_those_of_the_file_and_of_the_command(settings_of, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "input: in\noutput: out\nclassifiers: [{classifier: domain}]\ncluster: slurm\n"
+        "cluster_options: {walltime: 8:00:00, queue: gpu}\n"
+    )
+    found = settings_of(
+        "--config", path, "--cluster-option", "queue=short", "--cluster-option",
+        "threads-per-worker=2", "--cluster-option", 'job_extra=["--mem=1G"]',
+    )  # fmt: skip
+    assert found["cluster_options"] == {
+        "walltime": "8:00:00", "queue": "short", "threads_per_worker": 2, "job_extra": ["--mem=1G"],
+    }  # fmt: skip
+    found = settings_of("in", "out", "--classifier", "domain", "--cluster", "coiled")
+    assert (found["cluster"], "cluster_options" in found) == ("coiled", False)
+
+
 def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
     settings = JobSettings.of(
         {"input": "größe.jsonl", "output": "out", "classifiers": [{"classifier": "domain"}]}
@@ -139,7 +156,24 @@ def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
             ["in.jsonl", "out", "--classifier", "domain", "--set", "token=hf_x"],
             "a token is no setting",
         ),
-        (["in.jsonl", "out", "--classifier", "domain", "--config", "no.yaml"], "no.yaml"),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--config", "no.yaml"],
+            "the settings no.yaml cannot be read: No such file or directory",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--cluster-option", "queue"],
+            "--cluster-option 'queue': pass NAME=VALUE",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--model", "domain", "--cluster", "cpu",
+             "--cluster-option", "local_directry=x"],
+            "did you mean 'local_directory'",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--model", "domain", "--workers", "1",
+             "--cluster-option", "n_workers=2"],
+            "mean the same: give one of them",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, words):
@@ -155,7 +189,25 @@ def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, word
     [
         ("[1]", "must hold names and values"),
         ("a: b: c", "is no YAML file"),
-        ("inputs: x", "Did you mean 'input'"),
+        ("inputs: x", "job.yaml: a job has no setting 'inputs'. Did you mean 'input'?"),
+        ("7: x", "a job has no setting 7"),
+        ("input: 5", "input=5 is a int: pass a path or a list of paths"),
+        ("classifiers: domain", "classifiers='domain' is a str: pass a list of settings"),
+        ("classifiers: [domain]", "such as [{classifier: domain}]"),
+        ("classifiers: [{clasifier: domain}]", "has no name, but ['clasifier']"),
+        ("fields: [1]", "fields=[1] is a list: pass a list of columns' names"),
+        ("part_size: [1]", 'pass bytes, or such as "16MB"'),
+        ("workers: many", "workers='many' is a str: pass a whole number"),
+        ("workers: true", "workers=True is a bool"),
+        ("cluster_options: [1]", "such as {memory_limit: 8GB}"),
+        (
+            "input: x\noutput: y\nclassifiers: [{classifier: domain, filterby: A}]",
+            "Did you mean 'filter_by'",
+        ),
+        (
+            "input: x\noutput: y\nclassifiers: [{classifier: domain}]\nbackend: polars",
+            "backend='polars' is not one of",
+        ),
         ("input: x\noutput: y\nclassifiers: [{classifier: domain}]\nformat: csv", "format='csv'"),
     ],
 )
@@ -167,7 +219,8 @@ def test_wrong_files_of_settings_are_told(run, tmp_path, content, words):
 
 def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
     options = ["--classifier", "domain", "--classifier", "quality", "--model", "domain:domain",
-               "--model", "quality:quality", "--cluster", "cpu", "--workers", "1"]  # fmt: skip
+               "--model", "quality:quality", "--cluster", "cpu", "--workers", "1",
+               "--cluster-option", "local_directory=scratch"]  # fmt: skip
     command = ["broken.jsonl", "out", *options, "--on-error", "quarantine"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
@@ -176,6 +229,7 @@ def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
     found = pd.concat(map(pd.read_parquet, (folder / "out").glob("*.parquet")))
     assert sorted(found["id"]) == list(range(40))
     assert {"domain_pred", "quality_pred"} <= set(found.columns)
+    assert (folder / "scratch").is_dir()  # the cluster got its option
     made = run("out", "--json", command=report)
     assert json.loads(made.stdout)["labels"].keys() == {"domain_pred", "quality_pred"}
     changed = run(*command, "--part-size", "2kB")
@@ -189,8 +243,26 @@ def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
 
 def test_help_needs_no_framework():
     probe = (
-        "import sys; from click.testing import CliRunner; from gpuclassify.commands import *; "
+        "import sys; from click.testing import CliRunner; "
+        "from gpuclassify.commands.classify import classify; "
+        "from gpuclassify.commands.plan import plan; "
         "assert CliRunner().invoke(classify, ['--help']).exit_code == 0; "
+        "assert CliRunner().invoke(plan, ['--help']).exit_code == 0; "
         "assert not {'torch', 'transformers', 'distributed', 'pandas', 'dask'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True)
+
+
+@pytest.mark.parametrize("program", [["-m", "gpuclassify"], ["-m", "dask", "gpuclassify"]])
+def test_the_commands_are_there_as_a_module_and_as_a_command_of_dask(program):
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, *program, *words], capture_output=True, text=True, check=False
+        )
+
+    shown = run("--help")
+    assert shown.returncode == 0, shown.stderr
+    commands = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines()[1:]]
+    assert {"classify", "plan", "report", "models", "doctor"} <= set(commands)
+    wrong = run("classify", "in.jsonl", "out", "--classifier", "domian")
+    assert (wrong.returncode, "Did you mean 'domain'" in wrong.stderr) == (2, True)

@@ -33,7 +33,7 @@ def wrong_call_exits() -> Iterator[None]:
     except WRONG_CALL as error:
         if click.get_current_context().obj["debug"]:
             raise
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(told(error)) from error
 
 
 def told(error: BaseException) -> str:

@@ -1,0 +1,73 @@
+"""The command ``gpuclassify plan``: what a job will be like, before a cluster is paid for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import job_options, read_settings
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+@job_options
+@click.option(
+    "--sample-rows", type=click.IntRange(min=1), default=1_000, show_default=True,
+    help="About how many rows to draw, from places all over the input.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+    help="Another one draws other rows.",
+)  # fmt: skip
+@click.option(
+    "--time/--no-time", "is_timed", default=True,
+    help="Run the models over some of the sample for about 20 seconds, which is the default, or "
+    "load none: then no weights are needed, and the time is not told.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(inputs: tuple[str, ...], **given: Any) -> None:
+    """Say what `classify` would have to do, from a sample of INPUT; writes nothing.
+
+    Shows rows and bytes, how long texts are in each classifier's tokens and how many would be cut,
+    tokens and FLOPs, memory of a worker, the parts, and warns of parts too large for cudf. The
+    time is that of this machine, one process: whatever the options say of a cluster, none is
+    started. Options are those of `classify`; the place of OUTPUT is left out.
+
+    \b
+    gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High
+    """
+    quiet_dask()
+    status = open_console(stderr=True).status("Reading a sample")
+    with wrong_call_exits(), status, _hints(inputs, given["is_timed"]):
+        settings = read_settings(given, input=list(inputs))
+        if settings is None:
+            return
+        made = settings.pipeline().plan(
+            sample_rows=given["sample_rows"],
+            seed=given["seed"],
+            **({} if given["is_timed"] else {"trial_seconds": None}),
+        )
+    if given["as_json"]:
+        click.echo(json.dumps(made.as_dict()))
+    else:
+        click.echo(str(made))
+
+
+@contextlib.contextmanager
+def _hints(inputs: tuple[str, ...], is_timed: bool) -> Iterator[None]:
+    """Add to errors what this command can do about them."""
+    from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
+
+    try:
+        yield
+    except Exception as error:
+        if len(inputs) > 1 and str(error) == f"no such input: {inputs[-1]}":
+            error.add_note("`plan` takes inputs alone: leave OUTPUT out.")
+        if is_timed and isinstance(error, (HubUnreachableError, ModelNotFoundError)):
+            error.add_note("With --no-time, config.json and the tokenizer are enough.")
+        raise

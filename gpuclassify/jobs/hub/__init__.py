@@ -1,0 +1,1 @@
+"""Datasets of the Hugging Face Hub as the input or the output of a job."""

@@ -1,0 +1,359 @@
+"""Dataset repositories as output: one commit, whatever the Hub answers and whoever dies."""
+
+import io
+import itertools
+import json
+import logging
+import os
+import pickle
+import signal
+import time
+
+import cloudpickle
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from hub_helpers import PARTS, REPO, TOKEN, File, assert_clean, push_in_process, serving
+from job_faults import double, in_process, write_input
+
+from gpuclassify.jobs.hub import access as hub_access
+from gpuclassify.jobs.hub import target as hub_target
+from gpuclassify.jobs.hub.access import DatasetAccessError, HubBusyError
+from gpuclassify.jobs.hub.writer import HubWriter, push_to_hub
+from gpuclassify.jobs.manifest import JobChangedError
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.readers import JsonlReader
+from gpuclassify.jobs.work import PackedWork
+from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter, make_writer
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with serving(monkeypatch, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(hub_access, "FIRST_WAIT_SECONDS", 0.01)
+
+
+@pytest.fixture
+def frame():
+    return pd.DataFrame({"id": range(600), "text": [f"text {i} " * 20 for i in range(600)]})
+
+
+@pytest.fixture
+def push(hub, frame, tmp_path):
+    """Pushes a frame of six partitions; some arguments have other defaults."""
+
+    def run(data=frame, **options):
+        lazy = dd.from_pandas(data, npartitions=PARTS) if isinstance(data, pd.DataFrame) else data
+        defaults = {"staging": str(tmp_path / "out"), "token": TOKEN, "endpoint": hub.url}
+        return push_to_hub(lazy, REPO, **{**defaults, **options})
+
+    return run
+
+
+def rows(repo, folder="data", revision="main"):
+    """The rows of the repository's Parquet files."""
+    tree = repo.tree(revision)
+    names = sorted(name for name in tree if name.startswith(f"{folder}/"))
+    return pd.concat([pd.read_parquet(io.BytesIO(tree[name].data)) for name in names])
+
+
+def assert_same_rows(found, frame):
+    pd.testing.assert_frame_equal(found.reset_index(drop=True), frame, check_dtype=False)
+
+
+def assert_pushed_once(server, frame, others=0):
+    """All rows are there, of one commit beside the first one and those of others."""
+    repo = server.repos[REPO]
+    assert_same_rows(rows(repo), frame)
+    assert len(repo.branches["main"]) == 2 + others
+    assert len(server.uploads) == len(set(server.uploads)) == PARTS
+
+
+def test_a_job_on_a_cluster_is_one_commit_and_its_token_is_nowhere(
+    hub, tmp_path, caplog, frame
+):  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+    write_input(tmp_path / "in")
+    hub.add(REPO, is_private=True)
+    hub.fail("PUT", "/upload/", 503)
+    hub.fail("POST", "/preupload/", 429, Retry_After="0")
+    hub.fail("POST", "/commit/", 503, "drop", Retry_After="0")
+    reader = JsonlReader(f"{tmp_path}/in/*.jsonl", part_bytes=8_000)
+    out = tmp_path / "out"
+    writer = HubWriter(REPO, staging=str(out), token=TOKEN, endpoint=hub.url, path="some/rows")
+    pipeline = Pipeline([reader, double, writer])
+    job = pipeline.prepare()
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        assert TOKEN not in str(client.run(lambda: str(dict(os.environ)))), "it must travel"
+        summary = job.run(client)
+        logs = str(client.get_worker_logs()) + str(client.get_scheduler_logs())
+        arguments = str(client.run(lambda: open("/proc/self/cmdline").read()))  # noqa: PTH123, SIM115
+    repo = hub.repos[REPO]
+    assert [repo.titles[c] for c in repo.branches["main"]] == [
+        "initial commit",
+        f"Add {job.ledger.count} files with gpuclassify",
+    ]
+    assert sorted(rows(repo, "some/rows")["id"]) == [i for i in range(600) if i % 3]
+    assert summary.published == f"{hub.url}/datasets/{REPO}/commit/{repo.branches['main'][-1]}"
+    assert len(hub.uploads) == len(set(hub.uploads)) == job.ledger.count
+    shown = [repr(pipeline), repr(job), str(summary), logs, arguments, caplog.text]
+    shown += [path.read_text() for path in (out / "_gpuclassify").rglob("*.json*")]
+    shown += [path.read_text() for path in (out / "_report").iterdir()]
+    assert not any(TOKEN in text for text in shown)
+    pickles = [pickle.dumps(writer), cloudpickle.dumps(pipeline), cloudpickle.dumps(job)]
+    pickles.append(pickle.dumps(PackedWork.of(job.work)))
+    assert not any(TOKEN.encode() in content for content in pickles)
+
+
+def test_files_are_called_as_loaders_expect_and_described_once(hub, push, frame):
+    summary = push(private=True)
+    repo = hub.repos[REPO]
+    assert repo.is_private
+    names = [f"data/train-{i:05d}-of-00006.parquet" for i in range(6)]
+    assert sorted(repo.tree()) == [".gitattributes", "README.md", *names]
+    card = repo.tree()["README.md"].data.decode()
+    assert 'split: train\n    path: "data/train-*"' in card
+    assert_pushed_once(hub, frame)
+    assert list(rows(repo).columns) == ["id", "text"]  # no index
+    assert summary.published.endswith(repo.branches["main"][-1])
+
+
+def test_a_finished_job_asks_for_nothing_and_restart_looks_again(hub, push, frame):
+    first = push()
+    hub.requests.clear()
+    assert push().published == first.published
+    assert hub.requests == []
+    repo = hub.repos[REPO]
+    repo.commit({".gitattributes": repo.tree()[".gitattributes"]}, "somebody removes all")
+    push(restart=True)
+    assert_pushed_once(hub, frame, others=2)
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [(503,), ("drop",), (429, 500), (412, 412, 412, 412, 412)],
+    ids=["503", "lost", "busy", "moved"],
+)
+def test_a_commit_that_fails_or_whose_answer_is_lost_is_made_once(hub, push, frame, outcomes):
+    hub.fail("POST", "/commit/", *outcomes, Retry_After="0")
+    push()
+    assert_pushed_once(hub, frame)
+
+
+def test_the_files_of_a_racing_writer_stay(hub, push, frame):
+    repo = hub.add(REPO)
+    numbers = itertools.count()
+
+    def race():
+        number = next(numbers)
+        repo.commit(repo.tree() | {f"other-{number}.txt": File(b"theirs")}, "other")
+
+    hub.fail("POST", "/commit/", race, race)
+    hub.fail("GET", r"/datasets/acme/books/revision", 503)  # once more than the client tries
+    push()
+    assert {"other-0.txt", "other-1.txt"} < set(repo.tree())
+    assert_pushed_once(hub, frame, others=2)
+
+
+def test_a_hub_that_stays_busy_is_told_and_the_next_run_only_commits(hub, push, frame):
+    hub.fail("POST", "/commit/", *[503] * hub_access.TRIES, Retry_After="0")
+    with pytest.raises(HubBusyError, match=r"the Hub answered 503 for acme/books") as caught:
+        push()
+    assert "run the same job again to publish" in caught.value.__notes__[-1]
+    done = hub.count("POST", "/preupload/")
+    summary = push()
+    assert summary.resumed_parts == PARTS
+    assert hub.count("POST", "/preupload/") == done + 1  # of the card alone
+    assert_pushed_once(hub, frame)
+
+
+@pytest.mark.parametrize(
+    ("method", "pattern", "number"), [("PUT", "/upload/", 4), ("POST", "/commit/", 1)]
+)
+def test_a_client_that_is_killed_uploads_nothing_twice(
+    hub,
+    tmp_path,
+    frame,
+    method,
+    pattern,
+    number,
+):
+    """It dies while the server has its request, which the server answers all the same."""
+    frame.to_parquet(tmp_path / "frame.parquet")
+    processes = []
+    earlier = [lambda: None] * (number - 1)
+    hub.fail(method, pattern, *earlier, lambda: os.kill(processes[0].pid, signal.SIGKILL))
+    processes.append(in_process(push_in_process, tmp_path, hub.url))
+    processes[0].join()
+    assert processes[0].exitcode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while hub.count(method, pattern) < number and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(hub.uploads) == (4 if method == "PUT" else PARTS)
+    assert len(hub.repos[REPO].branches["main"]) == (1 if method == "PUT" else 2)
+    lazy = dd.from_pandas(pd.read_parquet(tmp_path / "frame.parquet"), npartitions=PARTS)
+    options = {"token": TOKEN, "endpoint": hub.url}
+    summary = push_to_hub(lazy, REPO, staging=str(tmp_path / "out"), **options)
+    assert summary.resumed_parts == PARTS
+    assert_pushed_once(hub, frame)
+
+
+def test_what_the_store_has_forgotten_is_uploaded_again(hub, push, frame, caplog):
+    hub.fail("POST", "/commit/", *[503] * hub_access.TRIES, Retry_After="0")
+    with pytest.raises(HubBusyError):
+        push()
+    hub.repos[REPO].large.clear()
+    hub.uploads.clear()
+    push()
+    assert "the files are uploaded once more" in caplog.text
+    assert_pushed_once(hub, frame)
+
+
+def test_other_files_of_the_split_are_refused_or_replaced_and_all_else_stays(hub, push, frame):
+    old = {f"data/train-{i:05d}-of-00003.parquet": File(b"old", True) for i in range(3)}
+    mine = {"README.md": File(b"# mine"), "data/test-00000-of-00001.parquet": File(b"test", True)}
+    repo = hub.add(REPO, {**old, **mine})
+    with pytest.raises(FileExistsError, match=r"3 files of the split 'train'.*overwrite=True"):
+        push()
+    assert not hub.uploads, "it is found out before anything is computed"
+    push(overwrite=True)
+    assert {name: repo.tree()[name] for name in mine} == mine
+    names = [name for name in repo.tree() if name.startswith("data/train-")]
+    assert names == [f"data/train-{i:05d}-of-00006.parquet" for i in range(6)]
+    assert len(repo.branches["main"]) == 2
+
+
+def test_parts_without_rows_are_left_out_but_columns_stay(hub, push, frame, tmp_path):
+    lazy = dd.from_pandas(frame, npartitions=PARTS)
+    push(lazy[lazy.id >= 250])
+    repo = hub.repos[REPO]
+    assert [name for name in repo.tree() if "train" in name] == [
+        f"data/train-{i:05d}-of-00004.parquet" for i in range(4)
+    ]
+    assert rows(repo)["id"].tolist() == list(range(250, 600))
+    push(lazy[lazy.id < 0], path="nothing", staging=str(tmp_path / "nothing"))
+    assert list(rows(repo, "nothing").columns) == ["id", "text"]
+
+
+def test_what_git_keeps_itself_travels_inside_of_the_commit(hub, push, frame):
+    push(file_format="jsonl", compression="gzip")
+    push(file_format="jsonl", compression="gzip")
+    repo = hub.repos[REPO]
+    names = [name for name in repo.tree() if name.startswith("data/")]
+    assert names == [f"data/train-{i:05d}-of-00006.jsonl.gz" for i in range(6)]
+    assert not hub.uploads
+    assert len(repo.branches["main"]) == 2
+
+
+def test_large_files_are_sent_in_pieces(hub, push, frame):
+    hub.chunk_bytes = 700
+    push()
+    assert hub.count("PUT", "/piece/") > PARTS
+    assert_pushed_once(hub, frame)
+
+
+def test_branches_and_pull_requests(hub, push, frame):
+    repo = hub.add(REPO)
+    push(revision="draft/one", staging="memory://branch")
+    assert_same_rows(rows(repo, revision="draft/one"), frame)
+    summary = push(create_pr=True)
+    assert summary.published == f"{hub.url}/datasets/{REPO}/discussions/1"
+    assert len(rows(repo, revision="refs/pr/1")) == 600
+    assert len(repo.branches["main"]) == 1
+    assert push(create_pr=True).published == summary.published
+    assert len(repo.branches) == 3
+
+
+def test_a_pull_request_that_may_be_open_is_not_opened_again(hub, push):
+    repo = hub.add(REPO)
+    hub.fail("POST", "/commit/", "drop")
+    with pytest.raises(ConnectionError, match="may have been opened all the same"):
+        push(create_pr=True)
+    assert sorted(repo.branches) == ["main", "refs/pr/1"]
+
+
+def test_a_wrong_token_is_told_before_work_begins_without_showing_it(hub, push):
+    hub.add(REPO, is_private=True)
+    wrong = "hf_wrongwrongwrong"
+    with pytest.raises(DatasetAccessError, match="HF_TOKEN here and on the workers") as caught:
+        push(token=wrong)
+    assert_clean(caught.value, [wrong])
+    assert not hub.uploads
+
+
+def test_the_same_job_to_another_place_computes_nothing(hub, push, frame):
+    push()
+    summary = push(path="again")
+    assert summary.resumed_parts == PARTS
+    assert len(rows(hub.repos[REPO], "again")) == 600
+
+
+def test_another_job_does_not_mix_with_what_is_staged(hub, push, frame):
+    push()
+    with pytest.raises(JobChangedError):
+        push(frame.assign(id=frame["id"] + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repo": "books"}, "pass OWNER/NAME"),
+        ({"repo": "acme/bo oks"}, "no name of a repository"),
+        ({"split": "a-b"}, "split='a-b'"),
+        ({"path": "a/../b"}, "no folder of a repository"),
+        ({"file_format": "csv"}, "file_format"),
+        ({"create_pr": True, "revision": "v2"}, "pull request goes to main"),
+        ({"token": "hf secret"}, "has spaces"),
+    ],
+)
+def test_wrong_arguments_name_the_cure(options, message, tmp_path):
+    arguments = {"repo": REPO, "staging": str(tmp_path), **options}
+    with pytest.raises(ValueError, match=message) as caught:
+        HubWriter(**arguments)
+    assert "hf secret" not in str(caught.value)
+
+
+def test_more_files_than_a_folder_takes_are_refused_at_once(push, monkeypatch, tmp_path):
+    monkeypatch.setattr("gpuclassify.jobs.hub.writer.MOST_FILES", 5)
+    with pytest.raises(ValueError, match=r"6 parts are more files.*--part-size"):
+        push()
+    assert hub_target.MOST_FILES == 10_000
+    assert not (tmp_path / "out").exists()
+
+
+def test_outputs_of_the_command_line(tmp_path):
+    writer = make_writer("hf://datasets/acme/books@v2/some/rows", "jsonl", staging=str(tmp_path))
+    assert (writer.target.repo, writer.target.revision) == ("acme/books", "v2")
+    assert (writer.target.path, writer.file_format) == ("some/rows", "jsonl")
+    assert make_writer("hf://datasets/acme/books", "parquet", staging="x").target.path == "data"
+    assert isinstance(make_writer("out/", "parquet", compression="snappy"), ParquetWriter)
+    assert isinstance(make_writer("out/", "jsonl"), JsonlWriter)
+    with pytest.raises(ValueError, match="--staging DIR"):
+        make_writer("hf://datasets/acme/books", "parquet")
+    with pytest.raises(ValueError, match="output to hf://"):
+        make_writer("out/", "parquet", staging="x")
+    with pytest.raises(ValueError, match="no dataset"):
+        make_writer("hf://acme/books", "parquet", staging="x")
+    with pytest.raises(ValueError, match=r'HubWriter\("OWNER/NAME"'):
+        ParquetWriter("hf://datasets/acme/books/data")
+
+
+def test_a_finished_output_of_files_is_published_as_it_is(hub, tmp_path):
+    write_input(tmp_path / "in")
+    reader = JsonlReader(f"{tmp_path}/in/*.jsonl", part_bytes=8_000)
+    Pipeline([reader, double, ParquetWriter(f"{tmp_path}/out")]).run()
+    writer = HubWriter(REPO, staging=f"{tmp_path}/out", token=TOKEN, endpoint=hub.url)
+    summary = Pipeline([reader, double, writer]).run()
+    assert summary.resumed_parts == len(summary.files) > 3
+    assert len(rows(hub.repos[REPO])) == summary.rows_out
+    book = json.loads((tmp_path / "out/_gpuclassify/job.json").read_text())
+    assert REPO not in str(book["identity"])  # the place is no part of what the job is
