@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import nearest
+from gpuclassify.faults import on_sound_device
 from gpuclassify.frames import backend_of, name_row
 
 
@@ -227,6 +228,7 @@ class TextMap(PartitionMap):
         backend_of(frame).check_new_columns(self.schema())
 
 
+@on_sound_device
 def map_partition(frame: Any, mapper: PartitionMap, announced: Any) -> Any:
     """The task that Dask runs on each partition."""
     return mapper.map_frame(frame, announced)

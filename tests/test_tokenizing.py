@@ -345,7 +345,7 @@ def test_a_tokenizer_is_judged_by_its_files_before_any_work_starts(checkpoint, t
 
 
 def test_models_that_are_given_other_texts_are_refused(sequence_classifier, safety_models):
-    embedder = Embedder(model=sequence_classifier("bert"), pooling="mean", tokenizer="gpu")
+    embedder = Embedder(model=sequence_classifier("bert"), prompt="query: ", tokenizer="gpu")
     aegis = AegisClassifier(
         model=safety_models.permissive, base_model=safety_models.base, tokenizer="gpu"
     )

@@ -13,10 +13,13 @@ from distributed import Client, Nanny, WorkerPlugin
 from distributed.deploy import Cluster, SpecCluster
 
 from gpuclassify.cluster.plugins import QuietEnd
-from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS
+from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS, raise_by_value
 from gpuclassify.cluster.security import warn_if_open
 
 DASHBOARD_PORT = 8787
+# A worker that was killed is started again by its nanny, which a local cluster closes for good
+# after this time; Dask's 15 seconds are over before a busy machine has imported torch.
+RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
 GUARD = 'if __name__ == "__main__":'
 
 
@@ -71,6 +74,7 @@ def start(
         The cluster does not start, or this is a script that a worker imports again.
     """
     refuse_reimported_script()
+    raise_by_value()(RESTARTS)
     options = {"dashboard_address": dashboard_address()} | options
     try:
         cluster = cluster_class(**options)

@@ -11,13 +11,10 @@ if TYPE_CHECKING:
 
 # A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
 # is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
-WORKER_TTL_SECONDS = 1800.0
+WORKER_TTL_SECONDS = 900.0
 # A task is blamed for each worker that is lost under it, be it by preemption.
 ALLOWED_FAILURES = 10
-COMMUNICATION = {
-    "distributed.comm.timeouts.connect": "60s",
-    "distributed.comm.timeouts.tcp": "120s",
-}
+COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
 
 
 def prepare(client: Client, *, threads: int | None = None) -> Client:
@@ -26,13 +23,14 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
     It changes this, and nothing else. A setting that is already more patient stays. Timeouts are
     those of whole processes: a scheduler that runs in this one shares them with it.
 
-    - scheduler: a worker is given up after 30 minutes without a heartbeat (``worker-ttl``; Dask's
+    - scheduler: a worker is given up after 15 minutes without a heartbeat (``worker-ttl``; Dask's
       own is 5), since a task that holds Python's lock holds up the heartbeat too;
     - scheduler: a task may lose 10 workers before it fails (``allowed-failures``; Dask's own is
       3), since spot machines are taken away under innocent tasks;
-    - scheduler and workers: connecting may take 60 seconds (``comm.timeouts.connect``; Dask's own
-      is 30), and a silent connection is dead after 120 (``comm.timeouts.tcp``; 30). Connections
-      that are open already keep their timeout;
+    - scheduler and workers: a silent connection is dead after 120 seconds
+      (``comm.timeouts.tcp``; Dask's own is 30). Connections that are open already keep their
+      timeout. Connecting keeps Dask's, since the last results of a worker that is gone are asked
+      for as long as that takes;
     - workers: threads of torch and of tokenizing;
     - workers with a nanny: glibc keeps freed memory instead of returning it at once.
 

@@ -113,6 +113,8 @@ def _pandas_array(array: pa.Array, field: pa.Field, string_dtype: Any) -> Any:
             return _from_arrow(pd.BooleanDtype(), array)
         return array.to_numpy(zero_copy_only=False)
     if pa.types.is_string(field.type):
+        if isinstance(array, pa.DictionaryArray):
+            array = array.dictionary_decode()
         if isinstance(string_dtype, pd.ArrowDtype):
             array = array.cast(string_dtype.pyarrow_dtype)
         return _from_arrow(string_dtype, array)

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ def run_tasks(
         The scheduler is gone.
     Exception
         The first one that a task raises; tasks that have not begun are dropped. On a cluster,
-        tasks whose workers died or that lost a connection are tried again first.
+        tasks whose workers died, lost their GPU or lost a connection are tried again first.
     """
     if client is None:
         yield from itertools.starmap(function, calls)
@@ -68,11 +69,21 @@ def compute_tasks(client: Any, tasks: list[Any]) -> Iterator[Any]:
     from distributed import as_completed
 
     futures = client.compute(tasks)
+    completed = as_completed(futures)
+    tries: Counter[str] = Counter()
     try:
-        for future in as_completed(futures):
+        for future in completed:
             if future.cancelled():
                 raise _lost()
-            yield future.result()
+            try:
+                yield future.result()
+            except _passing_errors():
+                tries[future.key] += 1
+                if tries[future.key] == MOST_TRIES:
+                    raise
+                if future.status == "error":  # else its result was lost on the way
+                    client.retry([future])
+                completed.add(future)
     finally:
         _cancel(client, futures)
 
@@ -118,16 +129,21 @@ class _Window:
         self._completed.add(future)
 
     def _result(self, future: Any, call: tuple[Any, ...], tries: int) -> Iterator[Any]:
-        from distributed import KilledWorker
-
         if future.cancelled():
             raise _lost()
         try:
             yield future.result()
-        except (KilledWorker, ConnectionError, TimeoutError):
+        except _passing_errors():
             if tries == MOST_TRIES:
                 raise
             self._submit(call, tries + 1)
+
+
+def _passing_errors() -> tuple[type[Exception], ...]:
+    """What a task fails of for what happens around it."""
+    from distributed import KilledWorker
+
+    return (KilledWorker, ConnectionError, TimeoutError)
 
 
 def _lost() -> ConnectionError:

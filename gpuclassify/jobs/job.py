@@ -13,6 +13,7 @@ from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.encoding import arrow_table
 from gpuclassify.jobs.files import PARQUET, redacted
 from gpuclassify.jobs.manifest import Ledger
+from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.readers import FileReader
 from gpuclassify.jobs.records import Record
 from gpuclassify.jobs.report import write_report
@@ -36,12 +37,15 @@ class Job:
     ledger : Ledger
     restart : bool
         Whether `run` begins with removing what earlier runs wrote.
+    writer : FileWriter, optional
+        Publishes the output when it is whole.
     """
 
     source: Source
     work: Work
     ledger: Ledger
     restart: bool = False
+    writer: FileWriter | None = None
 
     def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
         """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
@@ -63,13 +67,27 @@ class Job:
         write_report(self.ledger.directory)
         self.ledger.finish()
         summary.files.sort()
+        self._publish(client, summary)
         return summary
+
+    def _publish(self, client: Any, summary: JobSummary) -> None:
+        if self.writer is None:
+            return
+        try:
+            summary.published = self.writer.publish(client, restart=self.restart)
+        except Exception as err:
+            err.add_note(
+                f"all parts are written to {summary.output}: run the same job again to publish them"
+            )
+            raise
 
     def _run_rest(
         self, client: Any, done: set[str], summary: JobSummary, report: Report | None
     ) -> None:
         names = self.ledger.names()
         todo = [number for number, name in enumerate(names) if name not in done]
+        if client is not None and todo:
+            check_cluster(client, self.work.chain.mappers, self.work.backend)
         started = time.perf_counter()
         for record in self.source.run(client, todo, names, self.work):
             self._add(summary, record)
@@ -98,7 +116,7 @@ def plan_work(
 ) -> Work:
     """What every task of the job does; remembers the storage options that it needs."""
     meta = source.meta()
-    keep_index = source.has_index and writer.file_format == PARQUET
+    keep_index = source.has_index and writer.keeps_index
     directory = writer.directory
     labels, numbers = count_fields(chain.mappers)
     work = Work(
@@ -129,6 +147,8 @@ def identity_of(source: Source, work: Work) -> dict[str, dict[str, Any]]:
         for number, stage in enumerate(work.chain.mappers, 1)
     }
     encoding = {"format": work.encoding.file_format, "compression": work.encoding.compression}
+    if source.has_index and not work.keep_index and work.encoding.file_format == PARQUET:
+        encoding["index"] = "left out"
     return {**source.identity(), **stages, "output": {**encoding, "backend": work.backend}}
 
 

@@ -13,6 +13,7 @@ from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import UnreadableInputError, redacted
 from gpuclassify.jobs.job import Job, identity_of, plan_work
 from gpuclassify.jobs.manifest import Ledger
+from gpuclassify.jobs.progress import JobProgress
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.sources import FileSource, FrameSource, as_source
 from gpuclassify.jobs.stages import ToBackend, as_chain
@@ -118,7 +119,8 @@ class Pipeline:
         restart : bool
             Start over, and remove what earlier runs wrote; nothing else is ever removed.
         report : callable, optional
-            ``report(parts_done, parts, summary_so_far)``, at first and after every part.
+            ``report(parts_done, parts, summary_so_far)``, at first and after every part. Default:
+            a live line on a terminal, a widget in a notebook, or a line a minute in Python's log.
 
         Returns
         -------
@@ -131,7 +133,11 @@ class Pipeline:
         Exception
             The first one that a part raises. What is written stays: run the same job again.
         """
-        return self.prepare(restart=restart).run(client, report)
+        job = self.prepare(restart=restart)
+        if report is not None:
+            return job.run(client, report)
+        with JobProgress(job.work.chain.__name__, client=client) as progress:
+            return job.run(client, progress.parts)
 
     def plan(
         self,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +15,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from gpuclassify.jobs.charts import readable_time, short_number
 from gpuclassify.jobs.summary import JobSummary
+
+logger = logging.getLogger(__name__)
 
 LOG_EVERY_SECONDS = 60.0
 LOOK_EVERY_SECONDS = 5.0  # at how busy GPUs are
@@ -25,16 +30,18 @@ class JobProgress:
     ----------
     title : str
         What is going on.
-    console : rich.console.Console
+    console : rich.console.Console, optional
         A terminal or notebook gets a live line; anything else gets a line of text every minute and
-        at the end, which is what a log file wants.
+        at the end, which is what a log file wants. Default: the terminal or notebook that this
+        runs in, if it does, and else Python's log, at the level INFO.
     client : distributed.Client, optional
         Whose workers' GPUs are looked at.
     """
 
-    def __init__(self, title: str, console: Console, client: Any = None) -> None:
+    def __init__(self, title: str, console: Console | None = None, client: Any = None) -> None:
         self._title = title
-        self._console = console
+        self._tells = logger.info if console is None else console_line(console)
+        console = console or Console(stderr=True)
         self._client = client
         self._gpus, self._looked = "", 0.0
         self._line = ""
@@ -96,7 +103,7 @@ class JobProgress:
 
     def _print(self) -> None:
         if self._line:
-            self._console.print(self._line, highlight=False, markup=False, soft_wrap=True)
+            self._tells(self._line)
 
     def _busy_gpus(self) -> str:
         """How busy each GPU is, as its worker tells now and then."""
@@ -105,6 +112,11 @@ class JobProgress:
             workers = self._client.scheduler_info()["workers"].values()
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
         return self._gpus
+
+
+def console_line(console: Console) -> Callable[[str], None]:
+    """What writes a line of plain text to a console."""
+    return functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def shown_gpus(shares: list[float | None]) -> str:

@@ -240,6 +240,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fields": (_is_texts, "a list of columns' names, such as [id, url]"),
     "format": (_is_text, "parquet or jsonl"),
     "compression": (_is_text, "a name such as zstd"),
+    "staging": (_is_text, "a directory or URL"),
     "part_size": (lambda value: _is_text(value) or _is_count(value), 'bytes, or such as "16MB"'),
     "backend": (_is_text, "pandas or cudf"),
     "on_error": (_is_text, "raise or quarantine"),

@@ -7,7 +7,6 @@ import hashlib
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +16,9 @@ import pyarrow as pa
 
 from gpuclassify.chain import Chain
 from gpuclassify.events import collected_stats
+from gpuclassify.faults import on_sound_device
 from gpuclassify.frames import name_row
+from gpuclassify.inference.stats import add_up
 from gpuclassify.jobs.access import options_for
 from gpuclassify.jobs.counts import count_labels, count_lengths, count_scores
 from gpuclassify.jobs.encoding import Encoding, arrow_table, conform
@@ -99,6 +100,7 @@ class PackedWork:
         return cloudpickle.loads(self.content)
 
 
+@on_sound_device
 def run_part(part: Part, name: str, packed: PackedWork) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`."""
     work = packed.unpack()
@@ -106,6 +108,7 @@ def run_part(part: Part, name: str, packed: PackedWork) -> Record:
         return _already_written(name, work) or _read_and_run(part, name, work)
 
 
+@on_sound_device
 def run_partition(frame: Any, number: int, name: str, packed: PackedWork) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     work = packed.unpack()
@@ -236,7 +239,7 @@ def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
 
 def _sums(runs: list[Any]) -> dict[str, float]:
     """The runs' stats, added up."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = {}
     for run in runs:
-        sums.update(run.as_dict())
-    return dict(sums)
+        add_up(sums, run.as_dict())
+    return sums

@@ -201,6 +201,19 @@ def test_a_log_gets_a_line_a_minute_and_one_at_the_end(summary, monkeypatch):
     assert written[-1].startswith("[/red]: 100% 30/30 parts")
 
 
+def test_python_s_log_gets_the_lines_where_there_is_no_terminal(finished, caplog, capsys):
+    caplog.set_level("INFO", logger="gpuclassify")
+    stages = [JsonlReader(f"{finished}/in.jsonl"), str_lengths, ParquetWriter(f"{finished}/logged")]
+    Pipeline(stages, on_error="quarantine").run()
+    [line] = [text for text in caplog.messages if "parts" in text]
+    assert line.startswith("str_lengths: 100% 1/1 parts, 52 rows, ")
+    assert capsys.readouterr() == ("", "")
+
+
+def str_lengths(frame):
+    return frame.assign(length=frame["text"].str.len())
+
+
 def test_gpus_are_shown_by_their_use():
     assert shown_gpus([None, None]) == ""
     assert shown_gpus([97, None, 8.4]) == ", GPU 97% 8% busy"

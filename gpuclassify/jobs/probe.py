@@ -1,0 +1,105 @@
+"""What a job tries on each worker before its first part: its models are there, fit, and run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from gpuclassify import hub
+from gpuclassify.cluster.preflight import check_workers
+from gpuclassify.cluster.preflight_table import SETTING, MisfitError
+from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.partition_map import PartitionMap
+
+TEXT = "One short text shows whether a model runs here."
+
+
+@dataclass(frozen=True)
+class ModelProbe:
+    """Downloads, loads and runs models.
+
+    Attributes
+    ----------
+    mappers : tuple of ModelMapper
+    """
+
+    mappers: tuple[ModelMapper, ...]
+
+    def fetch(self) -> None:
+        """Download every model, once for the machine."""
+        for mapper in self.mappers:
+            for identity in _parts(mapper):
+                hub.download(identity, cache_dir=mapper.options.cache_dir)
+
+    def run(self, memory_bytes: int) -> None:
+        """Load each model in turn and run it on a text.
+
+        Parameters
+        ----------
+        memory_bytes : int
+            Host memory that the process may take.
+
+        Raises
+        ------
+        MisfitError
+            A model is larger than what is free.
+        Exception
+            Whatever stops a model from running here.
+        """
+        for mapper in self.mappers:
+            _check_memory(mapper, memory_bytes)
+            mapper.compute([TEXT], str)
+
+
+def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> None:
+    """Raise PreflightError if workers of the client cannot do a job; unless that is set off."""
+    if not dask.config.get(SETTING, True):
+        return
+    stages = list(stages)
+    mappers = tuple(stage for stage in stages if isinstance(stage, ModelMapper))
+    probe = ModelProbe(mappers) if mappers else None
+    check_workers(client, probe, uses_gpu=may_use_gpu(mappers, backend))
+
+
+def may_use_gpu(mappers: Iterable[ModelMapper], backend: str) -> bool:
+    """Whether a job takes a GPU where a worker has one."""
+    devices = [mapper.options.device for mapper in mappers]
+    return backend == "cudf" or any(device.startswith(("auto", "cuda")) for device in devices)
+
+
+def _parts(mapper: ModelMapper) -> list[hub.Identity]:
+    """All that a model is downloaded from; first the one with most of the weights."""
+    checkpoint = mapper.checkpoint
+    names = ("base", "identity", "adapter", "tokenizer")
+    found = [getattr(checkpoint, name, None) for name in names]
+    return list(dict.fromkeys(identity for identity in found if identity is not None))
+
+
+def _check_memory(mapper: ModelMapper, memory_bytes: int) -> None:
+    """Raise MisfitError if the weights are larger than what is free.
+
+    Where models are loaded already, loading another one makes room for itself.
+    """
+    from gpuclassify.inference.memory import free_bytes
+    from gpuclassify.inference.residency import MODELS
+    from gpuclassify.models.precision import pick_device, pick_dtype
+
+    if MODELS.keys():
+        return
+    device = pick_device(mapper.options.device)
+    identity = _parts(mapper)[0]
+    shapes = hub.read_tensor_shapes(identity, cache_dir=mapper.options.cache_dir)
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    needed = numbers * pick_dtype(mapper.options, device).itemsize
+    free = memory_bytes if device.type == "cpu" else free_bytes(device)
+    if needed > free:
+        raise MisfitError(
+            f"memory of {device}",
+            f"{free / 1e9:.2f} GB free",
+            f"{needed / 1e9:.2f} GB for {identity.name}",
+            "fewer workers a machine, a higher memory_limit, or end what else runs there",
+        )
