@@ -250,7 +250,7 @@ def test_jobs_and_lazy_frames_of_a_model_go_on_when_a_gpu_breaks(
     flag = tmp_path / "flag"
     monkeypatch.setenv("BREAKS", str(flag))
     model = str(checkpoint("domain"))
-    options = {"model": model, "device": "cpu", "score_field": "scores"}
+    options = {"model": model, "device": "cpu", "score_field": "scores", "autocast": False}
     reader = JsonlReader(f"{folder}/in.jsonl", part_bytes=5_000)
     with (
         dask.config.set(SETTINGS),
