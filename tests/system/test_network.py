@@ -9,8 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+
+from gpuclassify import DomainClassifier
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -22,6 +25,7 @@ CLIENT = """
 import sys, time
 from pathlib import Path
 from distributed import Client
+from gpuclassify import DomainClassifier
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.readers import JsonlReader
 from gpuclassify.jobs.writers import ParquetWriter
@@ -38,7 +42,9 @@ def report(done, parts, summary):
 reader = JsonlReader(f"{folder}/in.jsonl", part_bytes=200)
 with Client(scheduler_file=f"{folder}/scheduler.json", timeout=60) as client:
     client.wait_for_workers(2, timeout=120)
-    Pipeline([reader, double, ParquetWriter(f"{folder}/out")]).run(client, report=report)
+    classifier = DomainClassifier(model=sys.argv[2], score_field="scores", autocast=False)
+    stages = [reader, double, classifier, ParquetWriter(f"{folder}/out")]
+    Pipeline(stages).run(client, report=report)
     print(len(client.nthreads()))
 """
 
@@ -100,7 +106,7 @@ def parts_done(folder):
     return 0
 
 
-def test_a_job_survives_a_line_that_is_cut(network, tmp_path):
+def test_a_job_survives_a_line_that_is_cut(network, tmp_path, checkpoint):
     scheduler, *workers = network
     with (tmp_path / "in.jsonl").open("w") as file:
         for row in range(ROWS):
@@ -115,7 +121,7 @@ def test_a_job_survives_a_line_that_is_cut(network, tmp_path):
             options += ["--scheduler-file", file, "--local-directory", tmp_path / name]
             options += ["--host", f"10.213.77.{number + 2}", "--death-timeout", "120"]
             start(stack, name, "-m", module, *options)
-        command = [tmp_path / "client.py", tmp_path]
+        command = [tmp_path / "client.py", tmp_path, checkpoint("domain")]
         client = start(stack, scheduler, *command, stdout=subprocess.PIPE, text=True)
         wait_until(lambda: parts_done(tmp_path) >= 5)
         ip("-n", scheduler, "link", "set", "line1", "down")
@@ -129,6 +135,10 @@ def test_a_job_survives_a_line_that_is_cut(network, tmp_path):
     found = found.sort_values("id", ignore_index=True)
     assert found["id"].tolist() == list(range(ROWS))
     assert found["doubled"].tolist() == [2 * row for row in range(ROWS)]
+    options = {"model": str(checkpoint("domain")), "score_field": "scores", "autocast": False}
+    calm = DomainClassifier(**options)(found[["id", "text"]])
+    assert found["domain_pred"].tolist() == calm["domain_pred"].tolist()
+    np.testing.assert_allclose(np.stack(found["scores"]), np.stack(calm["scores"]), atol=1e-5)
     books = tmp_path / "out" / "_gpuclassify"
     assert len(list((books / "records").iterdir())) == parts
     assert (tmp_path / "out" / "_SUCCESS").exists()
