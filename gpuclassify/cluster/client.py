@@ -59,9 +59,11 @@ def get_client(
     ----------
     cluster_type : {"auto", "gpu", "cpu", "slurm", "coiled"}
         ``"gpu"`` starts one worker per visible GPU with dask-cuda. ``"cpu"`` starts few worker
-        processes with many torch threads each. ``"auto"`` takes ``"gpu"`` if a GPU is visible and
-        all it needs is installed. A GPU without that is logged as a warning, and one CPU worker
-        is started by default, on which torch may still use the first GPU. ``"slurm"`` submits
+        processes with many torch threads each; on both, Dask waits longer for a lost worker to
+        come back (``deploy.lost-worker-timeout``, in this process). ``"auto"`` takes ``"gpu"``
+        if a GPU is visible and all it needs is installed. A GPU without that is logged as a
+        warning, and one CPU worker is started by default, on which torch may still use the first
+        GPU. ``"slurm"`` submits
         jobs with workers (`gpuclassify.cluster.slurm.plan_slurm` has its options). ``"coiled"``
         starts machines in the user's cloud account, with the arguments of ``coiled.Cluster`` and
         `private_environ`, environment variables that Coiled shall not see; ``HF_TOKEN``, where it
