@@ -11,29 +11,15 @@ import fnmatch
 import hashlib
 import json
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
+
+from tests.hub_http import Answer, HttpServer, RefusalError, json_answer, ranged_answer
 
 NAME = r"([\w.-]+/[\w.-]+?)"
 ATTRIBUTES = b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"
 PAGE = 1_000
-
-
-class Answer(NamedTuple):
-    status: int
-    body: bytes = b""
-    headers: dict = {}
-
-
-class Request(NamedTuple):
-    method: str
-    path: str
-    status: int
-    has_token: bool
-    host: str
 
 
 class File(NamedTuple):
@@ -50,23 +36,11 @@ class File(NamedTuple):
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-class RefusalError(Exception):
-    def __init__(self, status, message="", code="", headers=()):
-        self.answer = Answer(
-            status,
-            json.dumps({"error": message}).encode(),
-            {
-                "X-Error-Message": message,
-                **({"X-Error-Code": code} if code else {}),
-                **dict(headers),
-            },
-        )
-
-
 @dataclass
 class Repo:
     """Every commit is a whole tree; every branch a list of commits."""
 
+    name: str
     is_private: bool = False
     commits: dict = field(default_factory=dict)
     branches: dict = field(default_factory=lambda: {"main": []})
@@ -92,114 +66,22 @@ class Repo:
         return self.commits[self.sha_of(revision)]
 
 
-class DatasetServer:
-    """Serves repositories until the `with` block ends.
-
-    `fail` makes faults; `requests` are all that were answered; `chunk_bytes` cuts uploads.
-    """
+class DatasetServer(HttpServer):
+    """Serves repositories until the `with` block ends; `chunk_bytes` cuts uploads."""
 
     def __init__(self, token, chunk_bytes=None):
+        super().__init__()
         self.token = token
         self.chunk_bytes = chunk_bytes
-        self.repos, self.requests, self.uploads = {}, [], []
-        self._faults, self._pieces, self._lock = [], {}, threading.RLock()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            wbufsize = 1 << 16  # one packet an answer: a second one would wait for the first
-
-            def do_GET(self):
-                server._serve(self)
-
-            do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
-
-            def log_message(self, *args):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-            def handle_error(self, *arguments):
-                """A client that is killed hears no answer."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        # Another host name, as on the real Hub: a token must not follow a redirect there.
-        self.store_url = f"http://localhost:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *error):
-        self._server.shutdown()
-        self._server.server_close()
+        self.repos, self.uploads, self._pieces = {}, [], {}
 
     def add(self, name, files=(), **settings):
         """Create a repository as the Hub does, with one commit; returns it."""
-        repo = self.repos[name] = Repo(**settings)
+        repo = self.repos[name] = Repo(name, **settings)
         repo.commit({".gitattributes": File(ATTRIBUTES), **dict(files)}, "initial commit")
         return repo
 
-    def fail(self, method, pattern, *outcomes, **headers):
-        """What the next matching requests get, one each.
-
-        An outcome is a status, "drop" (the work is done, and no answer comes), or a function that
-        is called before the request is answered as usual.
-        """
-        self._faults.append((method, pattern, list(outcomes), headers))
-
-    def count(self, method, pattern):
-        """How many requests there were so far."""
-        return sum(r.method == method and bool(re.search(pattern, r.path)) for r in self.requests)
-
-    def _serve(self, handler):
-        url = urlsplit(handler.path)
-        asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        sent = self._body(handler)
-        token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
-        outcome, headers = self._outcome(handler.command, url.path)
-        try:
-            if isinstance(outcome, int):
-                raise RefusalError(outcome, "a fault was made", headers=headers)
-            if callable(outcome):
-                outcome()
-            answer = self._answer(handler, url.path, asked, token, sent)
-        except RefusalError as refusal:
-            answer = refusal.answer
-        host = handler.headers["Host"].partition(":")[0]
-        self.requests.append(Request(handler.command, url.path, answer.status, bool(token), host))
-        if outcome == "drop":
-            handler.close_connection = True
-            return
-        handler.send_response(answer.status)
-        for name, value in {"Content-Length": len(answer.body), **answer.headers}.items():
-            handler.send_header(name, str(value))
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(answer.body)
-
-    @staticmethod
-    def _body(handler):
-        if "chunked" not in handler.headers.get("Transfer-Encoding", ""):
-            return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        body = b""
-        while length := int(handler.rfile.readline(), 16):
-            body += handler.rfile.read(length)
-            handler.rfile.readline()
-        handler.rfile.readline()
-        return body
-
-    def _outcome(self, method, path):
-        with self._lock:
-            for wanted, pattern, outcomes, headers in self._faults:
-                if outcomes and wanted == method and re.search(pattern, path):
-                    return outcomes.pop(0), {k.replace("_", "-"): v for k, v in headers.items()}
-        return None, {}
-
-    def _answer(self, handler, path, asked, token, sent):
+    def _answer(self, call):
         repo_routes = {
             rf"GET /api/datasets/{NAME}(?:/revision/([^/]+))?": self._info,
             rf"GET /api/datasets/{NAME}/tree/([^/]+)(?:/(.+))?": self._tree,
@@ -212,29 +94,27 @@ class DatasetServer:
         }
         routes = {
             "POST /api/repos/create": self._create,
-            "POST /api/validate-yaml": lambda sent: _json({"errors": [], "warnings": []}),
+            "POST /api/validate-yaml": lambda body: json_answer({"errors": [], "warnings": []}),
             rf"PUT /upload/{NAME}/(\w+)": self._store,
             rf"PUT /piece/{NAME}/(\w+)/(\d+)": self._store_piece,
             rf"POST /complete/{NAME}/(\w+)": self._complete,
             rf"POST /verify/{NAME}": self._verify,
         }
-        line = f"{handler.command} {path}"
+        line = f"{call.method} {call.path}"
         if match := re.fullmatch(rf"GET /store/{NAME}/(\w+)", line):
-            return _ranged(self.repos[match[1]].large[match[2]], handler.headers, {})
+            return ranged_answer(self.repos[match[1]].large[match[2]], call, {})
         for pattern, view in routes.items():
             if match := re.fullmatch(pattern, line):
-                if line.startswith("POST /api") and token != self.token:
+                if line.startswith("POST /api") and call.token != self.token:
                     raise RefusalError(401, "Invalid credentials in Authorization header")
-                return view(*map(unquote, match.groups()), sent)
+                return view(*map(unquote, match.groups()), call.body)
         for pattern, view in repo_routes.items():
             if match := re.fullmatch(pattern, line):
                 name, *rest = match.groups()
-                repo = self._repo(
-                    name, token, is_written="POST" in line and "paths-info" not in line
-                )
+                is_written = call.method == "POST" and "paths-info" not in line
+                repo = self._repo(name, call.token, is_written)
                 rest = [None if part is None else unquote(part) for part in rest]
-                given = {"asked": asked, "headers": handler.headers, "sent": sent, "name": name}
-                return view(repo, *rest, given)
+                return view(repo, *rest, call)
         raise RefusalError(404, f"no such page: {line}")
 
     def _repo(self, name, token, is_written):
@@ -249,25 +129,25 @@ class DatasetServer:
         asked = json.loads(sent)
         name = f"{asked['organization']}/{asked['name']}"
         if name in self.repos:
-            return _json({"error": "It is there", "url": f"{self.url}/datasets/{name}"}, 409)
+            return json_answer({"error": "It is there", "url": f"{self.url}/datasets/{name}"}, 409)
         self.add(name, is_private=asked.get("visibility") == "private")
-        return _json({"url": f"{self.url}/datasets/{name}", "name": name})
+        return json_answer({"url": f"{self.url}/datasets/{name}", "name": name})
 
-    def _info(self, repo, revision, given):
-        return _json({"id": given["name"], "sha": repo.sha_of(revision or "main")})
+    def _info(self, repo, revision, call):
+        return json_answer({"id": repo.name, "sha": repo.sha_of(revision or "main")})
 
-    def _branch(self, repo, branch, given):
+    def _branch(self, repo, branch, call):
         if branch in repo.branches:
             raise RefusalError(409, "Reference already exists")
         repo.branches[branch] = [repo.sha_of("main")]
-        return _json({})
+        return json_answer({})
 
-    def _modes(self, repo, revision, given):
+    def _modes(self, repo, revision, call):
         tree = repo.tree(revision)
         lines = [line.split() for line in tree[".gitattributes"].data.decode().splitlines()]
         patterns = [pattern for pattern, *flags in lines if "filter=lfs" in flags]
         files = []
-        for asked in json.loads(given["sent"])["files"]:
+        for asked in json.loads(call.body)["files"]:
             name = asked["path"].rpartition("/")[2]
             is_large = any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
             there = tree.get(asked["path"])
@@ -276,11 +156,11 @@ class DatasetServer:
             files.append(
                 {"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid}
             )
-        return _json({"files": files})
+        return json_answer({"files": files})
 
-    def _batch(self, repo, given):
-        name, objects = given["name"], []
-        for asked in json.loads(given["sent"])["objects"]:
+    def _batch(self, repo, call):
+        name, objects = repo.name, []
+        for asked in json.loads(call.body)["objects"]:
             oid, size = asked["oid"], asked["size"]
             found = {"oid": oid, "size": size}
             if oid not in repo.large:
@@ -297,7 +177,7 @@ class DatasetServer:
                 verify = {"href": f"{self.url}/verify/{name}", "header": {}}
                 found["actions"] = {"upload": upload, "verify": verify}
             objects.append(found)
-        return _json({"transfer": "basic", "objects": objects})
+        return json_answer({"transfer": "basic", "objects": objects})
 
     def _store(self, name, oid, data):
         if hashlib.sha256(data).hexdigest() != oid:
@@ -318,10 +198,10 @@ class DatasetServer:
         asked = json.loads(sent)
         if len(self.repos[name].large.get(asked["oid"], b"")) != asked["size"]:
             raise RefusalError(404, "no such object")
-        return _json({})
+        return json_answer({})
 
-    def _commit(self, repo, branch, given):
-        header, *changes = (json.loads(line) for line in given["sent"].splitlines())
+    def _commit(self, repo, branch, call):
+        header, *changes = (json.loads(line) for line in call.body.splitlines())
         with self._lock:
             head, tree = repo.sha_of(branch), dict(repo.tree(branch))
             parent = header["value"].get("parentCommit")
@@ -331,14 +211,14 @@ class DatasetServer:
                 )
             for change in changes:
                 self._change(repo, tree, change["key"], change["value"])
-            if given["asked"].get("create_pr"):
+            if call.query.get("create_pr"):
                 branch = f"refs/pr/{sum(b.startswith('refs/pr/') for b in repo.branches) + 1}"
             sha = repo.commit(tree, header["value"]["summary"], branch)
-        url = f"{self.url}/datasets/{given['name']}"
+        url = f"{self.url}/datasets/{repo.name}"
         found = {"commitOid": sha, "commitUrl": f"{url}/commit/{sha}"}
         if branch.startswith("refs/pr/"):
             found["pullRequestUrl"] = f"{url}/discussions/{branch.rpartition('/')[2]}"
-        return _json(found)
+        return json_answer(found)
 
     @staticmethod
     def _change(repo, tree, key, value):
@@ -354,9 +234,9 @@ class DatasetServer:
         elif tree.pop(path, None) is None:
             raise RefusalError(404, "A file with this name doesn't exist", "EntryNotFound")
 
-    def _tree(self, repo, revision, folder, given):
+    def _tree(self, repo, revision, folder, call):
         tree, prefix = repo.tree(revision), f"{folder.rstrip('/')}/" if folder else ""
-        is_recursive = given["asked"].get("recursive", "").lower() in ("true", "1")
+        is_recursive = call.query.get("recursive", "").lower() in ("true", "1")
         found = {}
         for path in sorted(path for path in tree if path.startswith(prefix)):
             steps = path[len(prefix) :].split("/")
@@ -367,37 +247,32 @@ class DatasetServer:
                 found[path] = _entry(path, tree[path])
         if folder and not found:
             raise RefusalError(404, f"{folder} does not exist", "EntryNotFound")
-        start, entries = int(given["asked"].get("cursor", 0)), list(found.values())
+        start, entries = int(call.query.get("cursor", 0)), list(found.values())
         headers = {}
         if start + PAGE < len(entries):
             query = f"recursive={is_recursive}&cursor={start + PAGE}"
-            where = f"{self.url}/api/datasets/{given['name']}/tree/{revision}"
+            where = f"{self.url}/api/datasets/{repo.name}/tree/{revision}"
             where += f"/{folder}" if folder else ""
             headers["Link"] = f'<{where}?{query}>; rel="next"'
-        return _json(entries[start : start + PAGE], headers=headers)
+        return json_answer(entries[start : start + PAGE], headers=headers)
 
-    def _paths_info(self, repo, revision, given):
+    def _paths_info(self, repo, revision, call):
         tree = repo.tree(revision)
-        paths = parse_qs(given["sent"].decode()).get("paths", [])
-        return _json([_entry(path, tree[path]) for path in paths if path in tree])
+        paths = parse_qs(call.body.decode()).get("paths", [])
+        return json_answer([_entry(path, tree[path]) for path in paths if path in tree])
 
-    def _resolve(self, repo, revision, path, given):
+    def _resolve(self, repo, revision, path, call):
         sha = repo.sha_of(revision)
         file = repo.commits[sha].get(path)
         if file is None:
             raise RefusalError(404, "Entry not found", "EntryNotFound", {"X-Repo-Commit": sha})
         described = {"X-Repo-Commit": sha, "ETag": f'"{file.blob}"'}
         if not file.is_large:
-            return _ranged(file.data, given["headers"], described)
+            return ranged_answer(file.data, call, described)
         repo.large[file.digest] = file.data
-        where = f"{self.store_url}/store/{given['name']}/{file.digest}"
+        where = f"{self.store_url}/store/{repo.name}/{file.digest}"
         described |= {"X-Linked-Etag": f'"{file.digest}"', "X-Linked-Size": len(file.data)}
         return Answer(302, b"", {**described, "Location": f"{where}?signature=secret"})
-
-
-def _json(content, status=200, headers=()):
-    described = {"Content-Type": "application/json", **dict(headers)}
-    return Answer(status, json.dumps(content).encode(), described)
 
 
 def _entry(path, file):
@@ -405,14 +280,3 @@ def _entry(path, file):
     if file.is_large:
         entry["lfs"] = {"oid": file.digest, "size": len(file.data), "pointerSize": 130}
     return entry
-
-
-def _ranged(data, headers, described):
-    wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", ""))
-    if wanted is None:
-        return Answer(200, data, described)
-    first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
-    if first >= len(data):
-        raise RefusalError(416, headers={"Content-Range": f"bytes */{len(data)}"})
-    described = {**described, "Content-Range": f"bytes {first}-{last}/{len(data)}"}
-    return Answer(206, data[first : last + 1], described)

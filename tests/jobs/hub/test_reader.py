@@ -6,31 +6,20 @@ import cloudpickle
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
-from hub_helpers import REPO, TOKEN, File, assert_clean, serving
+from hub_client import REPO, TOKEN, assert_clean
 from job_faults import double
 
 from gpuclassify.jobs.files import UnreadableInputError, find_files
-from gpuclassify.jobs.hub import access as hub_access
 from gpuclassify.jobs.hub.access import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.hub.files import HubPath
 from gpuclassify.jobs.manifest import JobChangedError
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.writers import ParquetWriter
+from tests.hub_dataset_server import File
 
 URL = f"hf://datasets/{REPO}"
 FILES = 3
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with serving(monkeypatch, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr(hub_access, "FIRST_WAIT_SECONDS", 0.01)
 
 
 def contents(number, rows=400):

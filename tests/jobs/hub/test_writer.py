@@ -14,7 +14,7 @@ import dask.dataframe as dd
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
-from hub_helpers import PARTS, REPO, TOKEN, File, assert_clean, push_in_process, serving
+from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
 from gpuclassify.jobs.hub import access as hub_access
@@ -26,17 +26,7 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.readers import JsonlReader
 from gpuclassify.jobs.work import PackedWork
 from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter, make_writer
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with serving(monkeypatch, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr(hub_access, "FIRST_WAIT_SECONDS", 0.01)
+from tests.hub_dataset_server import File
 
 
 @pytest.fixture

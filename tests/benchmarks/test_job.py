@@ -1,0 +1,46 @@
+"""Time and tokens of a whole job go to what spends them."""
+
+import time
+
+import dask
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.job import CLASSIFY, READ, WRITE, Timeline, measure_job
+
+
+def test_time_of_a_job_goes_to_the_phase_that_spends_it(tmp_path):
+    def delay(partition):
+        time.sleep(0.2)
+        return partition
+
+    dd.from_pandas(pd.DataFrame({"text": list("abcd")}), npartitions=2).to_parquet(tmp_path / "in")
+    timeline = Timeline()
+    with timeline, dask.config.set(scheduler="synchronous"):
+        frame = dd.read_parquet(tmp_path / "in")
+        for function, options in [
+            (timeline.mark, {"phase": CLASSIFY}),
+            (delay, {}),
+            (timeline.mark, {"phase": WRITE}),
+        ]:
+            frame = frame.map_partitions(function, meta=frame._meta, **options)
+        frame.to_parquet(tmp_path / "out")
+        timeline.enter(WRITE)
+    seconds = timeline.seconds
+    assert 0.4 <= seconds[CLASSIFY] < 0.4 + seconds[CLASSIFY] / 2
+    assert seconds[READ] > 0
+    assert seconds[WRITE] > 0
+
+
+def test_a_job_tells_what_its_tokens_and_its_time_went_to(tiny_model, some_texts):
+    found = measure_job(some_texts, 2, tiny_model, "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    lengths = [min(len(ids), 512) for ids in tokenizer(some_texts)["input_ids"]]
+    assert found["tokens"] == sum(lengths)
+    assert found["padding"] == found["padded_tokens"] / found["tokens"] >= 1
+    assert list(found["shares"]) == ["plan", "read", "wait_for_tokens", "model", "write", "rest"]
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    assert all(share > 0 for share in found["shares"].values())
+    assert found["tokenize_seconds"] > 0

@@ -1,0 +1,63 @@
+"""Gated and private models: a token opens them, and refusals tell where to ask."""
+
+import pytest
+
+from gpuclassify import hub
+from tests.hub.small_model import CONFIG, GOOD_TOKEN, NAME, OTHER_TOKEN, SHAPES, checkpoint
+
+
+def test_a_gated_model_without_a_token_tells_where_to_ask(server, cache):
+    sha = server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN})
+    pattern = r"acme/topics is gated.*https://huggingface.co/acme/topics.*token= or HF_TOKEN"
+    pinned = hub.Identity(NAME, sha, False)
+    for read in (hub.resolve, lambda name, cache_dir: hub.download(pinned, cache_dir=cache_dir)):
+        with pytest.raises(hub.ModelAccessError, match=pattern):
+            read(NAME, cache_dir=cache)
+    for read_pinned in (
+        hub.read_tensor_shapes,
+        lambda *a, **k: hub.read_json(*a, "config.json", **k),
+    ):
+        with pytest.raises(hub.ModelAccessError, match=pattern):
+            read_pinned(pinned, cache_dir=cache)
+
+
+def test_a_gated_model_with_a_token_that_lacks_access_says_so(server, cache):
+    server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN})
+    hub.remember_token(NAME, OTHER_TOKEN)
+    with pytest.raises(hub.ModelAccessError, match="the token in use has no access"):
+        hub.resolve(NAME, cache_dir=cache)
+
+
+@pytest.mark.parametrize("kind", ["is_gated", "is_private"])
+def test_a_remembered_token_opens_a_model(server, cache, kind):
+    server.add(NAME, checkpoint(), **{kind: True}, readers={GOOD_TOKEN})
+    hub.remember_token(NAME, f" {GOOD_TOKEN}\n")
+    identity = hub.resolve(NAME, cache_dir=cache)
+    assert hub.read_json(identity, "config.json", cache_dir=cache) == CONFIG
+    assert hub.read_tensor_shapes(identity, cache_dir=cache) == SHAPES
+    assert (hub.download(identity, cache_dir=cache) / "model.safetensors").is_file()
+    to_storage = [request for request in server.requests if "/storage/" in request.path]
+    assert to_storage and not any(request.has_token for request in to_storage)
+
+
+def test_a_private_model_without_a_token_may_be_missing_or_private(server, cache):
+    server.add(NAME, checkpoint(), is_private=True, readers={GOOD_TOKEN})
+    with pytest.raises(hub.ModelAccessError, match="private model needs a token") as caught:
+        hub.resolve(NAME, cache_dir=cache)
+    assert isinstance(caught.value, hub.ModelNotFoundError)
+
+
+def test_a_token_that_the_hub_does_not_know_is_refused(server, cache):
+    server.add(NAME, checkpoint())
+    hub.remember_token(NAME, "hf_unknown")
+    with pytest.raises(hub.ModelAccessError, match="refused access to acme/topics"):
+        hub.resolve(NAME, cache_dir=cache)
+
+
+def test_hf_token_is_used_where_none_is_remembered(server, cache, monkeypatch):
+    sha = server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN})
+    monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
+    assert hub.resolve(NAME, cache_dir=cache).revision == sha
+    monkeypatch.setenv("HF_TOKEN", OTHER_TOKEN)
+    with pytest.raises(hub.ModelAccessError, match="the token in use has no access"):
+        hub.resolve(NAME, cache_dir=cache)

@@ -1,0 +1,67 @@
+"""Files of a model, read one by one or downloaded, always at the pinned commit."""
+
+import json
+
+import pytest
+
+from gpuclassify import hub
+from tests.hub.small_model import CONFIG, NAME, SHAPES, checkpoint, write
+
+
+def test_config_keeps_the_key_order_and_a_missing_file_is_none(server, cache):
+    server.add(NAME, checkpoint())
+    identity = hub.resolve(NAME, cache_dir=cache)
+    config = hub.read_json(identity, "config.json", cache_dir=cache)
+    assert list(config["id2label"]) == ["1", "0"]
+    assert hub.read_json(identity, "missing.json", cache_dir=cache) is None
+
+
+def test_broken_json_is_named(server, cache, tmp_path):
+    server.add(NAME, {"config.json": b"{broken", "list.json": b"[1]"})
+    local = hub.resolve(write(tmp_path / "model", {"config.json": b"\xff{", "list.json": b"[1]"}))
+    for identity in (hub.resolve(NAME, cache_dir=cache), local):
+        with pytest.raises(ValueError, match=r"config\.json of .* is not (UTF-8|valid JSON)"):
+            hub.read_json(identity, "config.json", cache_dir=cache)
+        with pytest.raises(ValueError, match=r"list\.json of .* a JSON list"):
+            hub.read_json(identity, "list.json", cache_dir=cache)
+
+
+def test_a_text_file_is_read_on_the_hub_and_then_from_the_cache(server, cache, unplug):
+    server.add(NAME, checkpoint() | {"README.md": "# Größe\r\ntext\n".encode(), "bad.md": b"\xff"})
+    identity = hub.resolve(NAME, cache_dir=cache)
+    assert hub.read_text(identity, "README.md", cache_dir=cache) == "# Größe\ntext\n"
+    assert hub.read_text(identity, "missing.md", cache_dir=cache) is None
+    with pytest.raises(ValueError, match=r"bad\.md of acme/topics is not UTF-8 text"):
+        hub.read_text(identity, "bad.md", cache_dir=cache)
+    unplug()
+    assert hub.read_text(identity, "README.md", cache_dir=cache) == "# Größe\ntext\n"
+
+
+def test_a_text_file_of_a_directory_is_read(tmp_path):
+    identity = hub.resolve(write(tmp_path / "model", checkpoint()))
+    assert hub.read_text(identity, "README.md") == "# Topics"
+    assert hub.read_text(identity, "missing.md") is None
+
+
+def test_reads_stay_at_the_pinned_commit(server, cache):
+    server.add(NAME, checkpoint())
+    identity = hub.resolve(NAME, cache_dir=cache)
+    server.models[NAME].commit({"config.json": b'{"newer": 1}'})
+    assert hub.read_json(identity, "config.json", cache_dir=cache) == CONFIG
+    folder = hub.download(identity, cache_dir=cache)
+    assert json.loads((folder / "config.json").read_text()) == CONFIG
+
+
+def test_a_download_takes_no_pickles_and_then_no_requests(server, cache):
+    server.add(NAME, {**checkpoint(), "1_Pooling/config.json": b"{}"})
+    identity = hub.resolve(NAME, cache_dir=cache)
+    folder = hub.download(identity, cache_dir=cache)
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    expected = {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"}
+    assert files == expected
+    server.requests.clear()
+    assert hub.download(identity, cache_dir=cache) == folder
+    assert hub.read_tensor_shapes(identity, cache_dir=cache) == SHAPES
+    assert hub.read_json(identity, "missing.json", cache_dir=cache) is None
+    assert "pytorch_model.bin" in hub.list_files(identity, cache_dir=cache)
+    assert server.requests == []

@@ -1,0 +1,87 @@
+"""Tokens reach the workers of a cluster, those that come later too, and nothing else."""
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+from distributed import Client, LocalCluster, Worker
+
+from gpuclassify import hub
+from gpuclassify.hub import tokens
+from tests.hub.small_model import GOOD_TOKEN, NAME, OTHER_TOKEN
+
+
+@contextlib.contextmanager
+def local_client(**settings):
+    with (
+        LocalCluster(dashboard_address=None, threads_per_worker=1, **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster, client
+
+
+def worker_plugins(dask_worker):
+    return [repr(plugin) for key, plugin in dask_worker.plugins.items() if "gpuclassify" in key]
+
+
+def test_sharing_without_a_client_or_tokens_does_nothing():
+    hub.remember_token(NAME, GOOD_TOKEN)
+    hub.share_tokens_with_workers([NAME])
+    hub.share_tokens_with_workers([])
+
+
+def test_tokens_reach_present_and_later_worker_processes():
+    hub.remember_token(NAME, GOOD_TOKEN)
+    hub.remember_token("acme/unrelated", OTHER_TOKEN)
+    with local_client(n_workers=1, processes=True) as (cluster, client):
+        hub.share_tokens_with_workers([NAME, "acme/open"])
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        assert list(client.run(hub.token_for, NAME).values()) == [GOOD_TOKEN] * 2
+        assert list(client.run(hub.token_for, "acme/unrelated").values()) == [None] * 2
+        hub.remember_token(NAME, OTHER_TOKEN)
+        hub.share_tokens_with_workers([NAME])
+        assert list(client.run(hub.token_for, NAME).values()) == [OTHER_TOKEN] * 2
+
+
+def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog):
+    hub.remember_token(NAME, GOOD_TOKEN)
+    with (
+        caplog.at_level(logging.DEBUG),
+        local_client(n_workers=1, processes=False) as (cluster, client),
+    ):
+        registered = []
+        register = client.register_plugin
+        monkeypatch.setattr(
+            client, "register_plugin", lambda p: (registered.append(p), register(p))
+        )
+        for _ in range(3):
+            hub.share_tokens_with_workers([NAME])
+        assert len(registered) == 1
+        assert client.run(worker_plugins) == {
+            address: [f"<TokenPlugin {NAME}>"] for address in client.scheduler_info()["workers"]
+        }
+        monkeypatch.setattr(tokens, "_tokens", {})
+        assert hub.token_for(NAME) is None
+
+        async def join():
+            async with Worker(cluster.scheduler.address, dashboard=False):
+                return hub.token_for(NAME)
+
+        assert client.sync(join) == GOOD_TOKEN
+    assert GOOD_TOKEN not in caplog.text
+    assert GOOD_TOKEN not in repr(vars(cluster.scheduler).get("events", ""))
+
+
+def test_an_asynchronous_client_is_told_the_cure():
+    hub.remember_token(NAME, GOOD_TOKEN)
+
+    async def share():
+        settings = {"processes": False, "n_workers": 0, "dashboard_address": None}
+        async with Client(asynchronous=True, **settings):
+            hub.share_tokens_with_workers([NAME])
+
+    with pytest.raises(RuntimeError, match="set HF_TOKEN on the workers") as caught:
+        asyncio.run(share())
+    assert GOOD_TOKEN not in str(caught.value)
