@@ -60,6 +60,7 @@ if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then
 fi
 # How workers and the command find the scheduler; a name of its own after every restart.
 SCHEDULER_FILE=$PWD/.gpuclassify-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}.json
+rm -f "$PWD/.gpuclassify-$SLURM_JOB_ID-"*.json # of runs that Slurm gave no time to finish
 
 requeue() { # The time limit is near. What is written stays, so the next run goes on from there.
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "$MOST_RESTARTS" ]; then
@@ -74,7 +75,7 @@ requeue() { # The time limit is near. What is written stays, so the next run goe
 }
 
 finish() { # However the script ends: the scheduler ends, and workers leave with it.
-    trap '' USR1
+    trap '' USR1 TERM # Slurm sends TERM to a job that it puts back into the queue
     kill $COMMAND $SCHEDULER 2>/dev/null
     wait
     rm -f "$SCHEDULER_FILE"

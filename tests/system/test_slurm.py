@@ -275,6 +275,8 @@ def test_a_script_binds_gpus_and_goes_on_after_its_time_limit(
     wait_until(lambda: slurm.job(job)["JobState"] == "PENDING", "the job to be requeued")
     written = {path.name: path.stat().st_mtime_ns for path in folder.glob("out/*.parquet")}
     gate.touch()
+    # What a run leaves whose node is lost.
+    (folder / f".gpuclassify-{job}-0.json").write_text("{}")
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # not after two minutes
     state = wait_until(lambda: ended(slurm, job), "the job's end", START_SECONDS)
     log = (folder / f"gpuclassify-{job}.log").read_text()
