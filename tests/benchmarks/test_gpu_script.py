@@ -21,7 +21,7 @@ from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.suite import FORMS, GPU_SMOKE
 from benchmarks.ways import _gpu_ways
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
 
 
