@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RAPIDS := .venv-rapids
 PYTHON_GPU := $(BIN)/python
+# Nothing is installed into an environment that somebody else made.
+GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
 # torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
@@ -25,7 +27,7 @@ test-rapids: $(RAPIDS)/.ready
 	$(RAPIDS)/bin/python -m pytest -q -m "rapids and not gpu" tests/frames tests/cluster
 
 # In an environment that is there, such as that of an offline machine: make test-gpu PYTHON_GPU=python3
-test-gpu: $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.dev)
+test-gpu: $(GPU_READY)
 	HF_HUB_OFFLINE=1 $(PYTHON_GPU) -m pytest -q -m gpu --continue-on-collection-errors
 
 # Golden cases with real weights: make test-weights CASES=cases.jsonl (the format: tests/golden.py)
@@ -44,8 +46,8 @@ bench: $(VENV)/.dev
 bench-full: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.suite full
 
-bench-gpu: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.suite gpu
+bench-gpu: $(GPU_READY)
+	PYTHON="$(PYTHON_GPU)" bash benchmarks/gpu.sh
 
 clean:
 	rm -rf $(VENV) $(RAPIDS)
@@ -58,6 +60,11 @@ $(VENV)/.base: setup.cfg constraints.txt
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+# With the wheels of CUDA 13.
+$(VENV)/.gpu: $(VENV)/.dev
+	$(PIP) --editable ".[dev,gpu]"
 	touch $@
 
 # Beside the development environment, so that all other tests run without RAPIDS.

@@ -322,8 +322,10 @@ def shared_out(total_bytes: int) -> Iterator[None]:
         maximum_pool_size=_aligned(total_bytes * DEFAULT_MAXIMUM_POOL),
     )
     torch.cuda.set_per_process_memory_fraction(DEFAULT_TORCH)
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _aligned(size_bytes: float) -> int:

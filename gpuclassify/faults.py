@@ -48,7 +48,7 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
     def run(*args: Any, **kwargs: Any) -> Result:
         try:
             return function(*args, **kwargs)
-        except RuntimeError as err:
+        except Exception as err:
             from gpuclassify.inference.broken_device import is_broken_device
 
             if not is_broken_device(err):

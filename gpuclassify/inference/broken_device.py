@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gpuclassify.inference.memory import is_out_of_memory
-
 # Texts of the errors of which CUDA's reference of cudaError says that "the process must be
 # terminated and relaunched", and of those that a device or its driver does not recover from. In
 # lower case; after the first list's words comes CUDA's name of the error, in cuDF and cuPy.
@@ -12,7 +10,7 @@ _CUDA_TEXTS = (
     "illegaladdress",
     "illegal_address",
     "launch timed out",
-    "device-side assert",
+    "device-side assert triggered",  # torch's advice after any error has the first two words
     "hardware stack error",
     "illegal instruction",
     "misaligned address",
@@ -28,9 +26,10 @@ _CUDA_TEXTS = (
     "fatal cuda error",  # cuDF's word for an error that stays
 )
 # States in which CUDA's libraries only are when the context beneath them is broken, or was never
-# made for lack of memory: both take a new process.
+# made for lack of memory: both take a new process. One of them begins the name of a lack of memory.
 _LIBRARY_STATES = ("not_initialized", "execution_failed", "mapping_error", "internal_error")
 _DEVICES = ("cuda", "hip error")
+_LACK_OF_MEMORY = "allocation_failed"
 _LIBRARIES = ("cublas_status_", "cudnn_status_", "cusolver_status_", "cusparse_status_")
 
 
@@ -42,7 +41,9 @@ def is_broken_device(error: BaseException) -> bool:
     """Whether `error`, or what caused it, says that this process has lost its GPU for good.
 
     torch raises ``torch.AcceleratorError``, cuDF and cuPy kinds of RuntimeError, each with CUDA's
-    own text. Running out of memory is none of these: the context lives on.
+    own text. RMM throws ``std::bad_alloc`` for whatever an allocation meets, with that text too,
+    and cuDF makes a MemoryError of it. Running out of memory is none of these: the context lives
+    on.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -53,10 +54,11 @@ def is_broken_device(error: BaseException) -> bool:
 
 
 def _tells_of_it(error: BaseException) -> bool:
-    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+    if not isinstance(error, (RuntimeError, MemoryError)):
         return False
     message = str(error).lower()
     if any(name in message for name in _LIBRARIES):
-        return any(f"status_{state}" in message for state in _LIBRARY_STATES)
+        is_state = any(f"status_{state}" in message for state in _LIBRARY_STATES)
+        return is_state and _LACK_OF_MEMORY not in message
     is_of_device = any(name in message for name in _DEVICES)
     return is_of_device and any(text in message for text in _CUDA_TEXTS)

@@ -1,4 +1,4 @@
-"""CrossFit's SortedSeqLoader as a loader: it sorts, slices and clips; the batch sizes are ours.
+"""CrossFit's SortedSeqLoader as a loader: it sorts and slices; the batch sizes are ours.
 
 CrossFit 0.0.9 was written for an older RAPIDS. Its loader itself is sound with torch tensors, so
 three adjustments inside CrossFit's own namespace let it load on today's stack:
@@ -7,7 +7,8 @@ three adjustments inside CrossFit's own namespace let it load on today's stack:
    stands in for it, so that its submodules load without them.
 2. The loader takes ``clip_tokens`` from ``crossfit.op.tokenize``, which imports parts of cudf that
    are gone, and names a class of ``crossfit.backend.torch.model``, which imports cudf, in an
-   annotation. Two small modules stand in for them while the loader is imported.
+   annotation. Two small modules stand in for them while the loader is imported. Batches are clipped
+   afterwards, by lengths that the host knows: CrossFit's way waits for the GPU in each batch.
 3. ``crossarray`` swaps numpy's namespace for the whole process while a loader is built, which other
    threads would see. Torch tensors need no such dispatch, so it does nothing here.
 
@@ -48,7 +49,7 @@ def crossfit_batches(
     current_limits: Callable[[], BatchLimits],
     type_pad_id: int = 0,
 ) -> Iterator[PaddedBatch]:
-    """Batches of `tokens`, sorted, sliced and clipped by CrossFit's SortedSeqLoader.
+    """Batches of `tokens`, sorted and sliced by CrossFit's SortedSeqLoader.
 
     The loader wants one rectangle of all rows, so memory grows with rows times the longest row.
 
@@ -93,21 +94,9 @@ def _build_loader(
     return _loader_class()(tensors, whole.width, side, current_limits)
 
 
-def clip_tokens(
-    token_o: dict[str, Any],
-    max_length: int,
-    padding_side: str,
-    pad_token_id: int,
-    return_type: str = "pt",
-) -> dict[str, Any]:
-    """Cut the columns that are padding in every row, with CrossFit's signature.
-
-    The mask decides, not the ids, because the padding id can be a real token.
-    """
-    used = int(token_o["attention_mask"].sum(1).max())
-    width = token_o["input_ids"].shape[1]
-    kept = slice(0, used) if padding_side == "right" else slice(width - used, width)
-    return {name: tensor[:, kept] for name, tensor in token_o.items()}
+def keep_padding(token_o: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """What stands for CrossFit's ``clip_tokens``, which would ask the GPU for widths."""
+    return token_o
 
 
 @functools.cache
@@ -131,13 +120,21 @@ def _loader_class() -> type:
             super().__init__(data, model, sort_key="attention_mask")
 
         def _find_optimal_splits(self) -> list[int]:
-            lengths = self.tensor_dict["seq_length"].cpu().numpy()
-            self._ranges = cut_batches(lengths, self._current_limits)
+            self._lengths = self.tensor_dict["seq_length"].cpu().numpy()
+            self._ranges = cut_batches(self._lengths, self._current_limits)
             return []
 
         def __next__(self) -> dict[str, Any]:
             self.splits += [stop for _, stop in itertools.islice(self._ranges, 1)]
-            return super().__next__()
+            first = self.splits[self.current_idx - 1] if self.current_idx else 0
+            batch = super().__next__()
+            return {name: self._clip(tensor, first) for name, tensor in batch.items()}
+
+        def _clip(self, tensor: Any, first: int) -> Any:
+            """Without the columns that are padding in every row from the longest, `first`, on."""
+            used = int(self._lengths[first])
+            is_right = self.padding_side == "right"
+            return tensor[:, :used] if is_right else tensor[:, tensor.shape[1] - used :]
 
     return BudgetLoader
 
@@ -160,7 +157,7 @@ def import_loader() -> ModuleType:
             sys.modules[package] = _bare_package(package, folder / "backend" / "torch")
         with (
             _stand_ins(
-                ("crossfit.op.tokenize", "clip_tokens", clip_tokens),
+                ("crossfit.op.tokenize", "clip_tokens", keep_padding),
                 ("crossfit.backend.torch.model", "Model", object),
             ),
             _quiet_root_logger(folder),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from gpuclassify.inference.broken_device import is_broken_device
+
 if TYPE_CHECKING:
     import torch
 
@@ -219,7 +221,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     torch raises ``torch.OutOfMemoryError`` from its own allocator; with RMM as its allocator the
     C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
     of MemoryError; CUDA's libraries, which allocate on their own, a RuntimeError with their status.
+    RMM says ``std::bad_alloc`` of a broken device as well, for which less memory is no cure.
     """
+    if is_broken_device(error):
+        return False
     if isinstance(error, MemoryError):
         return not isinstance(error, DocumentTooLargeError)
     if not isinstance(error, RuntimeError):

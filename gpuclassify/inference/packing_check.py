@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gpuclassify.inference.broken_device import is_broken_device
 from gpuclassify.inference.memory import is_out_of_memory
 from gpuclassify.inference.packed_layers import NotPackableError, PackedLayers
 
@@ -76,7 +77,7 @@ def find_packed_layers(
             most = max(tolerance * _spread(expected), rounding * _rms(expected))
             is_equal &= _rms(found - expected) <= most
     except _FAILURES as err:
-        if is_out_of_memory(err):
+        if is_out_of_memory(err) or is_broken_device(err):
             raise
         raise NotPackableError(f"its layers take no packed texts ({err})") from err
     if not is_equal:
@@ -113,7 +114,7 @@ def _is_still_close(
         with packed.running(lengths, int(lengths.max()), device):
             return _are_close(forward(slice(0, len(lengths))), expected, tolerance)
     except _FAILURES as err:
-        if is_out_of_memory(err):
+        if is_out_of_memory(err) or is_broken_device(err):
             raise
         return False
 

@@ -48,11 +48,15 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The array as a tensor on the device, without waiting for it.
 
     On CUDA it goes through page-locked memory, which torch keeps for the next copy, on a stream of
-    its own: on the stream of the model it would start only after all that is queued there.
+    its own: on the stream of the model it would start only after all that is queued there. With an
+    allocator in torch's place it does, since the memory could be given out again too early.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
+    if torch.cuda.get_allocator_backend() == "pluggable":
+        # Such an allocator, RMM's among them, knows nothing of `record_stream` below.
+        return tensor.pin_memory().to(device, non_blocking=True)
     side, current = _copy_stream(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(side):
         copied = tensor.pin_memory().to(device, non_blocking=True)

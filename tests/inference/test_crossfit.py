@@ -1,4 +1,4 @@
-"""CrossFit's own loader sorts, slices and clips; sizes, retries and numpy stay ours."""
+"""CrossFit's own loader sorts and slices; sizes, retries and numpy stay ours."""
 
 import importlib.metadata
 import subprocess
@@ -13,7 +13,7 @@ import torch
 
 from gpuclassify.inference import crossfit
 from gpuclassify.inference.batching import cut_batches, longest_first, pad
-from gpuclassify.inference.crossfit import clip_tokens, crossfit_batches
+from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.memory import BatchLimits
 from gpuclassify.inference.staging import stage
 from gpuclassify.inference.tokens import TokenBatch
@@ -95,23 +95,6 @@ def test_rows_are_sorted_by_the_mask_where_the_padding_id_is_a_real_token_too():
 
     assert batch.rows.tolist() == [1, 2, 0]
     assert batch.mask.sum(axis=1).tolist() == sorted(lengths, reverse=True)
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_clipping_cuts_what_is_padding_in_every_row_and_nothing_else(side):
-    batch = pad(stage(tokens_of(np.array([2, 5, 9])), CPU), np.arange(3), pad_id=0, side=side)
-    data = {
-        "input_ids": batch.ids,
-        "attention_mask": batch.mask,
-    }
-    two = {name: tensor[:2] for name, tensor in data.items()}
-
-    clipped = clip_tokens(two, 9, side, 0)
-
-    expected = slice(0, 5) if side == "right" else slice(4, 9)
-    for name, tensor in clipped.items():
-        assert tensor.shape == (2, 5)
-        assert torch.equal(tensor, two[name][:, expected])
 
 
 def test_lowered_limits_hold_from_the_next_batch_on():

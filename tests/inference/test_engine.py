@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from gpuclassify.inference import engine, memory
+from gpuclassify.inference import engine, memory, staging
 from gpuclassify.inference.engine import BatchSettings, run, run_alone
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.stats import RunStats
@@ -375,3 +375,17 @@ def test_outputs_on_a_gpu_equal_those_on_the_cpu(
     outputs = run(on_gpu, key, [tokens_of(architecture)], settings, RunStats())
 
     np.testing.assert_allclose(outputs, expected_of(architecture), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_copies_wait_in_line_where_another_allocator_than_torchs_gives_memory(monkeypatch):
+    """It may give the memory of a copy to the next one on the same stream, before it was read."""
+
+    def refuse(device):
+        pytest.fail("a stream of its own")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+    monkeypatch.setattr(staging, "_copy_stream", refuse)
+    found = staging.to_device(np.arange(9, dtype=np.int32), torch.device("cuda"))
+    assert found.is_cuda
+    assert found.tolist() == list(range(9))

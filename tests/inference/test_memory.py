@@ -111,6 +111,7 @@ def test_what_the_cpu_allocators_really_raise_is_recognised(library):
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
         RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"),
+        MemoryError("std::bad_alloc: CUDA error at: x.hpp:80: cudaErrorIllegalAddress an illegal"),
         RuntimeError("out of resource: shared memory, Required: 180224, Hardware limit: 101376"),
         RuntimeError("index 512 is out of bounds for dimension 1 with size 512"),
         ValueError("out of memory"),

@@ -319,6 +319,15 @@ def test_half_of_the_workers_are_lost_for_good(cluster, client, folder, tmp_path
     assert len(pids(client)) == WORKERS // 2
 
 
+# What RMM throws for any error that an allocation meets.
+RMM_ON_BROKEN_DEVICE = (
+    "std::bad_alloc: CUDA error (failed to allocate 512 bytes) at: cuda_async_view_memory_resource"
+    ".hpp:95: cudaErrorIllegalAddress an illegal memory access was encountered"
+)
+# What torch appends to every error that CUDA reports, whatever it is.
+TORCH_ADVICE = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -335,6 +344,8 @@ def test_half_of_the_workers_are_lost_for_good(cluster, client, folder, tmp_path
         RuntimeError("Fatal CUDA error encountered at: x.cu:42: 700 cudaErrorIllegalAddress an"),
         RuntimeError("CUDA error at: cuda_stream_view.cpp:45: cudaErrorIllegalAddress an illegal"),
         RuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered"),
+        RuntimeError(RMM_ON_BROKEN_DEVICE),
+        MemoryError(RMM_ON_BROKEN_DEVICE),
         BrokenDeviceError("CUDA error"),
     ],
     ids=str,
@@ -350,7 +361,8 @@ def test_what_breaks_a_device(error):
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        torch.AcceleratorError("CUDA error: out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory" + TORCH_ADVICE),
+        torch.AcceleratorError("CUDA error: too many resources" + TORCH_ADVICE),
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("std::bad_alloc: out_of_memory: CUDA error at: cudaErrorMemoryAllocation"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
