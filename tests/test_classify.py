@@ -81,10 +81,12 @@ def test_one_pass_equals_one_after_another(mappers, frames, loader):
 
 def test_plain_frames_are_classified_at_once(mappers, frames):
     several = mappers(autocast=False)
-    found = classify(frames.plain(FRAME), several)
+    plain = frames.plain(FRAME)
+    found = classify(plain, several)
 
     assert isinstance(found, frames.frame_type)
-    assert_same_frame(frames.to_pandas(found), one_after_another(FRAME, several))
+    expected = one_after_another(plain, several)
+    assert_same_frame(frames.to_pandas(found), frames.to_pandas(expected))
 
 
 def test_dropped_rows_are_not_scored_by_those_that_follow(checkpoint):

@@ -147,9 +147,11 @@ class Classifier(LabelMapper):
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raise unless the checkpoint is of the declared kind and has the declared labels."""
+        if not self.new_columns:
+            self._check_kind(checkpoint)
         super().check_checkpoint(checkpoint)
-        if self.new_columns:
-            return
+
+    def _check_kind(self, checkpoint: Checkpoint) -> None:
         if not checkpoint.labels:
             raise CheckpointError(
                 f"config.json of {checkpoint.identity.name} has no id2label: add the labels by id, "

@@ -52,9 +52,10 @@ def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
     """An Arrow table of a plain pandas or cudf frame, with metadata that plain readers take."""
     import pandas as pd
 
-    if not isinstance(frame, pd.DataFrame):
-        return frame.to_arrow(preserve_index=keep_index)
-    table = pa.Table.from_pandas(frame, preserve_index=keep_index)
+    if isinstance(frame, pd.DataFrame):
+        table = pa.Table.from_pandas(frame, preserve_index=keep_index)
+    else:
+        table = frame.to_arrow(preserve_index=keep_index)
     return table.replace_schema_metadata(_plain_metadata(table.schema.metadata))
 
 
@@ -84,9 +85,10 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Metadata without dtypes such as ``list<item: float>[pyarrow]``, which pandas cannot parse."""
     declared = json.loads(metadata[b"pandas"])
     for column in declared["columns"]:
-        if "list<" in str(column["numpy_type"]):
+        if "<" in str(column["numpy_type"]):
             column["numpy_type"] = "object"
     return {**metadata, b"pandas": json.dumps(declared).encode()}
 

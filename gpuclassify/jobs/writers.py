@@ -164,8 +164,9 @@ def to_parquet(
 
     List columns (class scores) are the reason for it: in a file that ``DataFrame.to_parquet``
     wrote, the pandas metadata names a dtype of the list column that a plain ``read_parquet``
-    cannot parse, and reading fails. Here the column is declared as object, and everything else in
-    the metadata (index, dtypes) is kept. In cudf frames the columns are Arrow lists already.
+    cannot parse, and reading fails. So it is with Arrow's structs and maps, and in cudf frames with
+    columns that came from pandas. Here such a column is declared as object, and everything else in
+    the metadata (index, dtypes) is kept.
 
     Parameters
     ----------

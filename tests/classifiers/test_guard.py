@@ -38,6 +38,7 @@ def guard(safety_models):
                 "model": safety_models.guard,
                 "adapter": safety_models.defensive,
                 "base_model": safety_models.base,
+                "autocast": False,
                 **options,
             }
         )
@@ -130,6 +131,7 @@ def test_aegis_and_guard_share_the_decoder_whatever_their_adapters(
             base_model=safety_models.base,
             template=safety_template(),
             label_field=adapter.name,
+            autocast=False,
         )
         for adapter in (safety_models.permissive, safety_models.defensive)
     ]

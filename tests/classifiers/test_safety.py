@@ -46,7 +46,7 @@ def aegis(safety_models):
         return AegisClassifier(
             model=getattr(safety_models, variant),
             base_model=safety_models.base,
-            **{"template_digest": DIGEST, **options},
+            **{"template_digest": DIGEST, "autocast": False, **options},
         )
 
     return make

@@ -1,5 +1,7 @@
 """What cudf says of columns that libcudf makes, without a GPU: their memory is never read."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -113,3 +115,24 @@ def test_float16_is_refused(cudf):
 
     with pytest.raises(TypeError, match="float16, which cudf has no type for"):
         backend.check_new_columns(pa.schema([("vector", pa.list_(pa.float16()))]))
+
+
+@pytest.mark.parametrize("made_by", ["cudf", "pandas"])
+def test_pandas_reads_files_of_lists_that_were_made_on_either_backend(cudf, monkeypatch, made_by):
+    """Lists that come from pandas keep its dtype in cudf, whose name no reader can parse."""
+    from cudf.core.column import ColumnBase
+
+    from gpuclassify.jobs.encoding import Encoding, arrow_table
+
+    kind, values = pa.list_(pa.float32()), [[0.25, 0.75], None, [1.0, 0.0]]
+    column = column_of(pa.field("scores", kind), is_nullable=True)
+    series = cudf.Series.from_pylibcudf(column, {"name": "scores"})
+    if made_by == "pandas":
+        series = series.astype(pd.ArrowDtype(kind))  # the last thing that cudf.from_pandas does
+    monkeypatch.setattr(ColumnBase, "to_arrow", lambda column: pa.array(values, kind))
+
+    content = Encoding("parquet", "zstd").encode(arrow_table(series.to_frame()))
+
+    read = pd.read_parquet(io.BytesIO(content))["scores"]
+    assert [None if value is None else value.tolist() for value in read] == values
+    assert read[0].dtype == np.float32

@@ -21,6 +21,7 @@ from gpuclassify import (
 )
 from gpuclassify.commands.plan import plan
 from gpuclassify.events import collected_stats
+from gpuclassify.inference.residency import MODELS
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.plan import limits, sampling
@@ -283,6 +284,45 @@ def test_slices_of_a_trial_are_random_rows_and_each_is_run_once(checkpoint):
     assert timed[0] != sorted(timed[0])
     assert trial.work == tuple(work[own].sum() for own in timed)
     assert trial.rows == 64
+
+
+@pytest.fixture
+def resident(checkpoint):
+    """A classifier whose model alone is in this process."""
+    MODELS.evict_idle()
+    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
+    classifier.setup()
+    return classifier
+
+
+def test_a_plan_leaves_in_this_process_the_models_that_were_there(corpus, checkpoint, resident):
+    before, seen = MODELS.keys(), set()
+
+    def look(frame):
+        seen.update(MODELS.keys())
+        return frame
+
+    edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
+    pipeline = Pipeline([ParquetReader(f"{corpus}/parquet"), resident, edu, look])
+    pipeline.plan(trial_seconds=0.1, sample_rows=20)
+    assert len(before) == 1
+    assert len(seen) == 2
+    assert MODELS.keys() == before
+
+
+def test_a_trial_that_fails_leaves_the_models_that_were_there(checkpoint, resident):
+    before, seen = MODELS.keys(), []
+
+    def fail(frame):
+        seen.extend(MODELS.keys())
+        raise ZeroDivisionError
+
+    edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
+    frame = pd.DataFrame({"text": sample_texts(8)})
+    with pytest.raises(ZeroDivisionError):
+        run_trial(as_chain([resident, edu]), frame, None, np.ones(8), fail, 1, 0)
+    assert len(seen) == 2
+    assert MODELS.keys() == before
 
 
 def test_weights_of_a_shared_decoder_count_once(safety_models, tmp_path):

@@ -43,6 +43,18 @@ def test_pandas_reads_scores_text_and_index_without_an_option(written):
     assert read["text"].isna().tolist() == [False, True, False]
 
 
+def test_pandas_reads_structs_and_maps_of_the_users_own(tmp_path):
+    struct, table = pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64())
+    own = {
+        "struct": pd.array([{"a": 1}, None], dtype=pd.ArrowDtype(struct)),
+        "map": pd.array([[("a", 1)], None], dtype=pd.ArrowDtype(table)),
+    }
+    to_parquet(pd.DataFrame(own), str(tmp_path))
+    read = pd.read_parquet(tmp_path)
+    assert read["struct"].tolist() == [{"a": 1}, None]
+    assert read["map"].tolist() == [[("a", 1)], None]
+
+
 def test_dask_reads_it_without_an_option(written):
     read = dd.read_parquet(written).compute()
     assert as_lists(read["probabilities"]) == EXPECTED
