@@ -10,6 +10,7 @@ from gpuclassify.cluster.walltime import parse_walltime
 
 # Tokens of the Hub, and settings of variables that hold one.
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\b(HF_TOKEN|HUGGING_FACE_HUB_TOKEN)\s*=\s*\S")
+MEMORY = re.compile(r"[0-9]+([KMGT]B?)?", re.IGNORECASE)  # as sbatch(1) reads --mem
 YAML_END = "END_OF_SETTINGS"
 
 HEADER = """\
@@ -63,6 +64,7 @@ SCHEDULER_FILE=$PWD/.gpuclassify-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}.json
 rm -f "$PWD/.gpuclassify-$SLURM_JOB_ID-"*.json # of runs that Slurm gave no time to finish
 
 requeue() { # The time limit is near. What is written stays, so the next run goes on from there.
+    trap '' USR1 TERM # Slurm sends TERM to a job that it puts back into the queue
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "$MOST_RESTARTS" ]; then
         echo "restarted $MOST_RESTARTS times; submit this file again to go on" >&2
     elif scontrol requeue "$SLURM_JOB_ID"; then
@@ -75,7 +77,7 @@ requeue() { # The time limit is near. What is written stays, so the next run goe
 }
 
 finish() { # However the script ends: the scheduler ends, and workers leave with it.
-    trap '' USR1 TERM # Slurm sends TERM to a job that it puts back into the queue
+    trap '' USR1 TERM
     kill $COMMAND $SCHEDULER 2>/dev/null
     wait
     rm -f "$SCHEDULER_FILE"
@@ -114,9 +116,10 @@ WORKERS = """\
 # {comment}
 # Without --name: workers of one name are refused. If all of them end, so does the command.
 (
+    trap : TERM # so as to wait for srun, whose own end Slurm sees to
     srun {binding}--cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 \\
         "$PYTHON" -m dask {worker} --scheduler-file "$SCHEDULER_FILE" \\
-        --nthreads 1 --memory-limit "$MEMORY_LIMIT" --death-timeout 120{options}
+        --nthreads 1 --memory-limit "$MEMORY_LIMIT" --death-timeout 900{options}
     kill $COMMAND 2>/dev/null && echo "all workers have ended; the log says why" >&2
 ) &
 
@@ -162,7 +165,8 @@ class ScriptSettings:
     Raises
     ------
     ValueError
-        A number or the time limit is out of range, or something secret would be written.
+        A number, the memory or the time limit is out of range, or something secret would be
+        written.
     """
 
     arguments: tuple[str, ...] = ()
@@ -191,6 +195,11 @@ class ScriptSettings:
             raise ValueError(
                 f"workers_per_node={self.workers_per_node} with gpus_per_node="
                 f"{self.gpus_per_node}: each GPU has one worker; leave workers_per_node out"
+            )
+        if self.memory is not None and not MEMORY.fullmatch(self.memory):
+            raise ValueError(
+                f"memory={self.memory!r} is no size of Slurm's: pass megabytes, or a number with "
+                'K, M, G or T, such as "64G"'
             )
         limit = parse_walltime(self.walltime)
         if limit is not None and limit <= self.requeue_before_seconds:

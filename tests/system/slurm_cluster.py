@@ -20,7 +20,7 @@ PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sbatch", "srun", "squeue"
 PACKAGES = "munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins"
 # slurmd and slurmctld are where an ordinary user's PATH does not look.
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 
 SLURM_CONF = """
 ClusterName=test
@@ -49,10 +49,13 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
-KillWait=2
+KillWait=10
+MessageTimeout=100
+TCPTimeout=30
+BatchStartTimeout=120
 MinJobAge=300
 SlurmctldTimeout=30
-SlurmdTimeout=60
+SlurmdTimeout=300
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -166,13 +169,9 @@ class SlurmCluster:
             )
 
     def _wait_for(self, what: str, command: list[str], word: str = "", times: int = 0) -> None:
-        def is_up() -> bool:
-            try:
-                return self.run(*command).count(word) >= times
-            except RuntimeError:
-                return False
-
-        wait_until(is_up, f"{what} to answer", START_SECONDS)
+        wait_until(
+            lambda: self.run(*command).count(word) >= times, f"{what} to answer", START_SECONDS
+        )
 
     @contextlib.contextmanager
     def _stopped_if_it_fails(self) -> Iterator[None]:
@@ -218,7 +217,7 @@ class SlurmCluster:
 
 
 def wait_until(is_true, what: str, seconds: float = 120.0):
-    """Ask again and again; returns the first answer that is true.
+    """Ask again and again; returns the first answer that is true, and no RuntimeError.
 
     Raises
     ------
@@ -226,11 +225,13 @@ def wait_until(is_true, what: str, seconds: float = 120.0):
         It is not true within `seconds`.
     """
     deadline = time.monotonic() + seconds
-    while not (answer := is_true()):
+    while True:
+        with contextlib.suppress(RuntimeError):  # a daemon that is late
+            if answer := is_true():
+                return answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:g} seconds for {what}")
         time.sleep(0.1)
-    return answer
 
 
 def _free_ports(count: int) -> list[int]:
