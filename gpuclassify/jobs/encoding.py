@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,8 +96,29 @@ def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def _write_json_lines(table: pa.Table, file: Any) -> None:
-    """One JSON object a row."""
+    """One JSON object a row; null for NaN and infinities, base64 for bytes."""
     for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
         for record in batch.to_pylist():
-            line = json.dumps(record, ensure_ascii=False, default=str)
+            try:
+                line = _dump(record)
+            except ValueError:
+                line = _dump(_finite(record))
             file.write(line.encode("utf-8", "replace") + b"\n")
+
+
+def _dump(record: dict[str, Any]) -> str:
+    """One line of JSON; ValueError if a number is not finite, for which JSON has no word."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
+
+
+def _text_of(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """The value with null in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

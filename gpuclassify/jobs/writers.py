@@ -84,7 +84,11 @@ class FileWriter:
 
 
 class JsonlWriter(FileWriter):
-    """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out."""
+    """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
+
+    What JSON has no word for: NaN and infinities become null, bytes become base64, times and
+    decimals become text.
+    """
 
     file_format = JSONL
     compressions = JSONL_COMPRESSIONS

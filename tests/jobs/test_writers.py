@@ -1,3 +1,7 @@
+import base64
+import json
+from pathlib import Path
+
 import dask.dataframe as dd
 import duckdb
 import numpy as np
@@ -177,3 +181,22 @@ def test_json_lines_hold_nulls_lists_and_unicode(tmp_path):
     raw = (tmp_path / "out" / "part-00000.jsonl").read_text()
     assert "NaN" not in raw
     assert "größe" in raw
+
+
+def test_json_lines_are_json_for_strict_readers_too(tmp_path):
+    floats = [np.nan, np.inf, -np.inf, 0.5]
+    frame = pd.DataFrame(
+        {"text": list("abcd"), "blob": [b"\xff\x00", b"", None, b"x"], "n": floats}
+    )
+    frame["nested"] = [[1.0, np.inf], [], None, [0.25]]
+    (tmp_path / "out").mkdir()
+    path = write_part(frame, str(tmp_path / "out"), "part-00000", "jsonl")
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    rows = [json.loads(line, parse_constant=refuse) for line in Path(path).read_text().splitlines()]
+    assert [row["n"] for row in rows] == [None, None, None, 0.5]
+    assert [row["nested"] for row in rows] == [[1.0, None], [], None, [0.25]]
+    blobs = [None if row["blob"] is None else base64.b64decode(row["blob"]) for row in rows]
+    assert blobs == frame["blob"].tolist()
