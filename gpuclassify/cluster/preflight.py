@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,8 +27,10 @@ from gpuclassify.cluster.worker_facts import (
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
+FIRST_SECONDS = 300.0  # a new worker imports the library, perhaps over a network, to answer
 PROBE_SECONDS = 1800.0  # a model of many GB over a slow line
 LOOK_SECONDS = 2.0  # at which workers there still are
+LEAVING_SECONDS = 5.0  # until the scheduler, too, sees that a connection has ended
 ASKED_AT_ONCE = 64
 PRIORITY = 1_000  # before what other clients' tasks wait for
 
@@ -80,6 +82,7 @@ def check_workers(
     *,
     uses_gpu: bool = True,
     answer_seconds: float = ANSWER_SECONDS,
+    first_seconds: float = FIRST_SECONDS,
     probe_seconds: float = PROBE_SECONDS,
 ) -> dict[str, Facts]:
     """Check the workers that a client has now; on an idle cluster, wait for the first.
@@ -87,7 +90,8 @@ def check_workers(
     Their versions are compared with the client's, no two may use one GPU, and `probe` is tried:
     one worker of each machine fetches what it needs, then all of them run it. A worker that leaves
     meanwhile or does not answer is left to Dask, which replaces it, as long as another one passes.
-    Workers that join later are not looked at.
+    Workers that join later are not looked at. Where all leave before they answer, as those of a
+    cluster that scales by its tasks may, nothing is checked, and a warning says so.
 
     Parameters
     ----------
@@ -95,8 +99,12 @@ def check_workers(
     probe : Probe, optional
     uses_gpu : bool
         Whether work would use a GPU where there is one.
-    answer_seconds, probe_seconds : float
-        How long a worker may take to tell of itself, and for each step of the probe.
+    answer_seconds : float
+        How long a worker may take to tell of itself once the first one has.
+    first_seconds : float
+        How long that first one is waited for before the time of each begins all the same.
+    probe_seconds : float
+        How long a worker may take for each step of the probe.
 
     Returns
     -------
@@ -106,16 +114,16 @@ def check_workers(
     Raises
     ------
     PreflightError
-        At least one worker cannot work, or none answers.
+        At least one worker cannot work, or none of those that stay answers.
     """
     addresses = _wait_for_workers(client)
     crew = _Crew(count=len(addresses))
-    _gather_facts(client, addresses, crew, answer_seconds)
+    _gather_facts(client, addresses, crew, answer_seconds, first_seconds)
     _compare_versions(crew, versions_here())
     if uses_gpu:
         _refuse_shared_devices(crew)
     crew.raise_if_failed()
-    if probe is not None:
+    if probe is not None and crew.facts:
         _run_probes(client, probe, crew, probe_seconds)
     crew.raise_if_failed()
     _report_silent(crew)
@@ -132,26 +140,61 @@ def _wait_for_workers(client: Any) -> list[str]:
 
 
 def _gather_facts(
-    client: Any, addresses: Sequence[str], crew: _Crew, answer_seconds: float
+    client: Any,
+    addresses: Sequence[str],
+    crew: _Crew,
+    answer_seconds: float,
+    first_seconds: float,
 ) -> None:
     """Ask all workers at once; one that hangs keeps nobody waiting longer than its time."""
-    for address, answer in client.sync(_ask_all, client, addresses, answer_seconds).items():
+    answers = client.sync(_ask_all, client, addresses, answer_seconds, first_seconds)
+    is_any_there = not all(map(_is_silence, answers.values()))
+    seconds = answer_seconds if is_any_there else first_seconds + answer_seconds
+    for address, answer in answers.items():
         if isinstance(answer, Facts):
             crew.facts[address] = answer
-        elif isinstance(answer, (OSError, TimeoutError)):
-            crew.silent[address] = f"no answer in {answer_seconds:g} seconds"
+        elif _is_silence(answer):
+            is_late = isinstance(answer, TimeoutError)
+            reason = f"in {seconds:g} seconds" if is_late else f"but {_shown(answer)}"
+            crew.silent[address] = f"no answer {reason}"
         else:  # it does not even know the question
-            found = f"{type(answer).__name__}: {_first_line(answer)}"
             version = gpuclassify.__version__
-            crew.fail(address, "gpuclassify", found, version, f"pip install gpuclassify=={version}")
-    if not crew.facts and not crew.rows:
-        for address, reason in crew.silent.items():
-            crew.fail(address, "answer", reason, "an answer", "look at its log, restart it")
-        crew.raise_if_failed()
+            cure = f"pip install gpuclassify=={version}"
+            crew.fail(address, "gpuclassify", _shown(answer), version, cure)
+    if not is_any_there:
+        _refuse_silent(client, crew)
 
 
-async def _ask_all(client: Any, addresses: Sequence[str], answer_seconds: float) -> dict[str, Any]:
+def _refuse_silent(client: Any, crew: _Crew) -> None:
+    """Fail where nobody answers, unless all have left: an adaptive cluster takes idle ones away.
+
+    A question is no task, and whoever is asked is idle for Dask.
+    """
+    crew.silent = _still_there(client, crew.silent)
+    for address, reason in crew.silent.items():
+        crew.fail(address, "answer", reason, "an answer", "look at its log, restart it")
+    crew.raise_if_failed()
+    logger.warning("all workers have left during the check; those that come are not checked")
+
+
+def _still_there(client: Any, silent: Mapping[str, str]) -> dict[str, str]:
+    """Those that do not leave; a broken connection may be seen before the scheduler sees it."""
+    deadline = time.monotonic() + LEAVING_SECONDS
+    while True:
+        present = client.nthreads()
+        staying = {address: why for address, why in silent.items() if address in present}
+        if not staying or time.monotonic() > deadline:
+            return staying
+        time.sleep(0.1)
+
+
+async def _ask_all(
+    client: Any, addresses: Sequence[str], answer_seconds: float, first_seconds: float
+) -> dict[str, Any]:
+    """Answers or errors, by address; the first answer starts the clock of all the others."""
     turn = asyncio.Semaphore(ASKED_AT_ONCE)
+    clock = asyncio.Event()
+    patience = asyncio.get_running_loop().call_later(first_seconds, clock.set)
 
     async def ask(address: str) -> Any:
         async with turn:
@@ -159,13 +202,34 @@ async def _ask_all(client: Any, addresses: Sequence[str], answer_seconds: float)
                 facts_here, workers=[address], on_error="return", asynchronous=True
             )
             try:
-                answers = await asyncio.wait_for(question, answer_seconds)
+                answers = await _wait_by(clock, question, answer_seconds)
             except Exception as err:
                 return err
-        return answers.get(address, TimeoutError("it is gone"))
+        answer = answers.get(address, ConnectionError("it is gone"))
+        if not _is_silence(answer):
+            clock.set()
+        return answer
 
-    answers = await asyncio.gather(*map(ask, addresses))
+    try:
+        answers = await asyncio.gather(*map(ask, addresses))
+    finally:
+        patience.cancel()
     return dict(zip(addresses, answers, strict=True))
+
+
+async def _wait_by(clock: asyncio.Event, question: Awaitable[Any], seconds: float) -> Any:
+    """Wait for an answer until some seconds after the clock is set."""
+    asked, started = asyncio.ensure_future(question), asyncio.ensure_future(clock.wait())
+    try:
+        await asyncio.wait([asked, started], return_when=asyncio.FIRST_COMPLETED)
+        return await asyncio.wait_for(asked, seconds)
+    finally:
+        asked.cancel()
+        started.cancel()
+
+
+def _is_silence(answer: Any) -> bool:
+    return isinstance(answer, OSError)  # a TimeoutError is one
 
 
 def _compare_versions(crew: _Crew, client: Mapping[str, str]) -> None:
@@ -269,8 +333,7 @@ def _settle(
                 if isinstance(error, MisfitError):
                     crew.fail(address, *error.args)
                 else:
-                    found = f"{type(error).__name__}: {_first_line(error)}"
-                    crew.fail(address, check, found, expected, "see its log")
+                    crew.fail(address, check, _shown(error), expected, "see its log")
     finally:
         client.cancel(list(futures.values()), force=True)
 
@@ -300,8 +363,8 @@ def _report_silent(crew: _Crew) -> None:
         logger.warning("worker %s was not checked: %s; the others start", address, reason)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _host_of(address: str) -> str:

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Result = TypeVar("Result")
 
@@ -84,6 +84,8 @@ def compute_tasks(client: Any, tasks: list[Any]) -> Iterator[Any]:
                 if future.status == "error":  # else its result was lost on the way
                     client.retry([future])
                 completed.add(future)
+            except _losses() as err:
+                _raise_lost(future, err)
     finally:
         _cancel(client, futures)
 
@@ -118,8 +120,9 @@ class _Window:
     def _fill(self) -> None:
         if time.monotonic() - self._looked > LOOK_EVERY_SECONDS:
             self._looked = time.monotonic()
-            threads = sum(self._client.nthreads().values())
-            self._size = max(FEWEST_TASKS, TASKS_PER_THREAD * threads)
+            with contextlib.suppress(OSError):  # a lost scheduler cancels all tasks, which tells
+                threads = sum(self._client.nthreads().values())
+                self._size = max(FEWEST_TASKS, TASKS_PER_THREAD * threads)
         for call in itertools.islice(self._calls, self._size - len(self._pending)):
             self._submit(call, 1)
 
@@ -137,6 +140,8 @@ class _Window:
             if tries == MOST_TRIES:
                 raise
             self._submit(call, tries + 1)
+        except _losses() as err:
+            _raise_lost(future, err)
 
 
 def _passing_errors() -> tuple[type[Exception], ...]:
@@ -144,6 +149,20 @@ def _passing_errors() -> tuple[type[Exception], ...]:
     from distributed import KilledWorker
 
     return (KilledWorker, ConnectionError, TimeoutError)
+
+
+def _losses() -> tuple[type[BaseException], ...]:
+    """What asking for a result fails of when the scheduler goes away under it."""
+    from distributed.comm import CommClosedError
+
+    return (CommClosedError, concurrent.futures.CancelledError)
+
+
+def _raise_lost(future: Any, error: BaseException) -> NoReturn:
+    """Tell of the scheduler, unless it is the task itself that failed so."""
+    if future.status == "error":
+        raise error
+    raise _lost() from error
 
 
 def _lost() -> ConnectionError:

@@ -12,6 +12,7 @@ from gpuclassify import DomainClassifier
 from gpuclassify.cluster import get_client
 from gpuclassify.cluster.coiled import IDLE_TIMEOUT, coiled_arguments, refuse_secrets
 from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.testing import sample_texts
 
 TOKEN = "hf_plantedForCoiled0123456789"
@@ -43,7 +44,10 @@ def stand_in(coiled, monkeypatch):
             started.append(self)
             workers = self.arguments["worker_options"]
             super().__init__(
-                n_workers=1, threads_per_worker=workers["nthreads"], dashboard_address=":0"
+                n_workers=1,
+                threads_per_worker=workers["nthreads"],
+                dashboard_address=":0",
+                worker_class=PatientNanny,
             )
 
         def send_private_envs(self, *arguments, **named):

@@ -1,11 +1,13 @@
 """What is found of workers before work starts, on real clusters."""
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import cloudpickle
@@ -14,8 +16,11 @@ import pytest
 from distributed import Client, LocalCluster
 
 from gpuclassify.classifiers import DomainClassifier
+from gpuclassify.cluster import preflight
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.cluster.preflight import check_workers
 from gpuclassify.cluster.preflight_table import MisfitError, PreflightError
+from gpuclassify.cluster.worker_facts import facts_here
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.probe import ModelProbe, may_use_gpu
 from gpuclassify.jobs.readers import JsonlReader
@@ -29,7 +34,9 @@ def client():
     with (
         # A nanny is closed whose new worker takes longer than this, 15 seconds, to start.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"}),
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, worker_class=PatientNanny
+        ) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -38,6 +45,7 @@ def client():
 @pytest.fixture
 def workers(client):
     client.wait_for_workers(2, timeout=120)
+    client.run(facts_here)  # one that was started again imports the library, without haste
     return sorted(client.nthreads())
 
 
@@ -73,6 +81,12 @@ def installed(client, worker, folder, name, version):
     client.run(lambda: sys.path.insert(0, place), workers=[worker])
     yield
     client.run(lambda: sys.path.remove(place), workers=[worker])
+
+
+def told(caplog):
+    """What the library logged: Dask tells of its own when a machine is busy."""
+    records = [record for record in caplog.records if record.name.startswith("gpuclassify")]
+    return "\n".join(record.getMessage() for record in records)
 
 
 def rows_of(error):
@@ -114,8 +128,8 @@ def test_another_build_and_another_pandas_are_no_reason_to_refuse(
         caplog.at_level(logging.WARNING, "gpuclassify"),
     ):
         assert sorted(check_workers(client)) == workers
-    assert "1 workers have pandas 3.99.0" in caplog.text
-    assert "torch" not in caplog.text
+    assert "1 workers have pandas 3.99.0" in told(caplog)
+    assert "torch" not in told(caplog)
 
 
 def test_a_worker_without_the_package_is_named(client, workers):
@@ -183,19 +197,31 @@ def test_where_fetching_fails_nobody_goes_on(client, workers, tmp_path):
 
 def test_a_worker_that_hangs_is_left_out(client, workers, caplog):
     pids = client.run(os.getpid)
-    os.kill(pids[workers[0]], signal.SIGSTOP)
+
+    def send(number, *addresses):
+        for address in addresses:
+            os.kill(pids[address], number)
+
+    # The sound one answers after a second, too: the time of the others begins with its answer.
+    waking = threading.Timer(2, send, (signal.SIGCONT, workers[1]))
+    send(signal.SIGSTOP, *workers)
+    waking.start()
     try:
-        with caplog.at_level(logging.WARNING, "gpuclassify"):
-            assert list(check_workers(client, answer_seconds=5)) == [workers[1]]
-        assert f"worker {workers[0]} was not checked: no answer in 5 seconds" in caplog.text
-        os.kill(pids[workers[1]], signal.SIGSTOP)
-        with pytest.raises(PreflightError, match=r"^2 of 2 workers") as error:
-            check_workers(client, answer_seconds=1)
+        with (
+            # The scheduler shall not give up before the client does.
+            dask.config.set({"distributed.comm.timeouts.connect": "10 minutes"}),
+            caplog.at_level(logging.WARNING, "gpuclassify"),
+        ):
+            assert list(check_workers(client, answer_seconds=1)) == [workers[1]]
+            assert f"{workers[0]} was not checked: no answer in 1 seconds" in told(caplog)
+            send(signal.SIGSTOP, workers[1])
+            with pytest.raises(PreflightError, match=r"^2 of 2 workers") as error:
+                check_workers(client, answer_seconds=1, first_seconds=2)
     finally:
-        for pid in pids.values():
-            os.kill(pid, signal.SIGCONT)
-    assert {row[3] for row in rows_of(error)} == {"no answer in 1 seconds"}
-    assert sorted(check_workers(client)) == workers
+        waking.join()
+        send(signal.SIGCONT, *workers)
+    assert {row[3] for row in rows_of(error)} == {"no answer in 3 seconds"}
+    assert sorted(check_workers(client, answer_seconds=120)) == workers
 
 
 def test_a_worker_that_dies_of_the_probe_is_left_to_dask(client, workers, tmp_path, caplog):
@@ -207,7 +233,7 @@ def test_a_worker_that_dies_of_the_probe_is_left_to_dask(client, workers, tmp_pa
 
     with caplog.at_level(logging.WARNING, "gpuclassify"):
         assert list(check_workers(client, Notes(tmp_path, on_run=die))) == [workers[1]]
-    assert f"worker {workers[0]} was not checked: lost during the check" in caplog.text
+    assert f"worker {workers[0]} was not checked: lost during the check" in told(caplog)
 
 
 def test_a_cluster_that_scales_by_its_tasks_starts_a_worker(caplog):
@@ -216,9 +242,27 @@ def test_a_cluster_that_scales_by_its_tasks_starts_a_worker(caplog):
         Client(cluster) as client,
         caplog.at_level(logging.WARNING, "gpuclassify"),
     ):
-        cluster.adapt(minimum=0, maximum=1)
+        cluster.adapt(minimum=0, maximum=1, wait_count=1_000)  # it takes none away meanwhile
         assert len(check_workers(client)) == 1
-    assert "the cluster has no workers yet: waiting for the first" in caplog.text
+    assert "the cluster has no workers yet: waiting for the first" in told(caplog)
+
+
+def test_workers_that_all_leave_while_they_are_asked_are_no_mistake(monkeypatch, tmp_path, caplog):
+    async def leave(dask_worker):
+        """What an adaptive cluster does to a worker that is idle, as all are that are asked."""
+        scheduler, here = dask_worker.scheduler, dask_worker.address
+        await scheduler.retire_workers(workers=[here], close_workers=True, remove=True)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(preflight, "facts_here", leave)
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        caplog.at_level(logging.WARNING, "gpuclassify"),
+    ):
+        assert check_workers(client, Notes(tmp_path)) == {}
+        assert not client.nthreads()
+    assert "all workers have left during the check" in told(caplog)
 
 
 def test_a_model_probe_downloads_measures_and_runs(checkpoint, one_torch_thread):

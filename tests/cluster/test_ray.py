@@ -182,6 +182,8 @@ def ran(tmp_path_factory, sequence_classifier, temporary):
                 "RAY_AUTH_MODE": "token",  # as by default, but the token is in no file at home
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_memory_monitor_refresh_ms": "0",  # others' memory is no reason to kill
+                "RAY_worker_register_timeout_seconds": "300",  # a busy machine starts them slowly
             },
             capture_output=True,
             text=True,

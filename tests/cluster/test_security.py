@@ -22,6 +22,12 @@ def certificates():
     return {"ca": made.tls_ca_file, "cert": made.tls_worker_cert, "key": made.tls_worker_key}
 
 
+def told(caplog):
+    """What the library logged: Dask tells of its own when a machine is busy."""
+    records = [record for record in caplog.records if record.name.startswith("gpuclassify")]
+    return [record.getMessage() for record in records]
+
+
 def write(folder, certificates, names=("ca.pem", "cert.pem", "key.pem")):
     folder.mkdir(exist_ok=True)
     for name, text in zip(names, certificates.values(), strict=True):
@@ -40,7 +46,7 @@ def test_one_argument_encrypts_every_connection(caplog):
         with pytest.raises(OSError, match="no Dask scheduler answers"):
             plain = client.scheduler.address.replace("tls://", "tcp://")
             get_client(address=plain, timeout=1, set_as_default=False)
-    assert "gpuclassify" not in {record.name.partition(".")[0] for record in caplog.records}
+    assert not told(caplog)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +99,12 @@ def test_a_scheduler_that_others_reach_without_tls_is_told_about(caplog):
     options = {"n_workers": 0, "processes": False, "protocol": "tcp://"}
     with caplog.at_level(logging.WARNING, "gpuclassify"):
         start(LocalCluster, {**options, "host": "0.0.0.0"}, []).close()
-        (record,) = caplog.records
-        assert "tcp://0.0.0.0:" in record.getMessage()
-        assert "security=True" in record.getMessage()
+        (warning,) = told(caplog)
+        assert "tcp://0.0.0.0:" in warning
+        assert "security=True" in warning
         caplog.clear()
         start(LocalCluster, {**options, "host": "127.0.0.1"}, []).close()
-    assert not caplog.records
+    assert not told(caplog)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +130,10 @@ def test_addresses_are_judged_by_who_reaches_them(address, others, public):
 def test_a_foreign_scheduler_is_judged_by_the_public_internet(caplog):
     with caplog.at_level(logging.WARNING, "gpuclassify"):
         warn_if_open(["tcp://10.1.2.3:8786"], are_local=False)
-        assert not caplog.records
+        assert not told(caplog)
         warn_if_open(["tcp://8.8.8.8:8786"], are_local=False)
-        assert "tcp://8.8.8.8:8786" in caplog.text
+        (warning,) = told(caplog)
+        assert "tcp://8.8.8.8:8786" in warning
 
 
 def test_a_cluster_that_cannot_be_set_up_is_closed():

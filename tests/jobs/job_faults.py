@@ -39,8 +39,14 @@ def double(frame):
 
 
 def slowly(frame):
-    """The same, so slow that a signal comes in between."""
+    """The same, so slow that a signal comes in between.
+
+    Where GATE names a file, rows from 150 on wait for it; an argument would be part of the job.
+    """
     time.sleep(0.02)
+    gate = os.environ.get("GATE")
+    while gate and len(frame) and frame["id"].min() >= 150 and not Path(gate).exists():
+        time.sleep(0.01)
     return double(frame)
 
 

@@ -1,15 +1,20 @@
 """Jobs on Dask clusters: lost workers, a lost scheduler, bounded windows, secrets."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
+import time
 
 import job_faults as faults
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 from job_faults import job, result, write_input
+
+from gpuclassify.cluster.local import PatientNanny
+from gpuclassify.jobs.readers import read_files
 
 
 @pytest.fixture
@@ -29,7 +34,9 @@ def expected(tmp_path_factory):
 def test_a_worker_that_dies_loses_and_doubles_nothing(folder, expected):
     stage = functools.partial(faults.dying_once, flag=f"{folder}/flag")
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, worker_class=PatientNanny
+        ) as cluster,
         Client(cluster) as client,
     ):
         summary = job(folder, stage).run(client)
@@ -39,32 +46,54 @@ def test_a_worker_that_dies_loses_and_doubles_nothing(folder, expected):
     assert list((folder / "out" / "_gpuclassify" / "attempts").iterdir()) == []
 
 
-def test_a_scheduler_that_dies_is_told_and_the_job_goes_on_elsewhere(folder, expected):
+def wait_for_address(file):
+    """Dask writes a scheduler's file in steps, and its client waits 0.1 seconds for it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            return json.loads(file.read_text())["address"]
+        except (FileNotFoundError, ValueError):
+            time.sleep(0.05)
+    raise TimeoutError(f"{file} has no address")
+
+
+@pytest.mark.parametrize("has_results", [False, True], ids=["tasks", "results"])
+def test_a_scheduler_that_dies_is_told_and_the_job_goes_on_elsewhere(folder, expected, has_results):
+    """It dies with tasks alone, or with results, too, that the client is about to ask for."""
+    rows = read_files([f"{folder}/in/*.jsonl"], part_bytes=2_000)["id"]
+    before_gate = sum(part.compute().min() < 150 for part in rows.partitions)
     file = folder / "scheduler.json"
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard"]
-    scheduler = subprocess.Popen([*command, "--port", "0", "--scheduler-file", file])
-    command = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard"]
+    start = [sys.executable, "-m"]
+    here = ["--scheduler-file", str(file), "--no-dashboard"]
+    scheduler = subprocess.Popen([*start, "distributed.cli.dask_scheduler", *here, "--port", "0"])
+    command = [*start, "distributed.cli.dask_worker", *here, "--no-nanny", "--nthreads", "1"]
     search = os.pathsep.join(path for path in sys.path if path)
-    worker = subprocess.Popen(
-        [*command, "--nthreads", "1", "--scheduler-file", file, "--death-timeout", "5"],
-        env={**os.environ, "PYTHONPATH": search},
-    )
+    # The job cannot end first: rows behind a gate that never opens hold its worker.
+    environment = {**os.environ, "PYTHONPATH": search, "GATE": str(folder / "never")}
+    processes = [scheduler]
 
     def kill(done, total, summary):
-        if done == 5:
+        if done == (5 if has_results else before_gate):
+            deadline = time.monotonic() + 120
+            while len(list((folder / "out").glob("*.parquet"))) < before_gate:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             scheduler.kill()
 
     try:
+        wait_for_address(file)
+        worker = subprocess.Popen([*command, "--death-timeout", "300"], env=environment)
+        processes.append(worker)
         with (
             Client(scheduler_file=str(file)) as client,
             pytest.raises(ConnectionError, match="scheduler has lost") as caught,
         ):
             job(folder, faults.slowly).run(client, report=kill)
     finally:
-        for process in (scheduler, worker):
+        for process in processes:
             process.kill()
             process.wait()
     assert "run the same job again to continue" in caught.value.__notes__[-1]
     summary = job(folder, faults.slowly).run()
-    assert 5 <= summary.resumed_parts < 20
+    assert 5 <= before_gate == summary.resumed_parts < 20
     pd.testing.assert_frame_equal(result(folder), expected)

@@ -9,6 +9,7 @@ from distributed import Client, LocalCluster
 from hub_client import REPO, TOKEN, assert_clean
 from job_faults import double
 
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.jobs.files import UnreadableInputError, find_files
 from gpuclassify.jobs.hub.access import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.hub.files import HubPath
@@ -134,7 +135,12 @@ def test_a_private_repository_is_read_on_workers_and_its_token_stays_in_memory(
     repo.is_private = True
     secret = {**options, "token": TOKEN}
     with (
-        LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=2,
+            dashboard_address=None,
+            worker_class=PatientNanny,
+        ) as cluster,
         Client(cluster) as client,
     ):
         ddf = read_files([f"{URL}/large/*.jsonl"], part_bytes=9_000, storage_options=secret)

@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster
 from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.jobs.hub import access as hub_access
 from gpuclassify.jobs.hub import target as hub_target
 from gpuclassify.jobs.hub.access import DatasetAccessError, HubBusyError
@@ -80,7 +81,12 @@ def test_a_job_on_a_cluster_is_one_commit_and_its_token_is_nowhere(
     pipeline = Pipeline([reader, double, writer])
     job = pipeline.prepare()
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=None,
+            worker_class=PatientNanny,
+        ) as cluster,
         Client(cluster) as client,
     ):
         assert TOKEN not in str(client.run(lambda: str(dict(os.environ)))), "it must travel"
