@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpuclassify.jobs.hub.files import PinnedFile, is_pinned, listed, pinned, with_token
+from gpuclassify.jobs.hub.files import HubPath, PinnedFile, is_pinned, listed, pinned, with_token
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -30,6 +30,10 @@ class UnreadableInputError(ValueError):
 
 class BrokenContentError(UnreadableInputError):
     """Bytes of a file cannot be decoded."""
+
+
+class ChangedInputError(UnreadableInputError):
+    """An input file is not what it was when the job was planned."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,50 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
             f"inputs are of several formats, such as {one} and {other}: classify them separately"
         )
     return list(found.values())
+
+
+def check_unchanged(file: InputFile, storage_options: dict[str, Any]) -> None:
+    """Raise unless a file is what it was when the job was planned; asks its store for that.
+
+    Size and version count where the store tells them. A file at a commit cannot change.
+
+    Raises
+    ------
+    ChangedInputError
+    """
+    import fsspec
+
+    if is_pinned(file.path) or (file.size_bytes is None and not file.version):
+        return
+    filesystem, plain = fsspec.core.url_to_fs(file.path, **with_token(file.path, storage_options))
+    filesystem.invalidate_cache(filesystem._parent(plain))  # else it may answer from a listing
+    try:
+        info = filesystem.info(plain)
+    except FileNotFoundError:
+        raise _changed(file, "is gone") from None
+    if info.get("size") not in (None, file.size_bytes) and file.size_bytes is not None:
+        raise _changed(file, f"has {info['size']} bytes and had {file.size_bytes}")
+    version = _version(info)
+    if version and file.version and _bare(version) != _bare(file.version):
+        raise _changed(file, "was written again")
+
+
+def check_all_unchanged(
+    files: Iterable[InputFile], inputs: Iterable[str], storage_options: dict[str, Any]
+) -> None:
+    """`check_unchanged` for all files that `inputs` have named; few requests where they can list.
+
+    Files that have come since then are none of the job's.
+    """
+    found: dict[str, InputFile] = {}
+    for name in map(str, inputs):
+        is_listed = file_format(name) is None or glob.has_magic(name)
+        if is_listed and HubPath.of(name) is None:
+            with contextlib.suppress(UnreadableInputError):  # what is gone is told below
+                found.update((file.path, file) for file in _expand(name, storage_options))
+    for file in files:
+        if found.get(file.path) != file:
+            check_unchanged(file, storage_options)
 
 
 def file_format(path: str) -> str | None:
@@ -177,6 +225,8 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(name, **with_token(name, storage_options))
+    if HubPath.of(name) is None:  # there, a commit has the same files whenever one looks
+        filesystem.invalidate_cache()
     found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
     # Names that begin with a dot or underscore are bookkeeping (_SUCCESS, _metadata), not data.
     data = [p for p in sorted(found) if p == path or not _is_hidden(posixpath.relpath(p, path))]
@@ -209,8 +259,23 @@ def _list(filesystem: Any, path: str, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _version(info: dict[str, Any]) -> str:
+    if info.get("islink"):  # a listing has the link's own time
+        with contextlib.suppress(OSError):
+            return str(os.stat(info["name"]).st_mtime)  # noqa: PTH116 (paths are those of fsspec)
     value = next((info[key] for key in _VERSIONS if info.get(key)), "")
     return str(value.timestamp() if hasattr(value, "timestamp") else value)
+
+
+def _bare(version: str) -> str:
+    """A version without what some stores put around a tag in one answer and not in another."""
+    return version.removeprefix("W/").strip('"')
+
+
+def _changed(file: InputFile, what: str) -> ChangedInputError:
+    return ChangedInputError(
+        f"{redacted(file.path)} is not what it was when the job was planned, it {what}: bring back "
+        "the file as it was, or start over (restart=True, --restart)"
+    )
 
 
 def _is_hidden(path: str) -> bool:

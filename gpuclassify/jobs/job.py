@@ -11,8 +11,8 @@ from typing import Any
 from gpuclassify.chain import Chain
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.encoding import arrow_table
-from gpuclassify.jobs.files import PARQUET, redacted
-from gpuclassify.jobs.manifest import Ledger
+from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
+from gpuclassify.jobs.manifest import JobChangedError, Ledger
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.readers import FileReader
 from gpuclassify.jobs.records import Record
@@ -58,12 +58,15 @@ class Job:
             _show(report, len(done), self.source.count, summary)
             try:
                 self._run_rest(client, done, summary, report)
-            except Exception as err:
+            except (UnreadableInputError, JobChangedError):  # running again would fail alike
+                raise
+            except (Exception, KeyboardInterrupt) as err:
                 err.add_note(
                     f"{len(summary.files)} of {self.source.count} parts are written to "
                     f"{summary.output}: run the same job again to continue"
                 )
                 raise
+        self.ledger.check_current()
         write_report(self.ledger.directory)
         self.ledger.finish()
         summary.files.sort()
@@ -75,7 +78,7 @@ class Job:
             return
         try:
             summary.published = self.writer.publish(client, restart=self.restart)
-        except Exception as err:
+        except (Exception, KeyboardInterrupt) as err:
             err.add_note(
                 f"all parts are written to {summary.output}: run the same job again to publish them"
             )
@@ -93,6 +96,8 @@ class Job:
             self._add(summary, record)
             summary.elapsed_seconds = time.perf_counter() - started
             _show(report, len(summary.files), self.source.count, summary)
+        if todo:
+            self.source.check_unchanged()
 
     def _add(self, summary: JobSummary, record: Record, is_resumed: bool = False) -> None:
         summary.add(record, f"{summary.output}/{record.name}", is_resumed)
@@ -103,6 +108,13 @@ class Job:
         if client is None:
             yield
             return
+        from distributed import Client
+
+        if not isinstance(client, Client):
+            raise TypeError(
+                f"a Pipeline got {client!r} as its client: pass a dask.distributed.Client, such as "
+                'Client("tcp://host:8786") of a cluster that is running'
+            )
         if client.asynchronous:
             raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
         with client.as_current():

@@ -21,6 +21,12 @@ PIECE_BYTES = 64 << 20
 # A parser without a limit of its own overflows its stack: pyarrow's between 10,000 and 100,000.
 DEEPEST_NESTING = 1_000
 MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
+ONE_A_LINE = (
+    "the line is no JSON object: a file of JSON lines holds one object a line, which "
+    "`jq -c '.[]' FILE` makes of an array, and `jq -c . FILE` of objects over several lines"
+)
+# pyarrow's words for a value of another type than the column's.
+_OTHER_TYPE = re.compile(r"Failed to convert JSON|Column\(.*\) changed from")
 INT64, UINT64 = pa.int64(), pa.uint64()
 _BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -174,11 +180,40 @@ def _halved(
     except BROKEN_LINES as err:
         cut = _middle(lines)
         if cut is None:
-            reason = str(err).removesuffix(" in row 0")
-            yield BadLine(offset, lines.rstrip(b"\r\n"), reason)
+            yield BadLine(offset, lines.rstrip(b"\r\n"), _reason(lines, schema, err))
         else:
             yield from _halved(lines[:cut], offset, schema, is_projected)
             yield from _halved(lines[cut:], offset + cut, schema, is_projected)
+
+
+def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
+    """Why a single line cannot be read, and the cure as far as there is one."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as wrong:
+        return (
+            f"byte {wrong.start} of the line is not UTF-8: convert the file from the encoding that "
+            "it has, such as with `iconv -f LATIN1 -t UTF-8 FILE`"
+        )
+    if line.strip(_BLANKS + b"\n") == b"{":
+        return ONE_A_LINE
+    text = str(err).removesuffix(" in row 0")
+    if not _OTHER_TYPE.search(text):
+        return text
+    columns = [f"{f.name} ({f.type} in the samples)" for f in schema if not _holds(line, f)]
+    return (
+        f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
+        "(fields=, --field) without that one, or, for numbers, give its type to a JsonlReader, "
+        'such as types={"price": "double"}'
+    )
+
+
+def _holds(line: bytes, field: pa.Field) -> bool:
+    try:
+        parse(line, pa.schema([field]), is_projected=True)
+    except BROKEN_LINES:
+        return False
+    return True
 
 
 def _middle(lines: bytes) -> int | None:
@@ -194,7 +229,7 @@ def _check_line(line: bytes) -> bool:
     """Whether a line holds something; raises for what would crash pyarrow's parser."""
     text = line.strip(_BLANKS)
     if text and text[:1] != b"{":
-        raise BadLineError("the line is no JSON object")
+        raise BadLineError(ONE_A_LINE)
     if text.count(b"[") + text.count(b"{") > DEEPEST_NESTING and _depth(text) > DEEPEST_NESTING:
         raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
     return bool(text)
@@ -217,7 +252,7 @@ def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
     ]
     if late:
         raise BadLineError(
-            f"{', '.join(late)} has fields that are not in the beginnings of the files, from which "
+            f"{', '.join(late)} has fields that are not in the samples of the files, from which "
             "columns are read: name the columns to keep (fields=, --field), which leaves out others"
         )
 

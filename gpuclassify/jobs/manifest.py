@@ -14,7 +14,7 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -42,11 +42,17 @@ REPORTS = ("_report/report.json", "_report/report.html")
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 MOST_CHANGES_SHOWN = 5
+_JOB_NAMES = {"key", "parts", "identity", "versions"}
+_HEAD_BYTES = 64  # of the first page, which begins with the job's key
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
 class JobChangedError(ValueError):
     """The output directory holds parts of a job with other settings, another model or input."""
+
+
+class DamagedBooksError(ValueError):
+    """What says which job an output directory holds cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,12 @@ class Ledger:
             There are data files that no job wrote.
         JobChangedError
             There are parts of a job with another identity, unless it starts over.
+        DamagedBooksError
+            Nobody can tell whose parts there are, unless it starts over.
         """
         if self.directory.filesystem.isfile(self.directory.root):
             raise NotADirectoryError(f"{self.directory} is a file: name a directory for the output")
-        earlier = self._earlier()
+        earlier = self._earlier(restart)
         self._refuse_strangers(earlier)
         if earlier is not None and not restart and earlier["key"] != self.key:
             raise JobChangedError(
@@ -120,7 +128,7 @@ class Ledger:
 
         Raises
         ------
-        NotADirectoryError, FileExistsError, JobChangedError
+        NotADirectoryError, FileExistsError, JobChangedError, DamagedBooksError
             See `check`.
         UnsupportedStorageError
             Files cannot be created exclusively here.
@@ -128,7 +136,7 @@ class Ledger:
             The directory cannot be written to.
         """
         self.check(restart)
-        earlier = self._earlier()
+        earlier = self._earlier(restart)
         if restart and earlier is not None:
             self._clear(earlier)
         self.directory.make(BOOKS, RECORDS, SCRATCH, QUARANTINE)
@@ -145,26 +153,51 @@ class Ledger:
         if done < self.count:
             self.directory.remove(SUCCESS)
 
+    def check_current(self) -> None:
+        """Raise JobChangedError if another run has started over here; see `check_current`."""
+        check_current(self.directory, self.key)
+
     def finish(self) -> None:
-        """Write the manifest, and say at last that the output is complete."""
-        contents = self.directory.read_all([record_path(name) for name in self.names()])
-        with self.directory.replacing(self.directory.path(MANIFEST)) as file:
-            for content in contents:
-                file.write(content + b"\n")
+        """Write the manifest, and say at last that the output is complete.
+
+        Raises
+        ------
+        JobChangedError
+            Another run has started over here.
+        """
+        self.check_current()
+        try:
+            self._write_manifest()
+        except FileNotFoundError as err:
+            raise _gone(self.directory) from err
         self._remove_scratch()
-        earlier = self._earlier() or {"earlier": []}
-        self.directory.remove(*self._parts_of(earlier["earlier"]))  # of attempts that came late
+        earlier = {*read_job(self.directory)["earlier"]} - {self.key}
+        self.directory.remove(*self._parts_of(earlier))  # of attempts that came late
         self.directory.prune(QUARANTINE)
         self.directory.sync()
+        self.check_current()
         content = json.dumps({"key": self.key, "parts": self.count}).encode()
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
 
-    def _earlier(self) -> dict[str, Any] | None:
+    def _write_manifest(self) -> None:
+        contents = self.directory.read_all([record_path(name) for name in self.names()])
+        with self.directory.replacing(self.directory.path(MANIFEST)) as file:
+            for content in contents:
+                file.write(content + b"\n")
+
+    def _earlier(self, restart: bool = False) -> dict[str, Any] | None:
         """What the directory's job is, if one has begun here."""
-        with contextlib.suppress(FileNotFoundError):
-            return json.loads(self.directory.read(JOB))
-        return None
+        try:
+            return read_job(self.directory)
+        except FileNotFoundError:
+            return None
+        except DamagedBooksError:
+            if not restart:
+                raise
+        named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
+        keys = {key for name in named if (key := key_in(name)) is not None}
+        return {"key": self.key, "earlier": sorted(keys)}
 
     def _refuse_strangers(self, earlier: dict[str, Any] | None) -> None:
         keys = {self.key, earlier["key"], *earlier["earlier"]} if earlier else set()
@@ -174,7 +207,7 @@ class Ledger:
             if file_format(name) is not None
             and not name.startswith((".", "_"))
             and not name.endswith(".json")
-            and _key_in(name) not in keys
+            and key_in(name) not in keys
         ]
         if strangers:
             raise FileExistsError(
@@ -182,9 +215,9 @@ class Ledger:
                 f"{strangers[0]}: choose another directory, or move them away"
             )
 
-    def _parts_of(self, keys: Sequence[str]) -> list[str]:
+    def _parts_of(self, keys: Collection[str]) -> list[str]:
         """Part files of the jobs with these keys."""
-        return [name for name in sorted(self.directory.sizes()) if _key_in(name) in keys]
+        return [name for name in sorted(self.directory.sizes()) if key_in(name) in keys]
 
     def _clear(self, earlier: dict[str, Any]) -> None:
         """Remove what earlier runs wrote; the books' first page is replaced later."""
@@ -193,8 +226,8 @@ class Ledger:
         remove(SUCCESS)
         for folder in (RECORDS, QUARANTINE):
             named = self.directory.sizes(folder)
-            remove(*(f"{folder}/{name}" for name in named if _key_in(name) in keys))
-        remove(*self._parts_of(sorted(keys)))
+            remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
+        remove(*self._parts_of(keys))
         remove(MANIFEST, *REPORTS)
         self._remove_scratch()
 
@@ -242,6 +275,54 @@ class Ledger:
         self.directory.remove(*(f"{SCRATCH}/{name}" for name in self.directory.sizes(SCRATCH)))
 
 
+def read_job(directory: Directory) -> dict[str, Any]:
+    """The books' first page: what the job is that has begun in a directory.
+
+    Raises
+    ------
+    FileNotFoundError
+        None has.
+    DamagedBooksError
+    """
+    content = directory.read(JOB)
+    with contextlib.suppress(ValueError):
+        job = json.loads(content)
+        if isinstance(job, dict) and set(job) >= _JOB_NAMES:
+            return job
+    raise DamagedBooksError(
+        f"{directory.path(JOB)} is damaged, {len(content)} bytes that are no job's: start over, "
+        "which removes the parts that are there (restart=True, --restart), or write to another "
+        "directory"
+    )
+
+
+def check_current(directory: Directory, key: str | None) -> None:
+    """Raise unless a directory's books are those of the job with this key; one small read.
+
+    Raises
+    ------
+    JobChangedError
+        Another run has started over there meanwhile, or the books are gone.
+    """
+    path = directory.path(JOB)
+    try:  # the whole page names every input file
+        head = directory.filesystem.cat_file(path, start=0, end=_HEAD_BYTES)
+    except FileNotFoundError:
+        raise _gone(directory) from None
+    if f'"key": "{key}"'.encode() not in head:
+        raise JobChangedError(
+            f"another run has started over in {directory}: this one stops, and what it wrote there "
+            "does not count. Write to another directory to have the results of both"
+        )
+
+
+def _gone(directory: Directory) -> JobChangedError:
+    return JobChangedError(
+        f"the books of this job are gone from {directory}: another run has started over there, or "
+        "somebody has removed them. Run the job again, in a directory of its own"
+    )
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that results may depend on."""
     found = {"python": platform.python_version()}
@@ -259,7 +340,7 @@ def _warn_of_versions(earlier: dict[str, str]) -> None:
         logger.warning("the job goes on with other versions than it began with: %s", shown)
 
 
-def _key_in(name: str) -> str | None:
+def key_in(name: str) -> str | None:
     """The key of the job whose part, record or quarantine file has this name."""
     match = PART_NAME.match(name)
     return match[1] if match else None

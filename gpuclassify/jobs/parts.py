@@ -16,6 +16,7 @@ from gpuclassify.jobs.files import (
     reading,
     redacted,
 )
+from gpuclassify.jobs.folders import with_values
 from gpuclassify.jobs.hub.files import LINE_BYTES
 from gpuclassify.jobs.jsonl import parse_good, read_range
 from gpuclassify.jobs.parquet import good_rows, read_groups
@@ -125,6 +126,7 @@ def read_table(part: Part, form: Form, on_error: str = "raise") -> tuple[pa.Tabl
 def _read_parquet(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
     with reading(part.path, form.storage_options, part.file_bytes) as file:
         table = read_groups(file, part.row_groups or (), form.schema)
+        table = with_values(table, form.schema, part.path)
     good, bad = good_rows(table)
     return good, [Problem(ROW, str(part), str(err), row=row) for row, err in bad.items()]
 
@@ -140,6 +142,7 @@ def _read_json(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
             with pa.input_stream(file, compression=codec) as stream:
                 offset, lines = 0, stream.read()
     table, bad = parse_good(lines, offset, form.schema, form.is_projected)
+    table = with_values(table, form.schema, part.path)
     name = redacted(part.path)
     problems = [
         Problem(LINE, name, line.reason, offset=line.offset, content=shortened(line.line))
@@ -149,10 +152,13 @@ def _read_json(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
 
 
 def unreadable(part: Part, problem: Problem) -> UnreadableInputError:
-    """The error that names the first problem of a part."""
+    """The error that names the first problem of a part, and what leaves it out."""
     where = str(part)
     if problem.offset is not None:
         where = f"{redacted(part.path)}, from byte {problem.offset}"
     elif problem.row is not None:
         where = f"{part}, row {problem.row}"
-    return UnreadableInputError(f"{where} cannot be read: {problem.reason}")
+    return UnreadableInputError(
+        f"{where} cannot be read: {problem.reason.rstrip('.')}. To go on without it: "
+        'on_error="quarantine" of a Pipeline (--on-error quarantine).'
+    )

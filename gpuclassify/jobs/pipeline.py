@@ -84,6 +84,8 @@ class Pipeline:
             The input cannot be read.
         JobChangedError
             The output has parts of a job that differs from this one, and `restart` is false.
+        DamagedBooksError
+            The output's page that says whose parts these are cannot be read, and `restart` is false.
         FileExistsError, NotADirectoryError
             The output has data files that no job wrote, or is a file.
         ValueError
@@ -129,7 +131,11 @@ class Pipeline:
         Raises
         ------
         TypeError, ValueError, FileExistsError, NotADirectoryError
-            See `prepare`.
+            See `prepare`. `client` is no Client of Dask, or an asynchronous one.
+        ChangedInputError
+            A file is not what it was when the job was planned.
+        JobChangedError
+            Another run has started over in the output meanwhile.
         Exception
             The first one that a part raises. What is written stays: run the same job again.
         """

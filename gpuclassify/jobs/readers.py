@@ -6,7 +6,8 @@ file is several tasks. All parts have the same dtypes, which are read from the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuclassify.checks import check_count
@@ -15,6 +16,7 @@ from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_fo
 from gpuclassify.jobs.hub.files import keep_tokens, token_names
 from gpuclassify.jobs.parts import Source, read_part
 from gpuclassify.jobs.planning import plan_source
+from gpuclassify.jobs.schema import named_type
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
@@ -25,11 +27,13 @@ class FileReader:
 
     Parameters
     ----------
-    paths : str or iterable of str
+    paths : str, path or iterable of them
         Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``memory://``, and
         ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit that the revision
-        stands for when the job is planned).
-    fields : sequence of str, optional
+        stands for when the job is planned). Columns that no file holds and names of folders tell,
+        such as ``lang=de``, are read from there, as Dask does: text, or integers where all of them
+        are.
+    fields : str or sequence of str, optional
         Columns to read. Default: all.
     part_bytes : int, optional
         Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
@@ -39,24 +43,25 @@ class FileReader:
     """
 
     file_format: ClassVar[str | None] = None
+    types: Mapping[str, str] | None = None
 
     def __init__(
         self,
-        paths: str | Iterable[str],
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
-        fields: Sequence[str] | None = None,
+        fields: str | Sequence[str] | None = None,
         part_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_count("part_bytes", part_bytes)
-        self.paths = [paths] if isinstance(paths, str) else [str(path) for path in paths]
-        self.fields = None if fields is None else tuple(dict.fromkeys(fields))
+        self.paths = _names(paths)
+        self.fields = None if fields is None else tuple(dict.fromkeys(_names(fields)))
         self.part_bytes = part_bytes
         self.storage_options = keep_tokens(self.paths, storage_options or {})
 
     def __repr__(self) -> str:
         shown = [f"{[redacted(path) for path in self.paths]}"]
-        for name in ("fields", "part_bytes"):
+        for name in ("fields", "part_bytes", "types"):
             if getattr(self, name) is not None:
                 shown.append(f"{name}={getattr(self, name)!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -76,6 +81,7 @@ class FileReader:
             part_bytes=self.part_bytes,
             storage_options=self.storage_options,
             on_error=on_error,
+            types=self.types,
         )
         wrong = [f.path for f in source.files if file_format(f.path) != self.file_format]
         if self.file_format is not None and wrong:
@@ -87,9 +93,40 @@ class FileReader:
 
 
 class JsonlReader(FileReader):
-    """JSON lines, plain or compressed (.gz, .zst, .bz2; a compressed file is one part)."""
+    """JSON lines, plain or compressed (.gz, .zst, .bz2; a compressed file is one part).
+
+    Parameters
+    ----------
+    paths, fields, part_bytes, storage_options
+        As of `FileReader`.
+    types : mapping of str to str, optional
+        Arrow types of columns that samples of the files may not tell, such as
+        ``{"price": "double"}`` where the first 3.5 comes after many a 3. Default: what the samples
+        hold.
+
+    Raises
+    ------
+    ValueError
+        Arrow has no such type.
+    """
 
     file_format = JSONL
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        fields: str | Sequence[str] | None = None,
+        part_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+        types: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            paths, fields=fields, part_bytes=part_bytes, storage_options=storage_options
+        )
+        for name, kind in (types or {}).items():
+            named_type(name, kind)
+        self.types = None if types is None else dict(types)
 
 
 class ParquetReader(FileReader):
@@ -99,9 +136,9 @@ class ParquetReader(FileReader):
 
 
 def read_files(
-    inputs: Iterable[str],
+    inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    fields: Sequence[str] | None = None,
+    fields: str | Sequence[str] | None = None,
     part_bytes: int | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> dd.DataFrame:
@@ -109,10 +146,11 @@ def read_files(
 
     Parameters
     ----------
-    inputs : iterable of str
+    inputs : str, path or iterable of them
         Files, directories, globs or fsspec URLs; Parquet or JSON lines (also .gz, .zst, .bz2),
-        not both.
-    fields : sequence of str, optional
+        not both. Columns that no file holds and names of folders tell, such as ``lang=de``, are
+        read from there, as Dask does: text, or integers where all of them are.
+    fields : str or sequence of str, optional
         Columns to read. Default: all.
     part_bytes : int, optional
         Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
@@ -132,10 +170,19 @@ def read_files(
     """
     import dask.dataframe as dd
 
-    inputs = [str(path) for path in inputs]
-    options = keep_tokens(inputs, storage_options or {})
-    source = plan_source(inputs, fields=fields, part_bytes=part_bytes, storage_options=options)
-    share_tokens_with_workers(token_names(inputs))
+    paths = _names(inputs)
+    source = plan_source(
+        paths,
+        fields=None if fields is None else _names(fields),
+        part_bytes=part_bytes,
+        storage_options=keep_tokens(paths, storage_options or {}),
+    )
+    share_tokens_with_workers(token_names(paths))
     return dd.from_map(
         read_part, source.parts, form=source.form, meta=source.form.meta(), label="read"
     )
+
+
+def _names(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """One name, or several; a string is no list of letters."""
+    return [str(name) for name in ([given] if isinstance(given, (str, os.PathLike)) else given)]

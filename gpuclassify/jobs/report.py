@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuclassify.jobs.counts import BIN_WIDTH
-from gpuclassify.jobs.manifest import JOB, REPORTS
+from gpuclassify.jobs.manifest import REPORTS, read_job
 from gpuclassify.jobs.page import page
 from gpuclassify.jobs.records import QUARANTINE, RECORDS, Record, parse_record
 from gpuclassify.jobs.storage import Directory
@@ -35,6 +35,8 @@ def write_report(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         No job has begun there.
+    DamagedBooksError
+        The job's books cannot be read.
     """
     report = report_of(directory)
     directory.make(posixpath.dirname(REPORTS[0]))
@@ -51,9 +53,11 @@ def report_of(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         No job has begun there.
+    DamagedBooksError
+        The job's books cannot be read.
     """
     try:
-        job = json.loads(directory.read(JOB))
+        job = read_job(directory)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{directory} is no output of a job: name the directory that a job wrote to"

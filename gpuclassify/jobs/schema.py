@@ -62,6 +62,32 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in fields])
 
 
+def named_type(column: str, name: str) -> pa.DataType:
+    """The Arrow type of this name, for a column.
+
+    Raises
+    ------
+    ValueError
+        There is none.
+    """
+    try:
+        return pa.type_for_alias(name)
+    except (ValueError, TypeError) as err:
+        raise ValueError(
+            f"types={{{column!r}: {name!r}}}: Arrow has no such type; names are double, int64, "
+            "string, bool and the like"
+        ) from err
+
+
+def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
+    """The schema with other types for these columns, which are added where it lacks them."""
+    columns = {field.name: field for field in schema}
+    for name, kind in types.items():
+        column = columns.get(name, pa.field(name, pa.null()))
+        columns[name] = column.with_type(named_type(name, kind))
+    return pa.schema(columns.values())
+
+
 def to_pandas(table: pa.Table) -> pd.DataFrame:
     """A pandas frame with dtypes that do not depend on which values are null."""
     return table.to_pandas(types_mapper=_pandas_dtype)

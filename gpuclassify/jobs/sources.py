@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import dask
 
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
-from gpuclassify.jobs.files import file_format, redacted
+from gpuclassify.jobs.files import check_all_unchanged, file_format, redacted
 from gpuclassify.jobs.hub.files import token_names
 from gpuclassify.jobs.parts import Form, Source
 from gpuclassify.jobs.readers import FileReader
@@ -57,14 +58,15 @@ class FileSource:
         """Whether the reader's paths match the file `name` of a directory."""
         from fsspec.utils import glob_translate
 
-        written = directory.path(name)
         for path in self.reader.paths:
             place = open_directory(path, self.reader.storage_options)
-            is_inside = written.startswith(f"{place.root}/")
-            if place.filesystem == directory.filesystem and (
-                is_inside or re.match(glob_translate(place.root), written)
-            ):
-                return True
+            are_local = place.is_local and directory.is_local
+            if not are_local and place.filesystem != directory.filesystem:
+                continue
+            for resolve in (str, os.path.realpath) if are_local else (str,):
+                root, written = resolve(place.root), f"{resolve(directory.root)}/{name}"
+                if written.startswith(f"{root}/") or re.match(glob_translate(root), written):
+                    return True
         return False
 
     def identity(self) -> dict[str, dict[str, Any]]:
@@ -84,13 +86,20 @@ class FileSource:
             },
         }
 
+    def check_unchanged(self) -> None:
+        """Raise ChangedInputError unless all files are what they were when they were planned."""
+        options = self.reader.storage_options
+        check_all_unchanged(self.planned.files, self.reader.paths, options)
+
     def run(
         self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work
     ) -> Iterator[Record]:
         """Records of the parts with the numbers `todo`, as they are done."""
         share_tokens_with_workers(token_names(self.reader.paths))
         packed = PackedWork.of(work)
-        calls = ((self.planned.parts[number], names[number], packed) for number in todo)
+        files = {file.path: file for file in self.planned.files}
+        parts = ((self.planned.parts[number], names[number]) for number in todo)
+        calls = ((part, name, packed, files[part.path]) for part, name in parts)
         return run_tasks(client, run_part, calls)
 
 
@@ -122,12 +131,15 @@ class FrameSource:
         return set()
 
     def would_read(self, directory: Directory, name: str) -> bool:
-        """Unknown."""
+        """Nothing: what a frame was made from is not known here."""
         return False
 
     def identity(self) -> dict[str, dict[str, Any]]:
         """The frame's key, which Dask makes of all that the frame consists of."""
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
+
+    def check_unchanged(self) -> None:
+        """Nothing: what a frame was made from is not known here."""
 
     def run(
         self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work

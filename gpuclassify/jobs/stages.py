@@ -129,7 +129,7 @@ def as_chain(stages: Iterable[Any]) -> Chain:
     Raises
     ------
     TypeError
-        A stage is neither a mapper nor callable.
+        A stage is neither a mapper nor callable, or a class.
     """
     return Chain(tuple(_as_mappers(stages)))
 
@@ -177,6 +177,11 @@ def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
             yield from _as_mappers(stage.mappers)
         elif isinstance(stage, PartitionMap):
             yield stage
+        elif isinstance(stage, type):
+            raise TypeError(
+                f"a Pipeline got the class {stage.__qualname__} as a stage: write "
+                f"{stage.__qualname__}(), with the options that it needs"
+            )
         elif callable(stage):
             yield Function(stage)
         else:

@@ -22,7 +22,8 @@ from gpuclassify.inference.stats import add_up
 from gpuclassify.jobs.access import options_for
 from gpuclassify.jobs.counts import count_labels, count_lengths, count_scores
 from gpuclassify.jobs.encoding import Encoding, arrow_table, conform
-from gpuclassify.jobs.files import redacted
+from gpuclassify.jobs.files import InputFile, check_unchanged, redacted
+from gpuclassify.jobs.manifest import check_current, key_in
 from gpuclassify.jobs.parts import Form, Part, read_table
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, row_content, run_halved
 from gpuclassify.jobs.records import Record, complete, publish
@@ -101,18 +102,26 @@ class PackedWork:
 
 
 @on_sound_device
-def run_part(part: Part, name: str, packed: PackedWork) -> Record:
-    """Read one part of the input files, map it, and publish it as the file `name`."""
+def run_part(part: Part, name: str, packed: PackedWork, file: InputFile | None = None) -> Record:
+    """Read one part of the input files, map it, and publish it as the file `name`.
+
+    Raises
+    ------
+    ChangedInputError
+        It is no more the `file` that was planned.
+    JobChangedError
+        Another run has started over in the output.
+    """
     work = packed.unpack()
-    with _naming(f"part {name} of {part}"):
-        return _already_written(name, work) or _read_and_run(part, name, work)
+    with _naming(f"part {name} of {part}"), _noticing_others(name, work):
+        return _already_written(name, work) or _read_and_run(part, file, name, work)
 
 
 @on_sound_device
 def run_partition(frame: Any, number: int, name: str, packed: PackedWork) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     work = packed.unpack()
-    with _naming(f"part {name} of partition {number}"):
+    with _naming(f"part {name} of partition {number}"), _noticing_others(name, work):
         source = {"partition": number}
         return _already_written(name, work) or _run(frame, [], source, name, work, 0.0)
 
@@ -126,11 +135,36 @@ def _naming(part: str) -> Iterator[None]:
         raise
 
 
-def _read_and_run(part: Part, name: str, work: Work) -> Record:
+@contextlib.contextmanager
+def _noticing_others(name: str, work: Work) -> Iterator[None]:
+    """Files may vanish because another run starts over: then say so."""
+    try:
+        yield
+    except FileNotFoundError:
+        check_current(work.directory, key_in(name))
+        raise
+
+
+@contextlib.contextmanager
+def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
+    """Compare a file with what was planned once it is read; or could not be, perhaps for that."""
+    try:
+        yield
+    except Exception:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                check_unchanged(file, storage_options)
+        raise
+    if file is not None:
+        check_unchanged(file, storage_options)
+
+
+def _read_and_run(part: Part, file: InputFile | None, name: str, work: Work) -> Record:
     assert work.form is not None
     started = time.perf_counter()
     form = Form(work.form.schema, options_for(work.input_name), work.form.is_projected)
-    table, problems = read_table(part, form, work.on_error)
+    with _noticing_changes(file, form.storage_options):
+        table, problems = read_table(part, form, work.on_error)
     frame = to_frame(table, work.backend)
     return _run(frame, problems, _describe(part), name, work, time.perf_counter() - started)
 
@@ -169,14 +203,18 @@ def _run(
         finished=time.time(),
         worker=f"{socket.gethostname()}:{os.getpid()}",
     )
-    return publish(work.directory, record, content, problems)
+    directory = work.directory
+    check_current(directory, key_in(name))
+    return publish(directory, record, content, problems)
 
 
 def _already_written(name: str, work: Work) -> Record | None:
     """The record of a part that an attempt before this one has written, if one has."""
     directory = work.directory
-    is_there = directory.filesystem.exists(directory.path(name))
-    return complete(directory, name) if is_there else None
+    if not directory.filesystem.exists(directory.path(name)):
+        return None
+    check_current(directory, key_in(name))
+    return complete(directory, name)
 
 
 def _map_rows(frame: Any, source: dict[str, Any], work: Work) -> tuple[pa.Table, list[Problem]]:

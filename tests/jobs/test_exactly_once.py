@@ -2,15 +2,24 @@
 
 import json
 import random
+import shutil
 import signal
 import time
+from pathlib import Path
 
+import dask.dataframe as dd
 import job_faults as faults
 import pandas as pd
 import pytest
 from job_faults import in_process, job, result, slowly, write_input
 
+from gpuclassify.jobs.manifest import DamagedBooksError, JobChangedError
+from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.records import complete
+from gpuclassify.jobs.report import report_of
+from gpuclassify.jobs.storage import open_directory
+from gpuclassify.jobs.work import PackedWork, run_part
+from gpuclassify.jobs.writers import ParquetWriter
 
 
 @pytest.fixture
@@ -130,6 +139,119 @@ def test_a_part_that_nobody_can_vouch_for_is_done_again(folder, expected):
     gone.unlink()
     summary = job(folder).run()
     assert len(summary.files) - summary.resumed_parts == 4
+    assert_whole(folder, expected)
+
+
+def triple(frame):
+    """Another stage, which makes another job."""
+    return faults.double(frame).assign(tripled=frame["id"] * 3)
+
+
+def assert_of_other(folder):
+    """The output is whole, and all of it of the job that has started over."""
+    other = job(folder, triple).prepare().ledger
+    assert "tripled" in result(folder)
+    assert sorted(path.name for path in (folder / "out").glob("*.parquet")) == other.names()
+    manifest = books(folder, "manifest.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in manifest] == other.names()
+    for path in ("_SUCCESS", "_report/report.json", "_gpuclassify/job.json"):
+        assert json.loads((folder / "out" / path).read_text())["key"] == other.key
+
+
+def restarting_at(folder, count):
+    """A report that starts over with other settings, once so many parts are done."""
+
+    def report(done, total, summary):
+        if done == count:
+            job(folder, triple).run(restart=True)
+
+    return report
+
+
+@pytest.mark.parametrize("count", [3, 45], ids=["amidst", "at the end"])
+def test_a_run_stops_when_another_starts_over(folder, count):
+    with pytest.raises(
+        JobChangedError, match=r"another run has started over in .*/out: "
+    ) as caught:
+        job(folder).run(report=restarting_at(folder, count))
+    assert "to continue" not in str(getattr(caught.value, "__notes__", []))
+    assert_of_other(folder)
+
+
+def test_partitions_of_a_frame_stop_too(folder):
+    frame = dd.read_json(f"{folder}/in/*.jsonl", lines=True)
+    writer = ParquetWriter(f"{folder}/out")
+
+    def restart(part):
+        if 200 in set(part["id"]):
+            job(folder, triple).run(restart=True)
+        return faults.double(part)
+
+    with pytest.raises(JobChangedError, match="another run has started over"):
+        Pipeline([frame, restart, writer]).run()
+    assert_of_other(folder)
+
+
+def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
+    first = job(folder).prepare()
+    first.run()
+    part, name = first.source.planned.parts[0], first.ledger.names()[0]
+    late = [folder / "out" / name, books(folder, f"records/{Path(name).stem}.json")]
+    contents = [path.read_bytes() for path in late]
+    job(folder, triple).run(restart=True)
+    with pytest.raises(JobChangedError, match="another run has started over in"):
+        first.ledger.finish()
+    assert_of_other(folder)
+    for path, content in zip(late, contents, strict=True):  # an attempt that came late
+        path.write_bytes(content)
+    with pytest.raises(JobChangedError, match="another run has started over in"):
+        run_part(part, name, PackedWork.of(first.work))
+
+
+@pytest.mark.parametrize("count", [3, 45], ids=["amidst", "at the end"])
+def test_books_that_vanish_are_told(folder, count):
+    prepared = job(folder).prepare()
+    prepared.run()
+    next(books(folder, "records").iterdir()).unlink()
+    with pytest.raises(JobChangedError, match=r"books of this job are gone from .*/out: "):
+        prepared.ledger.finish()
+
+    def remove(done, total, summary):
+        if done == count:
+            shutil.rmtree(folder / "out")
+
+    with pytest.raises(JobChangedError, match=r"books of this job are gone from .*/out: "):
+        job(folder).run(restart=True, report=remove)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"key": "12', b"[]", b"\xff"])
+def test_damaged_books_are_told_and_starting_over_cures_them(folder, expected, content):
+    job(folder, triple).run()
+    books(folder, "job.json").write_bytes(content)
+    with pytest.raises(DamagedBooksError, match=r"job\.json is damaged, .*: start over"):
+        job(folder).run()
+    with pytest.raises(DamagedBooksError, match="another directory"):
+        report_of(open_directory(f"{folder}/out"))
+    foreign = folder / "out" / "part-00007-01234567.parquet"  # of no job that was here
+    foreign.write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match="1 files that no job wrote"):
+        job(folder).run(restart=True)
+    foreign.unlink()
+    assert job(folder).run(restart=True).resumed_parts == 0
+    assert_whole(folder, expected)
+
+
+def test_an_interrupted_run_says_how_to_continue(folder, expected):
+    def interrupt(done, total, summary):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        job(folder).run(report=interrupt)
+    assert caught.value.__notes__ == [
+        f"3 of 45 parts are written to {folder}/out: run the same job again to continue"
+    ]
+    assert job(folder).run().resumed_parts == 3
     assert_whole(folder, expected)
 
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import DomainClassifier
-from gpuclassify.jobs import planning
-from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs import samples
+from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
+from gpuclassify.jobs.parts import read_table
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter
@@ -111,7 +112,7 @@ def test_most_lines_may_be_bad(write, tmp_path):
 )
 @pytest.mark.parametrize("name", ["0.jsonl.gz", "z.jsonl.gz"])
 def test_a_broken_file_is_left_out_whole(write, tmp_path, monkeypatch, name, content):
-    monkeypatch.setattr(planning, "SAMPLE_FILES", 1)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
     path = write(name, content)
     write("a.jsonl.gz", gzip.compress(b"\n".join(GOOD)))
     summary = run(tmp_path, JsonlReader(f"{tmp_path}/in"))
@@ -167,7 +168,8 @@ def test_integers_up_to_64_bits_keep_all_their_digits(write, tmp_path):
 def test_an_integer_that_is_too_large_for_what_came_before_is_left_out(
     write, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(planning, "SAMPLE_BYTES", 400)
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
     write("a.jsonl", b"\n".join([*GOOD, b'{"id": 9223372036854775808, "text": "a"}']))
     assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).left_out == {"line": 1}
     assert rows(tmp_path)["id"].tolist() == list(range(60))
@@ -199,7 +201,8 @@ def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path
 
 
 def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "SAMPLE_BYTES", 400)
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
     write("a.jsonl", b"\n".join([*GOOD[:30], BAD["cut"], *GOOD[30:]]))
     reader = JsonlReader(f"{tmp_path}/in", part_bytes=400)
     with pytest.raises(UnreadableInputError):
@@ -216,7 +219,7 @@ def test_systems_that_fail_are_no_broken_files(write, tmp_path, monkeypatch):
         [reader, same, ParquetWriter(f"{tmp_path}/out")], on_error="quarantine"
     ).prepare()
     (tmp_path / "in/a.jsonl").unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ChangedInputError, match="is gone"):
         planned.run()
     assert not problems(tmp_path)
 
@@ -241,3 +244,42 @@ def test_quarantine_files_can_be_read_as_json_lines(write, tmp_path):
     found = read_files(sorted(map(str, (tmp_path / "out/_quarantine").iterdir()))).compute()
     assert found.columns.tolist() == ["kind", "source", "reason", "offset", "content"]
     assert len(found) == len(BAD)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl.gz", gzip.compress(b"\n".join(GOOD))[:-20], r"a\.jsonl\.gz: Truncated"),
+        ("a.jsonl", '{"text": "é"}'.encode("latin-1"), r"from byte 0: byte 10 .* not UTF-8.*iconv"),
+        ("a.parquet", b"", "file size is 0 bytes"),
+    ],
+)
+@pytest.mark.parametrize("fields", [None, ["text"]])
+def test_an_input_of_which_nothing_can_be_read_is_refused_with_the_reason(
+    write, tmp_path, name, content, reason, fields
+):
+    write(name, content)
+    reader = FileReader(f"{tmp_path}/in", fields=fields)
+    with pytest.raises(UnreadableInputError, match=f"nothing of the input can be read; .*{reason}"):
+        run(tmp_path, reader)
+
+
+@pytest.mark.parametrize("kind", ["a lone surrogate", "a number for a text", "cut"])
+def test_what_stops_a_job_names_the_option_that_leaves_it_out(write, tmp_path, kind):
+    write("a.jsonl", b"\n".join([*GOOD, BAD[kind]]))
+    with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
+        FileReader(f"{tmp_path}/in").plan()
+    source = FileReader(f"{tmp_path}/in").plan("quarantine")
+    with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
+        read_table(source.parts[-1], source.form)
+
+
+def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, ["text", "x", "x"])
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in/a.parquet")
+    with pytest.raises(UnreadableInputError, match=r"columns are called 'x': rename them.*--field"):
+        ParquetReader(f"{tmp_path}/in").plan()
+    assert read_files(f"{tmp_path}/in", fields=["text"]).compute()["text"].tolist() == ["a"]
+    pq.write_table(table.select([0]), tmp_path / "in/b.parquet")
+    assert run(tmp_path, ParquetReader(f"{tmp_path}/in")).left_out == {"file": 1}

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.jobs.files import BrokenContentError, UnreadableInputError, compression, reading
+from gpuclassify.jobs.folders import with_values
 from gpuclassify.jobs.jsonl import parse_good, read_range
 from gpuclassify.jobs.parquet import read_footers
 from gpuclassify.jobs.parts import Form, Part, Source, read_table, unreadable
@@ -314,6 +315,7 @@ class _JsonPieces:
             begin, end = stretch.bounds(len(content))
             _, lines = read_range(io.BytesIO(content), begin, end - begin)
             table, bad = parse_good(lines, begin, form.schema, form.is_projected)
+            table = with_values(table, form.schema, part.path)
             problems = [Problem(LINE, str(part), line.reason, offset=line.offset) for line in bad]
         if problems and self._on_error == "raise":
             raise unreadable(part, problems[0])
