@@ -4,13 +4,12 @@
 """
 
 import argparse
+import contextlib
 import functools
 import gc
 import json
 import multiprocessing
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -241,9 +240,7 @@ def measure_resume(folder: Path, parts: int) -> dict[str, Any]:
     child = subprocess.Popen(command_of_noted_job(folder))
     while not journal.exists() or len(journal.read_text().split()) < parts // 2:
         time.sleep(0.01)
-    family = [*psutil.Process(child.pid).children(recursive=True), psutil.Process(child.pid)]
-    for process in family:
-        os.kill(process.pid, signal.SIGKILL)
+    family = kill_family(psutil.Process(child.pid))
     child.wait()
     psutil.wait_procs(family)
     before = len(journal.read_text().split())
@@ -257,6 +254,21 @@ def measure_resume(folder: Path, parts: int) -> dict[str, Any]:
         "computed_when_killed": before,
         "computed_again": sum(times.values()) - parts,
     }
+
+
+def kill_family(root: psutil.Process) -> list[psutil.Process]:
+    """Kill a process and all that it started as if at once; returns them.
+
+    All are stopped first, the root before the others, so that no nanny starts another worker in
+    between.
+    """
+    root.suspend()
+    family = [root, *root.children(recursive=True)]
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                act(process)
+    return family
 
 
 def command_of_noted_job(folder: Path) -> list[str]:

@@ -105,15 +105,27 @@ def quantized_by_row(module: nn.Module) -> nn.Module:
     return module
 
 
+@functools.cache
+def largest_weight() -> int:
+    """What a weight may be, so that `torch._int_mm` is exact on this processor: 127 or 63.
+
+    Without VNNI, processors add two products in 16 bits, which overflow where weights take all 8
+    (oneDNN, "Nuances of int8 Computations").
+    """
+    numbers = torch.full((64, 64), 127, dtype=torch.int8)
+    return 127 if (torch._int_mm(numbers, numbers) == 64 * 127**2).all() else 63
+
+
 class RowQuantizedLinear(nn.Module):
     """A linear layer in 8 bits with a scale for each output, and a range for each row of states.
 
-    With x = s (q - z), y = s t (q W - z sum(W)) + b, where q and W are int8.
+    With x = s (q - z), y = s t (q W - z sum(W)) + b, where q and W are int8, W up to
+    `largest_weight`.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.weight_scale = layer.weight.abs().amax(1) / 127
+        self.weight_scale = layer.weight.abs().amax(1) / largest_weight()
         self.weight = (layer.weight / self.weight_scale[:, None]).round().to(torch.int8).t()
         self.weight_sum = self.weight.sum(0, dtype=torch.int32).float()
         self.bias = layer.bias
@@ -153,7 +165,12 @@ FORMS: dict[str, Form] = {
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    head = begin(options, widths=WIDTHS, tokens_a_batch=TOKENS_A_BATCH)
+    head = begin(
+        options,
+        widths=WIDTHS,
+        tokens_a_batch=TOKENS_A_BATCH,
+        largest_weight=largest_weight(),
+    )
     return finish(QUESTION, head | measure(options), options, table)
 
 

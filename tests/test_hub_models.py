@@ -24,11 +24,13 @@ SCRIPT = """
     import dask.dataframe as dd, pandas as pd
     from distributed import Client, LocalCluster
     from gpuclassify import DomainClassifier
+    from gpuclassify.cluster.local import PatientNanny
     from gpuclassify.testing import sample_texts
 
     if __name__ == "__main__":
         frame = pd.DataFrame({"text": sample_texts(24)})
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        options = {"n_workers": 2, "threads_per_worker": 1, "worker_class": PatientNanny}
+        with LocalCluster(dashboard_address=None, **options) as cluster:
             with Client(cluster):
                 classifier = DomainClassifier(model="acme/domains", autocast=False, **SETTINGS)
                 lazy = classifier(dd.from_pandas(frame, npartitions=6))
@@ -85,7 +87,7 @@ def test_workers_fetch_the_pinned_commit_once_with_the_clients_token(server, tmp
     assert line == "planned\n", job.communicate()[1]
     # The branch moves on between planning and computing; the job stays with what it planned.
     model.commit(files_of(write_checkpoint(tmp_path / "second", seed=2)))
-    output, errors = job.communicate("\n", timeout=120)
+    output, errors = job.communicate("\n", timeout=280)
     assert job.returncode == 0, errors
     result = json.loads(output.splitlines()[-1])
     frame = pd.DataFrame({"text": sample_texts(24)})
@@ -104,7 +106,7 @@ def test_a_gated_model_without_a_token_is_told_at_the_call(server, tmp_path):
     model.commit(files_of(write_checkpoint(tmp_path / "model")))
     server.models[NAME] = model
     job = start(SCRIPT, server, tmp_path / "cache", {})
-    _, errors = job.communicate(timeout=120)
+    _, errors = job.communicate(timeout=280)
     assert job.returncode == 1
     last = [line for line in errors.splitlines() if "Error" in line][-1]
     assert "ModelAccessError" in last
@@ -115,7 +117,7 @@ def test_a_gated_model_without_a_token_is_told_at_the_call(server, tmp_path):
 def test_an_unreachable_hub_with_nothing_cached_is_told_at_the_call(server, tmp_path):
     server.is_failing = True
     job = start(SCRIPT, server, tmp_path / "cache", {})
-    _, errors = job.communicate(timeout=120)
+    _, errors = job.communicate(timeout=280)
     assert job.returncode == 1
     assert "HubUnreachableError" in errors
 
@@ -145,7 +147,7 @@ def test_a_module_of_ones_own_is_pushed_and_read_back(server, tmp_path):
     script = f"source, token = {str(source)!r}, {TOKEN!r}"
 
     process = start(PUSH.replace("SETTINGS", script), server, tmp_path / "cache", {})
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=280)
 
     assert process.returncode == 0, errors
     found = json.loads(printed.splitlines()[-1])
@@ -201,7 +203,7 @@ def test_a_gated_base_is_read_with_the_token_and_explained_without(tmp_path, saf
         server.add("acme/aegis", files_of(safety_models.defensive))
         server.add("acme/guard", files_of(safety_models.guard))
         process = start(SAFETY, server, tmp_path / "cache", {})
-        printed, errors = process.communicate(timeout=120)
+        printed, errors = process.communicate(timeout=280)
 
     assert process.returncode == 0, errors
     found = json.loads(printed.splitlines()[-1])

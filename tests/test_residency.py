@@ -10,6 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.inference import loaded
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.testing import sample_texts
@@ -131,7 +132,12 @@ def test_one_load_in_a_worker_and_one_event_a_partition(checkpoint, counting, lo
     model = checkpoint("domain")
     classifier = counting(DomainClassifier)(model=model, score_field="s", autocast=False)
     with (
-        LocalCluster(n_workers=1, threads_per_worker=threads, dashboard_address=":0") as cluster,
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=threads,
+            dashboard_address=":0",
+            worker_class=PatientNanny,
+        ) as cluster,
         Client(cluster) as client,
     ):
         for _ in range(2):  # a second run must find the model where the first one left it

@@ -108,7 +108,7 @@ def test_without_a_gpu_the_form_for_gpus_says_so():
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 2
     assert "--smoke --device cpu" in done.stderr

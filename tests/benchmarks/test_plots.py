@@ -14,7 +14,7 @@ def is_drawn(path):
     return path.stat().st_size > 10_000 and pixels.min() < 0.2 and edges.min() == 1
 
 
-@pytest.mark.timeout(600)  # for two smoke runs
+@pytest.mark.timeout(1_200)  # for two smoke runs
 def test_results_are_drawn(throughput_run, scaling_run, tmp_path, capsys):
     (_, first, _), (_, second, _) = throughput_run, scaling_run
     paths = plots.main([str(first), str(second), "--output", str(tmp_path / "new")])

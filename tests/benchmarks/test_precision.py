@@ -21,6 +21,7 @@ from benchmarks.precision import (
     Network,
     RowQuantizedLinear,
     cut_batches,
+    largest_weight,
     load_trained,
     same_neighbour_share,
 )
@@ -78,13 +79,22 @@ def test_coarse_forms_round_and_do_not_break(tokenizer, name):
     assert (found * expected).sum(1).min() > 0.9
 
 
-def test_rows_of_states_are_quantized_each_in_its_own_range():
+@pytest.mark.parametrize("largest", sorted({63, largest_weight()}))
+def test_rows_of_states_are_quantized_each_in_its_own_range(monkeypatch, largest):
+    monkeypatch.setattr(precision, "largest_weight", lambda: largest)
     layer = nn.Linear(64, 32)
     states = torch.randn(3, 5, 64) * torch.logspace(-3, 3, 5)[:, None] + 2
     with torch.inference_mode():
         expected, found = layer(states), RowQuantizedLinear(layer)(states)
     error = (found - expected).norm(dim=2) / expected.norm(dim=2)
     assert 1e-4 < error.max() < 0.03
+
+
+def test_products_of_the_largest_numbers_are_exact():
+    for state in (-128, 127):
+        for weight in (-largest_weight(), largest_weight()):
+            states, weights = (torch.full((64, 64), n, dtype=torch.int8) for n in (state, weight))
+            assert (torch._int_mm(states, weights) == 64 * state * weight).all()
 
 
 def test_compiled_forms_are_compiled_before_they_are_timed(tokenizer):

@@ -1,7 +1,7 @@
 """The ways that are compared give the same answers, in the order and size that is said."""
 
 import sys
-import time
+from types import SimpleNamespace
 
 import dask.dataframe as dd
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from benchmarks import ways as ways_module
 from benchmarks.crossfit_original import crossfit_partition
 from benchmarks.harness import run_interleaved
 from benchmarks.names import BASELINE, SUBJECT
@@ -86,19 +87,20 @@ def test_crossfits_own_loader_gives_the_answers_of_single_texts(
     assert list(scores.index) == list(texts.index)
 
 
-def test_a_search_finds_the_fastest_batch_size_of_those_that_differ(frame):
-    tried = []
+def test_a_search_finds_the_fastest_batch_size_of_those_that_differ(monkeypatch, frame):
+    tried, clock = [], SimpleNamespace(seconds=0.0)
 
     def scores(frame, directory, device, batch_size):
         tried.append(batch_size)
-        time.sleep(abs(batch_size - 30) / 500)
+        clock.seconds += abs(batch_size - 30)
         return batch_size
 
+    monkeypatch.setattr(ways_module, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
     fixed = Way("fixed", scores)
     ways, found = search_batches([fixed, Way("tuned", scores, is_searched=True)], frame, "", "cpu")
     assert set(tried) == {16, 32}  # partitions of 20 texts
     assert found["tuned"]["batch_size"] == 32
-    assert set(found["tuned"]["seconds_of_one_layer"]) == {16, 32}
+    assert found["tuned"]["seconds_of_one_layer"] == {16: 14, 32: 2}
     assert ways[0] is fixed
     assert ways[1].scores(frame, "", "cpu") == 32
 

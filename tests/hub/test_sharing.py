@@ -8,6 +8,7 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 from gpuclassify import hub
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.hub import tokens
 from tests.hub.small_model import GOOD_TOKEN, NAME, OTHER_TOKEN
 
@@ -34,7 +35,7 @@ def test_sharing_without_a_client_or_tokens_does_nothing():
 def test_tokens_reach_present_and_later_worker_processes():
     hub.remember_token(NAME, GOOD_TOKEN)
     hub.remember_token("acme/unrelated", OTHER_TOKEN)
-    with local_client(n_workers=1, processes=True) as (cluster, client):
+    with local_client(n_workers=1, worker_class=PatientNanny) as (cluster, client):
         hub.share_tokens_with_workers([NAME, "acme/open"])
         cluster.scale(2)
         client.wait_for_workers(2)

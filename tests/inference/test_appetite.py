@@ -105,7 +105,6 @@ def test_a_model_whose_tokens_take_nothing_has_an_appetite_all_the_same():
     assert appetite.size_bytes(PROBE_TOKENS) >= 1_000_000
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3_000), st.integers(0, 10**8), st.integers(1, 40_000), st.integers(0, 40))
 def test_planned_bytes_are_enough_for_batches_as_wide_as_measured(widest, fixed, token, pair):
     """Also where attention takes memory for each pair of tokens."""
@@ -214,7 +213,7 @@ def test_what_real_models_take_is_planned_for_batches_of_every_shape(name):
 
 
 @given(APPETITES, FREE, st.lists(st.integers(1, 9_000), min_size=1, max_size=60), st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_no_batch_is_planned_for_more_than_its_share_unless_it_is_one_row(
     appetite, free, lengths, is_packed
 ):

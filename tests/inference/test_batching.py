@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuclassify.inference.batching import cut_batches, longest_first, pad
@@ -46,7 +46,6 @@ def fits(limits, lengths):
     return rows * width <= limits.max_tokens
 
 
-@settings(deadline=None)
 @given(all_lengths, all_limits)
 def test_every_text_is_in_exactly_one_batch_and_no_batch_of_several_exceeds_a_limit(
     lengths, limits
@@ -59,14 +58,12 @@ def test_every_text_is_in_exactly_one_batch_and_no_batch_of_several_exceeds_a_li
     assert all(fits(limits, lengths[start:stop]) for start, stop in ranges)
 
 
-@settings(deadline=None)
 @given(all_lengths, all_limits)
 def test_a_batch_ends_only_where_the_next_text_would_not_fit(lengths, limits):
     for start, stop in cut_batches(lengths, lambda: limits):
         assert stop == len(lengths) or not fits(limits, lengths[start : stop + 1])
 
 
-@settings(deadline=None)
 @given(all_lengths, all_limits)
 def test_texts_of_equal_length_alone_share_a_batch_when_padding_is_forbidden(lengths, limits):
     limits = BatchLimits(limits.max_tokens, is_equal_length=True)
@@ -76,7 +73,6 @@ def test_texts_of_equal_length_alone_share_a_batch_when_padding_is_forbidden(len
         assert len(set(ordered[start:stop].tolist())) == 1
 
 
-@settings(deadline=None)
 @given(all_lengths)
 def test_longest_first_is_stable_and_its_inverse_restores_the_input(lengths):
     order = longest_first(lengths)
@@ -98,7 +94,6 @@ def test_limits_are_asked_before_each_batch():
     assert ranges == [(0, 4), (4, 6), (6, 7)]
 
 
-@settings(deadline=None)
 @given(all_lengths, st.sampled_from(["right", "left"]), st.booleans(), st.data())
 def test_padding_is_as_wide_as_the_longest_row_and_the_mask_gives_the_tokens_back(
     lengths, side, with_types, data

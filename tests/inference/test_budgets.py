@@ -49,6 +49,10 @@ def only_file(store):
     return path
 
 
+def own_levels(caplog):
+    return [r.levelname for r in caplog.records if r.name.startswith("gpuclassify")]
+
+
 class Gpu:
     """A device whose batches take 25,000 bytes a token, and which counts what it runs."""
 
@@ -171,7 +175,7 @@ def test_a_broken_file_is_as_good_as_none_and_is_replaced(store, key, kind, capl
 
     with caplog.at_level(logging.DEBUG):
         assert store.load(key) is None
-    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    assert own_levels(caplog) == ["DEBUG"]
     store.save(key, APPETITE)
     assert store.load(key) == APPETITE
 
@@ -197,7 +201,7 @@ def test_a_folder_that_cannot_be_made_keeps_nothing_and_stops_nobody(tmp_path, k
         store.save(key, APPETITE)
 
     assert store.load(key) is None
-    assert all(record.levelname == "DEBUG" for record in caplog.records)
+    assert set(own_levels(caplog)) <= {"DEBUG"}
 
 
 def test_without_a_folder_nothing_is_kept(key):
@@ -244,7 +248,7 @@ def test_processes_that_write_and_read_at_once_see_whole_files_only(tmp_path):
     ]
 
     for writer in writers:
-        _, errors = writer.communicate(timeout=120)
+        _, errors = writer.communicate(timeout=280)
         assert writer.returncode == 0, errors
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -42,6 +42,10 @@ class Gpu:
         return next(self.samples)
 
 
+def watching_threads():
+    return [t for t in threading.enumerate() if t.name == "gpuclassify-device-use"]
+
+
 def watch(gpu, monkeypatch):
     """The stats of a block that lasts until the GPU was asked often, and the block's seconds."""
     monkeypatch.setattr(device_use, "SAMPLE_SECONDS", 0.01)
@@ -86,19 +90,19 @@ def test_a_device_at_rest_was_busy_for_no_time_and_that_is_known():
 
 
 def test_an_error_in_the_block_ends_the_thread_too():
-    before = threading.active_count()
     with pytest.raises(KeyError), watched(GPU, RunStats(), Gpu(DeviceSample(1.0, 1))):
+        assert len(watching_threads()) == 1
         raise KeyError
-    assert threading.active_count() == before
+    assert not watching_threads()
 
 
 def test_a_driver_that_does_not_answer_costs_a_run_nothing():
     def fail(device):
         raise DriverError("gone")
 
-    stats, before = RunStats(), threading.active_count()
+    stats = RunStats()
     with watched(GPU, stats, fail):
-        assert threading.active_count() == before
+        assert not watching_threads()
     assert stats == RunStats()
 
 

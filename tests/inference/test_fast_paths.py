@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.models import prepacked
 from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.models.onednn import prepacks
 from tests.oracle import stacked
 
 pytestmark = pytest.mark.skipif(
@@ -71,11 +72,11 @@ FRAMES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def multiplications():
-    """Every layer is prepacked, whatever is faster here; grows with each use of such a layer."""
+    """Every layer that can be is prepacked; grows with each use of such a layer."""
     used = []
     multiply = prepacked._multiply
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepacked, "is_faster", lambda *_: True)
+        patch.setattr(prepacked, "is_faster", lambda outputs, inputs, dtype: prepacks(dtype))
         patch.setattr(prepacked, "_multiply", lambda *given: used.append(1) or multiply(*given))
         yield used
 
@@ -164,5 +165,5 @@ def test_bfloat16_is_as_near_as_in_transformers(model_of, multiplications, name,
 
     found = outputs(directory, texts, dtype="bfloat16", **PATHS[path])
 
-    assert multiplications
+    assert bool(multiplications) == prepacks(torch.bfloat16)
     assert np.abs(found - right).mean() <= 1.5 * np.abs(plain - right).mean() < 0.2 * right.std()

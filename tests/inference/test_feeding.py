@@ -1,6 +1,7 @@
 """Texts are tokenized ahead of the model, in blocks that change nothing."""
 
 import contextvars
+import statistics
 import threading
 import time
 
@@ -121,7 +122,7 @@ def test_work_is_done_ahead_in_order_on_one_other_thread():
 
     results = ahead(work, range(6))
     first = next(results)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(done) < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
 
@@ -146,14 +147,15 @@ def test_an_error_ahead_is_raised_where_its_result_is_asked_for():
 
 
 def test_whoever_stops_early_leaves_no_thread_and_little_work_behind():
-    done = []
+    done, before = [], set(threading.enumerate())
     results = ahead(lambda item: done.append(item), range(1_000))
     next(results)
 
     results.close()
 
     assert len(done) <= 4
-    assert not [t for t in threading.enumerate() if t.name.startswith("gpuclassify-tokens")]
+    left = set(threading.enumerate()) - before
+    assert not [t for t in left if t.name.startswith("gpuclassify-tokens")]
 
 
 def test_context_variables_are_those_of_the_caller():
@@ -163,23 +165,47 @@ def test_context_variables_are_those_of_the_caller():
     assert list(ahead(lambda _: variable.get(), range(3))) == ["the caller's"] * 3
 
 
+def waits_of(feed, stats, before_each):
+    """Seconds that each block was waited for; `before_each` is given its number."""
+    blocks, waits = iter(feed), []
+    while True:
+        before_each(len(waits))
+        waited = stats.wait_tokens_seconds
+        if next(blocks, None) is None:
+            return waits
+        waits.append(stats.wait_tokens_seconds - waited)
+
+
 def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypatch, tokenizer):
     monkeypatch.setattr(feeding, "FIRST_BLOCK_CHARS", 500)
     monkeypatch.setattr(feeding, "MOST_BLOCK_CHARS", 500)
-    encode = tokenizer.encode
+    encode, asked, made = tokenizer.encode, threading.Semaphore(0), []
 
     def slowly(texts):
-        time.sleep(0.05)
-        return encode(texts)
+        assert asked.acquire(timeout=60)
+        time.sleep(0.1)
+        made.append(encode(texts))
+        return made[-1]
 
     monkeypatch.setattr(tokenizer, "encode", slowly)
     fast, slow = RunStats(), RunStats()
 
-    blocks = sum(1 for _ in feed_of(tokenizer, TEXTS, False, fast))  # a model that takes no time
-    for _ in feed_of(tokenizer, TEXTS, False, slow):
-        time.sleep(0.08)
+    # A model that takes no time: a block is tokenized when it is asked for, and not before.
+    hurried = waits_of(feed_of(tokenizer, TEXTS, False, fast), fast, lambda _: asked.release())
+    blocks = len(made)
+    made.clear()
+    asked.release(blocks)
 
-    assert blocks > 4
-    assert fast.wait_tokens_seconds > 0.04 * blocks
-    assert slow.tokenize_seconds > 0.05 * blocks
-    assert slow.wait_tokens_seconds < 0.5 * slow.tokenize_seconds
+    def wait_for_block(number):
+        """A model that is busy until its next block is there."""
+        deadline = time.monotonic() + 60
+        while 0 < number < blocks and len(made) <= number and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    calm = waits_of(feed_of(tokenizer, TEXTS, False, slow), slow, wait_for_block)
+
+    assert blocks == len(hurried) == len(calm) > 4
+    # Medians: this thread may be held up between any two of its steps.
+    assert statistics.median(hurried) > 0.05
+    assert statistics.median(calm[1:]) < 0.05
+    assert min(fast.tokenize_seconds, slow.tokenize_seconds) > 0.1 * blocks

@@ -148,7 +148,7 @@ def test_rows_run_in_order_and_a_size_that_failed_is_not_tried_again():
     assert too_many == [10, 5]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_halving_loses_no_row_and_fails_at_most_once_for_each_size(rows, capacity):
     ran, _, too_many = halving(rows, capacity)
@@ -208,7 +208,6 @@ def test_limits_after_an_out_of_memory_allow_half_of_that_batch():
     assert lowered.max_score_bytes == rule.size_bytes(10, 100)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), max_size=10))
 def test_limits_never_grow(failures):
     limits = BatchLimits(2_048, score_rule=ScoreRule(4, 64, 4))

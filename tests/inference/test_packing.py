@@ -380,7 +380,7 @@ def test_exhausted_memory_loses_nothing_and_is_remembered_apart_from_padded_batc
 lengths_lists = st.lists(st.integers(1, 90), min_size=1, max_size=24)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lengths_lists, st.data())
 def test_outputs_do_not_depend_on_partitions_order_or_budget(case_of, directory_of, lengths, data):
     architecture = data.draw(st.sampled_from(["bert", "modernbert", "gpt2"]))
@@ -410,7 +410,6 @@ def alone(model, tokens):
         return np.concatenate([model.module(row).logits.numpy() for row in ids])
 
 
-@settings(deadline=None)
 @given(lengths_lists, st.integers(1, 400), st.none() | st.integers(1, 12))
 def test_packed_batches_hold_every_text_once_within_their_limits(lengths, most, most_rows):
     lengths = np.array(lengths)
@@ -431,7 +430,6 @@ def test_packed_batches_hold_every_text_once_within_their_limits(lengths, most, 
     assert all(stop == len(lengths) or not fits(start, stop + 1) for start, stop in ranges)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=8))
 def test_a_layout_keeps_every_token_and_gives_it_back_to_its_place(lengths):
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)

@@ -9,7 +9,7 @@ import torch
 
 from gpuclassify.inference.residency import Residency
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 120  # of which a quiet machine needs none
 
 
 class Model:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, ByT5Tokenizer
@@ -147,7 +147,6 @@ def test_two_lengths_in_two_threads_do_not_disturb_each_other(model_of):
             np.testing.assert_array_equal(ids, expected[length])
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.sampled_from(["", " ", "a", "A", "b", "é", "e\u0301"]))))
 def test_folding_keeps_each_distinct_text_once_and_every_row_finds_its_own(texts):
     distinct, positions = fold(texts)

@@ -41,9 +41,13 @@ def double(frame):
 def slowly(frame):
     """The same, so slow that a signal comes in between.
 
-    Where GATE names a file, rows from 150 on wait for it; an argument would be part of the job.
+    Where GATE names a file, rows from 150 on wait for it; with MOST_PARTS, as many are written and
+    no more. Arguments would be part of the job.
     """
     time.sleep(0.02)
+    most = os.environ.get("MOST_PARTS")
+    while most and len(list(Path(os.environ["PARTS"]).glob("*.parquet"))) >= int(most):
+        time.sleep(0.01)
     gate = os.environ.get("GATE")
     while gate and len(frame) and frame["id"].min() >= 150 and not Path(gate).exists():
         time.sleep(0.01)
@@ -75,8 +79,9 @@ def in_process(function, *arguments):
     return process
 
 
-def run_job(folder, stage):
-    """A client, to be killed."""
+def run_job(folder, stage, most_parts):
+    """A client, to be killed once it has written so many parts."""
+    os.environ |= {"MOST_PARTS": str(most_parts), "PARTS": f"{folder}/out"}
     job(folder, stage).run()
 
 

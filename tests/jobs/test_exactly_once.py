@@ -69,7 +69,7 @@ def test_an_undisturbed_run_has_every_row_once(folder, expected):
 def test_a_client_that_is_killed_again_and_again_finishes(folder, expected):
     random.seed(7)
     for done in range(2, 14, 2):
-        process = in_process(faults.run_job, folder, slowly)
+        process = in_process(faults.run_job, folder, slowly, done + 3)
         while len(list((folder / "out").glob("*.parquet"))) < done:
             time.sleep(0.001)
         time.sleep(random.uniform(0, 0.05))
@@ -100,7 +100,7 @@ def test_of_racing_attempts_one_counts_and_all_know_which(folder):
     assert list(prepared.ledger.begin()) == []
     barrier, answers = faults.PROCESSES.Barrier(4), faults.PROCESSES.Queue()
     processes = [in_process(faults.race, folder, barrier, answers) for _ in range(4)]
-    told = [answers.get(timeout=60) for _ in range(20)]
+    told = [answers.get(timeout=240) for _ in range(20)]
     for process in processes:
         process.join()
     assert len(set(told)) == 5  # every attempt names the same winner
@@ -262,7 +262,7 @@ def test_a_full_disk_and_lost_permission_end_cleanly_and_resume(folder, expected
     published = len(list((folder / "out").glob("*.parquet")))
     answers = faults.PROCESSES.Queue()
     process = in_process(fault, folder, answers)
-    message, notes = answers.get(timeout=60)
+    message, notes = answers.get(timeout=240)
     process.join()
     assert "part-" in message
     assert notes[0].startswith("part part-")

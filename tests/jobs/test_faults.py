@@ -22,6 +22,7 @@ from device_faults import ILLEGAL_ACCESS, BreakingClassifier
 from distributed import Client, KilledWorker, LocalCluster, wait
 
 from gpuclassify.classifiers import DomainClassifier
+from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.faults import EVENT_TOPIC, MOST_ATTEMPTS, on_sound_device
 from gpuclassify.inference.broken_device import BrokenDeviceError, is_broken_device
 from gpuclassify.jobs.execution import compute_tasks
@@ -35,19 +36,25 @@ WORKERS = 4
 SETTINGS = {
     "distributed.scheduler.allowed-failures": 20,
     # The last results of a worker that is gone are asked for as long as connecting may take.
-    "distributed.comm.timeouts.connect": "10s",
+    "distributed.comm.timeouts.connect": "30s",
     # A local cluster closes nannies whose new worker takes longer than this, 15 seconds, to start.
     "distributed.deploy.lost-worker-timeout": "10 minutes",
 }
 
 
+def start_cluster(workers):
+    return LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        dashboard_address=None,
+        worker_class=PatientNanny,
+    )
+
+
 @pytest.fixture(scope="module")
 def cluster():
-    with dask.config.set(SETTINGS):
-        cluster = LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None)
+    with dask.config.set(SETTINGS), start_cluster(WORKERS) as cluster:
         yield cluster
-        with contextlib.suppress(TimeoutError):  # on a busy machine, killed processes end late
-            cluster.close()
 
 
 @pytest.fixture
@@ -115,8 +122,12 @@ def test_workers_that_are_killed_at_random(client, folder, tmp_path):
     killed = []
 
     def kill():
-        killed.append(chance.choice(sorted(pids(client).values())))
-        os.kill(killed[-1], signal.SIGKILL)
+        while True:
+            process = chance.choice(sorted(pids(client).values()))
+            with contextlib.suppress(ProcessLookupError):  # it was killed before
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+                return
 
     actions = {chance.randrange(1, 35): kill for _ in range(3)}
     job(folder, tmp_path / "out", double).run(client, report=at_parts(actions))
@@ -254,7 +265,7 @@ def test_jobs_and_lazy_frames_of_a_model_go_on_when_a_gpu_breaks(
     reader = JsonlReader(f"{folder}/in.jsonl", part_bytes=5_000)
     with (
         dask.config.set(SETTINGS),
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        start_cluster(2) as cluster,
         Client(cluster) as client,
     ):
         stages = [BreakingClassifier(**options), ParquetWriter(f"{tmp_path}/out")]
@@ -307,6 +318,10 @@ def test_delayed_tasks_are_tried_again_after_lost_workers(client, tmp_path):
 
 def test_half_of_the_workers_are_lost_for_good(cluster, client, folder, tmp_path):
     """Comes last: as with spot machines, nannies are lost too."""
+    deadline = time.monotonic() + 120
+    while {nanny.worker_address for nanny in cluster.workers.values()} != set(pids(client)):
+        assert time.monotonic() < deadline, "nannies do not know their workers"
+        time.sleep(0.1)
     processes = pids(client)
 
     def lose():
