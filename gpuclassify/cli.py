@@ -15,7 +15,15 @@ import click
 
 import gpuclassify
 from gpuclassify.commands.classify import classify, report
-from gpuclassify.commands.console import FAILED, open_console, print_summary, quiet_dask, told
+from gpuclassify.commands.console import (
+    FAILED,
+    INTERRUPTED,
+    ends_at_second_interrupt,
+    open_console,
+    print_summary,
+    quiet_dask,
+    told,
+)
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.slurm_script import slurm_script
 
@@ -26,12 +34,14 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Run the command; a message and an exit code instead of a traceback."""
         try:
-            return super().invoke(context)
+            with ends_at_second_interrupt():
+                return super().invoke(context)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            context.exit(130)
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = ("Interrupted.",)
+            click.echo(told(interrupt), err=True)
+            context.exit(INTERRUPTED)
         except Exception as error:
             if context.obj["debug"]:
                 raise
@@ -59,7 +69,7 @@ main.add_command(report)
 main.add_command(slurm_script)
 
 
-@main.command()
+@main.command(short_help="List the classifiers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models(as_json: bool) -> None:
     """List the classifiers, their models, licences and output columns."""
@@ -78,7 +88,7 @@ def models(as_json: bool) -> None:
         click.echo(f"    columns  {columns or 'as the model has it'}")
 
 
-@main.command()
+@main.command(short_help="Examine what is installed, and GPUs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
@@ -101,7 +111,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     context.exit(FAILED if report.has_problems else 0)
 
 
-@main.command()
+@main.command(short_help="Train a small classifier, and run a job with it.")
 @click.option("--directory", default="demo-output", show_default=True, help="Where files go.")
 @click.option("--documents", type=int, help="Most documents to use. Default: all that are found.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

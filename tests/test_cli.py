@@ -1,10 +1,17 @@
 """The command line, driven as its users do."""
 
+import contextlib
+import gzip
 import hashlib
 import io
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,6 +20,8 @@ from rich.console import Console
 from gpuclassify.commands.console import print_summary
 from gpuclassify.jobs.summary import JobSummary
 from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments, cwd=None, timeout=120):
@@ -103,13 +112,16 @@ def test_missing_input_and_occupied_output(job):
     assert (done.returncode, "that no job wrote" in done.stderr) == (2, True)
 
 
-def test_earlier_results_stay_when_no_cluster_is_reached(job):
+def test_earlier_results_stay_when_no_cluster_is_reached(job, monkeypatch):
     options = ["--classifier", "domain", "--model", "model"]
     command = ["classify", "in.jsonl", "earlier", *options]
     assert run(*command, "--cluster", "cpu", cwd=job).returncode == 0
     before = sorted(path.name for path in (job / "earlier").iterdir())
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "2s")
     done = run(*command, "--restart", "--scheduler", "tcp://127.0.0.1:1", cwd=job)
     assert (done.returncode, "no Dask scheduler answers" in done.stderr) == (1, True)
+    assert "leave --scheduler out" in done.stderr
+    assert "get_client" not in done.stderr
     assert sorted(path.name for path in (job / "earlier").iterdir()) == before
 
 
@@ -120,16 +132,113 @@ def test_labels_that_look_like_markup_are_shown():
 
 
 def test_work_that_fails_leaves_with_1_and_says_why(job):
-    # The sample from which columns are read ends before the broken line.
-    with (job / "broken.jsonl").open("w") as file:
+    # Of a compressed file only the beginning tells columns, which ends before the broken line.
+    with gzip.open(job / "broken.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": "x" * 1_000}) + "\n" for _ in range(1_200))
         file.write('{"text": 5}\n')
-    done = run(
-        "classify", "broken.jsonl", "failed", "--classifier", "domain", "--model", "model", cwd=job
-    )
-    assert done.returncode == 1
-    assert "broken.jsonl, from byte" in done.stderr
+    words = ("broken.jsonl.gz", "failed", "--classifier", "domain", "--model", "model")
+    done = run("classify", *words, cwd=job)
+    assert done.returncode == 1, done.stderr
+    assert "broken.jsonl.gz, from byte" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# A command that works for ever on one worker, and tells how far it is by files.
+WAITING = """
+import pathlib, time
+from gpuclassify.cli import main
+
+def wait(folder):
+    pathlib.Path(folder, "begun").touch()
+    time.sleep(1000)
+
+@main.command()
+def waiting():
+    from gpuclassify.cluster import get_client
+    folder = str(pathlib.Path.cwd())
+    with get_client("cpu", n_workers=1) as client:
+        (nanny,) = client.cluster.workers.values()
+        pathlib.Path("pid").write_text(str(nanny.pid))
+        try:
+            client.submit(wait, folder).result()
+        except KeyboardInterrupt:
+            pathlib.Path("interrupted").touch()
+            raise
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a command as a terminal does, in a group of processes that hears its Ctrl-C."""
+    started = []
+
+    def start(*words, cwd=tmp_path):
+        with (tmp_path / "shown").open("w") as shown:
+            process = subprocess.Popen(
+                [sys.executable, *words], stdout=shown, stderr=shown, cwd=cwd,
+                start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until(is_so):
+    end = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    """Whether a process is there that has not ended; one that has may wait for its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_ends_the_command_and_its_workers(start, tmp_path, times):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    command = start("waiting.py", "waiting")
+    for sign in ("begun", "interrupted")[:times]:
+        wait_until((tmp_path / sign).exists)
+        os.killpg(command.pid, signal.SIGINT)
+    assert command.wait(timeout=120) == 130
+    worker = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_running(worker))
+    shown = (tmp_path / "shown").read_text()
+    assert "Interrupted" in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+def test_an_interrupted_job_says_that_it_goes_on(job, start, tmp_path):
+    lines = [json.dumps({"text": text}) + "\n" for text in sample_texts(60)] * 100
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    command = start(
+        "-m", "gpuclassify", "classify", "in.jsonl", "out", "--classifier", "domain",
+        "--model", job / "model", "--cluster", "cpu", "--part-size", "2kB",
+    )  # fmt: skip
+    wait_until(lambda: any((tmp_path / "out").glob("part-*.parquet")))
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.wait(timeout=120) == 130
+    shown = (tmp_path / "shown").read_text()
+    assert "Interrupted." in shown
+    assert "run the same job again to continue" in shown
+    assert re.search(r"\d+ of \d+ parts are written", shown)
+    assert "Traceback" not in shown
 
 
 def test_models_lists_every_family_with_licence_and_columns():

@@ -34,6 +34,24 @@ CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
 MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
 
 
+class NoSchedulerError(OSError):
+    """Nothing that speaks Dask's protocol answers at an address.
+
+    Attributes
+    ----------
+    address : str
+    """
+
+    def __init__(
+        self, address: str, instead: str = "start a cluster here with get_client('auto')"
+    ) -> None:
+        super().__init__(
+            f"no Dask scheduler answers at {address}; check that it runs and that this machine "
+            f"reaches its port, or {instead}"
+        )
+        self.address = address
+
+
 def get_client(
     cluster_type: str = "auto",
     *,
@@ -114,7 +132,8 @@ def get_client(
     RuntimeError
         ``"gpu"`` on a machine that lacks something for it, or a cluster that does not start.
     OSError
-        No scheduler answers, or the scheduler file or a certificate does not appear.
+        No scheduler answers (`NoSchedulerError`), or the scheduler file or a certificate does
+        not appear.
     ImportError
         ``security=True`` without the package cryptography.
 
@@ -226,7 +245,13 @@ def _start_elsewhere(
     if "security" in options:
         raise ValueError("security= is not for Coiled, which makes TLS certificates by itself")
     _check_count("threads_per_worker", workers["threads_per_worker"])
-    return start_coiled(given | options, threads_per_worker=workers["threads_per_worker"])
+    try:
+        return start_coiled(given | options, threads_per_worker=workers["threads_per_worker"])
+    except OSError as err:
+        raise ConnectionError(
+            f"Coiled is not reached: {err}. Check the network, and the account with coiled login, "
+            "or start a cluster here with get_client('auto')"
+        ) from err
 
 
 def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
@@ -278,7 +303,7 @@ def _start_gpu(
     from dask_cuda import LocalCUDACluster
     from distributed import LocalCluster, Nanny, Worker
 
-    from gpuclassify.cluster.local import start
+    from gpuclassify.cluster.local import PatientNanny, start
     from gpuclassify.cluster.plugins import ComputeThreads, TorchMemoryFraction
 
     check_options(options, [LocalCUDACluster, LocalCluster, Nanny, Worker])
@@ -290,6 +315,8 @@ def _start_gpu(
         "n_workers": len(gpus),
         "CUDA_VISIBLE_DEVICES": [gpu.visible_name for gpu in gpus],
     }
+    if not options.get("log_spilling"):  # for which dask-cuda has nannies of its own
+        arguments.setdefault("worker_class", PatientNanny)
     plugins: list[WorkerPlugin] = [ComputeThreads(max(1, usable_cores() // len(gpus)))]
     if torch_fraction is not None:
         plugins.append(TorchMemoryFraction(torch_fraction))
@@ -317,18 +344,55 @@ def _connect(
             "give the directory or dict of the certificates that it was started with"
         )
     check_options(options, [Client])
-    timeout = options.get("timeout") or config.get("distributed.comm.timeouts.connect")
+    timeout_seconds = parse_timedelta(
+        options.get("timeout") or config.get("distributed.comm.timeouts.connect"), "s"
+    )
     if scheduler_file is not None:
-        address = _read_scheduler_file(Path(scheduler_file), parse_timedelta(timeout, "s"))
+        address = _read_scheduler_file(Path(scheduler_file), timeout_seconds)
+    assert address is not None
+    _check_scheme(address)
+    security = make_security(security)
+    _shake_hands(address, security, timeout_seconds)
     try:
-        client = Client(address, security=make_security(security), **options)
+        client = Client(address, security=security, **options)
     except OSError as err:
-        raise OSError(
-            f"no Dask scheduler answers at {address}; check that it runs and that this machine "
-            "reaches its port, or start a cluster here with get_client('auto')"
-        ) from err
+        raise NoSchedulerError(address) from err
     warn_if_open([client.scheduler.address], are_local=False)
     return client
+
+
+def _check_scheme(address: str) -> None:
+    from distributed.comm.registry import get_backend
+
+    scheme, colon, rest = address.partition("://")
+    try:
+        get_backend(scheme if colon else "tcp")
+    except ValueError as err:
+        raise ValueError(
+            f"address={address!r}: no scheduler speaks {scheme}; use tcp://{rest}, or "
+            f"tls://{rest} where it was started with certificates"
+        ) from err
+
+
+def _shake_hands(address: str, security: Any, timeout_seconds: float) -> None:
+    """Raise unless Dask's protocol is spoken there; a Client waits for an answer for ever."""
+    from distributed import Security
+    from distributed.comm import connect
+    from distributed.utils import LoopRunner, wait_for
+
+    arguments = (security or Security()).get_connection_args("client")
+
+    async def shake_hands() -> None:
+        connecting = connect(address, timeout=timeout_seconds, **arguments)
+        comm = await wait_for(connecting, timeout_seconds)
+        await comm.close()
+
+    try:
+        LoopRunner().run_sync(shake_hands)
+    except TypeError:  # TLS without certificates
+        raise
+    except Exception as err:  # other protocols' answers are read as anything, such as exabytes
+        raise NoSchedulerError(address) from err
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
@@ -337,6 +401,11 @@ def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
     while True:
         try:
             return str(json.loads(path.read_text())["address"])
+        except IsADirectoryError as err:
+            raise ValueError(
+                f"{path} is a directory, and no scheduler file; give the file that "
+                "dask scheduler --scheduler-file wrote"
+            ) from err
         except (FileNotFoundError, ValueError, KeyError) as err:
             if time.monotonic() < deadline:
                 time.sleep(0.05)

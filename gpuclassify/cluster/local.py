@@ -12,6 +12,7 @@ from typing import Any
 from distributed import Client, Nanny, WorkerPlugin
 from distributed.deploy import Cluster, SpecCluster
 
+from gpuclassify.cluster.interrupts import shield_children
 from gpuclassify.cluster.plugins import QuietEnd
 from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS, raise_by_value
 from gpuclassify.cluster.security import warn_if_open
@@ -38,11 +39,15 @@ class OwningClient(Client):
 
 
 class PatientNanny(Nanny):
-    """A nanny that waits for the end of a process that it has killed.
+    """A nanny that waits for the end of a process that it has killed, and shields it from Ctrl-C.
 
     Dask's own gives it one second, which is too little on a busy machine; closing the cluster
     then raises, and leaves the rest of it open.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        shield_children()
+        super().__init__(*args, **kwargs)
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
         """End the worker's process as ``distributed.Nanny.kill`` does, then wait for its end."""

@@ -15,14 +15,14 @@ from gpuclassify.commands.console import (
     quiet_dask,
     wrong_call_exits,
 )
-from gpuclassify.commands.options import job_options, read_settings
+from gpuclassify.commands.options import JobCommand, job_options, read_settings
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.job import Job
     from gpuclassify.jobs.settings import JobSettings
 
 
-@click.command()
+@click.command(cls=JobCommand, short_help="Classify files into a directory, or go on with it.")
 @click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
 @job_options
 @click.option(
@@ -50,9 +50,10 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         settings = read_settings(given, **_paths(paths, given["config"]))
         if settings is None:
             return
+        _refuse_file(settings.output)
         job = settings.pipeline().prepare(restart=given["restart"])
         client = _client(settings)
-    summary = _run(job, client)
+    summary = _run(job, client, given["restart"])
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
@@ -64,7 +65,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
     context.exit(LEFT_OUT if summary.left_out else 0)
 
 
-@click.command()
+@click.command(short_help="Write the report of a job anew.")
 @click.argument("output")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
@@ -73,6 +74,7 @@ def report(output: str, as_json: bool) -> None:
     from gpuclassify.jobs.storage import open_directory
 
     with wrong_call_exits():
+        _refuse_file(output)
         made = write_report(open_directory(output))
     if as_json:
         click.echo(json.dumps(made))
@@ -91,16 +93,30 @@ def _paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
     return {"input": inputs, "output": output}
 
 
-def _run(job: Job, client: Any) -> Any:
+def _refuse_file(output: str | None) -> None:
+    """Raise NotADirectoryError if a file is where the output or a directory above it belongs."""
+    path = Path((output or "").removeprefix("file://"))
+    for place in (path, *path.parents):
+        if place.is_file():
+            raise NotADirectoryError(f"{place} is a file: name a directory for the output")
+
+
+def _run(job: Job, client: Any, restart: bool) -> Any:
     from gpuclassify.jobs.progress import JobProgress
 
     title = job.work.chain.__name__
-    with client, JobProgress(title, open_console(stderr=True), client) as progress:
-        return job.run(client, progress.parts)
+    try:
+        with client, JobProgress(title, open_console(stderr=True), client) as progress:
+            return job.run(client, progress.parts)
+    except KeyboardInterrupt as interrupt:
+        if restart:
+            interrupt.add_note("Leave --restart out, or it starts over again.")
+        raise
 
 
 def _client(settings: JobSettings) -> Any:
     from gpuclassify.cluster import get_client
+    from gpuclassify.cluster.client import NoSchedulerError
 
     options, scheduler = settings.cluster_options or {}, settings.scheduler
     if "n_workers" in options and settings.workers is not None:
@@ -117,11 +133,15 @@ def _client(settings: JobSettings) -> Any:
             "--scheduler connects to a cluster that is running; --workers and --cluster start a "
             "new one: give one or the other"
         )
-    if Path(scheduler).exists():
-        return get_client(scheduler_file=scheduler, **options)
-    if ":" not in scheduler:
+    is_file = Path(scheduler).exists()
+    if not is_file and ":" not in scheduler:
         raise FileNotFoundError(
             f"--scheduler {scheduler!r} is neither an address, such as "
             "tcp://host:8786, nor a file that is there"
         )
-    return get_client(address=scheduler, **options)
+    where: dict[str, Any] = {"scheduler_file" if is_file else "address": scheduler}
+    try:
+        return get_client(**where, **options)
+    except NoSchedulerError as err:
+        cure = "leave --scheduler out, which starts a cluster here"
+        raise NoSchedulerError(err.address, cure) from err

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpuclassify.jobs.summary import JobSummary
 
-FAILED, LEFT_OUT = 1, 3
+FAILED, LEFT_OUT, INTERRUPTED = 1, 3, 130
 # What the library raises for wrong settings and inputs, at the call.
 WRONG_CALL = (
     ValueError,
@@ -36,6 +39,42 @@ def wrong_call_exits() -> Iterator[None]:
         raise click.UsageError(told(error)) from error
 
 
+@contextlib.contextmanager
+def ends_at_second_interrupt() -> Iterator[None]:
+    """The first Ctrl-C ends the command in order, a second one at once.
+
+    Closing a cluster takes seconds. Interrupted in the middle of that, it waits for ever for what
+    is half closed already.
+    """
+
+    def first(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, _end_at_once)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_at_once(number: int, frame: Any) -> None:
+    """End the processes that this one has started, and this one, without any clearing up."""
+    import multiprocessing
+
+    try:
+        for process in multiprocessing.active_children():
+            process.kill()
+        os.write(2, b"\nInterrupted twice: ended at once.\n")
+    finally:
+        os._exit(INTERRUPTED)
+
+
 def told(error: BaseException) -> str:
     """An error in words, with what was added to it on its way."""
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
@@ -46,13 +85,13 @@ def quiet_dask() -> None:
 
     Dask reads this when distributed is imported, here and in the workers that are started.
     """
-    import os
-
     import dask
 
     # Failed tasks are told by the command itself, cancelled ones are no news.
     level = "info" if click.get_current_context().obj["debug"] else "critical"
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
+    # What a second Ctrl-C leaves behind is cleared up by a process of Python's, which tells.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     dask.config.set({"logging.distributed": level})
 
 

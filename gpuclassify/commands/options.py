@@ -29,115 +29,147 @@ JOB = (
     "cluster", "workers", "scheduler",
 )  # fmt: skip
 
-_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--classifier", "classifiers", multiple=True, metavar="FAMILY",
-        help="See `gpuclassify models`; repeatable. Options that mean one of several begin with "
-        "its name: --filter-by domain:Games.",
-    ),
-    click.option(
-        "--model", multiple=True, metavar="NAME",
-        help="Hub name or directory. Default: the published model.",
-    ),
-    click.option(
-        "--base-model", multiple=True, metavar="NAME",
-        help="Hub name or directory of the backbone, where the model does not tell its sizes.",
-    ),
-    click.option("--revision", multiple=True, help="Branch, tag or commit of the model."),
-    click.option("--cache-dir", metavar="DIRECTORY", help="Where downloads are kept."),
-    click.option("--text-field", metavar="COLUMN", help="Column of the text. Default: text."),
-    click.option(
-        "--label-field", multiple=True, metavar="COLUMN", help="Output column of the label."
-    ),
-    click.option(
-        "--score-field", multiple=True, metavar="COLUMN", help="Output column of the scores."
-    ),
-    click.option(
-        "--confidence-field", multiple=True, metavar="COLUMN",
-        help="Output column of the label's probability.",
-    ),
-    click.option(
-        "--filter-by", multiple=True, metavar="LABEL",
-        help="Keep only rows with this label; repeatable.",
-    ),
-    click.option(
-        "--min-score", multiple=True, metavar="[LABEL=]NUMBER",
-        help="Keep only rows that score at least this.",
-    ),
-    click.option(
-        "--min-confidence", multiple=True, metavar="NUMBER",
-        help="Keep only rows whose label is at least this probable, 0 to 1.",
-    ),
-    click.option(
-        "--keep-field", multiple=True, metavar="COLUMN",
-        help="Drop no rows, and write to this column whether each would be kept.",
-    ),
-    click.option(
-        "--set", "others", multiple=True, metavar="NAME=VALUE",
-        help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
-    ),
-    click.option(
-        "--field", "fields", multiple=True, metavar="COLUMN",
-        help="Read only these columns and the text; repeatable. Default: all.",
-    ),
-    click.option("--format", type=click.Choice(["parquet", "jsonl"]), help="Default: parquet."),
-    click.option(
-        "--compression", metavar="NAME",
-        help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd.",
-    ),
-    click.option(
-        "--staging", metavar="DIRECTORY",
-        help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/.",
-    ),
-    click.option("--max-chars", type=int, help="Characters of a text that the model sees."),
-    click.option("--max-seq-length", type=int, help="Tokens of a text that the model sees."),
-    click.option("--batch-size", type=int, help="Most rows of a batch. Default: automatic."),
-    click.option(
-        "--dtype", type=click.Choice(DTYPES), help="Default: the fastest that does well."
-    ),
-    click.option("--device", help="auto, cpu, mps, cuda or cuda:N. Default: auto."),
-    click.option("--loader", type=click.Choice(LOADERS), help="Default: sorted."),
-    click.option("--overwrite", is_flag=True, default=None, help="Replace columns that exist."),
-    click.option(
-        "--backend", type=click.Choice(["pandas", "cudf"]),
-        help="Frames that files are read as. Default: pandas.",
-    ),
-    click.option(
-        "--cluster", metavar="KIND",
-        help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. "
-        "Default: auto, a worker for each GPU of this machine, or CPU workers.",
-    ),
-    click.option(
-        "--cluster-option", "cluster_options", multiple=True, metavar="NAME=VALUE",
-        help="Any further argument of get_client for the cluster; VALUE is JSON, or a text. "
-        "Repeatable.",
-    ),
-    click.option(
-        "--scheduler", metavar="ADDRESS|FILE",
-        help="Address or scheduler file of a Dask cluster that is running.",
-    ),
-    click.option("--workers", type=int, help="Workers that --cluster starts."),
-    click.option("--part-size", help='Input of one task, such as "16MB". Default: automatic.'),
-    click.option(
-        "--on-error", type=click.Choice(["raise", "quarantine"]),
-        help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
-        "left out and listed. Default: raise.",
-    ),
-    click.option(
-        "--config", metavar="FILE",
-        help="Read settings from a YAML file; options of the command line win.",
-    ),
-    click.option(
-        "--dump-config", metavar="FILE", help="Write the settings to a YAML file, and stop."
-    ),
-]  # fmt: skip
+CLUSTER = "Cluster"  # the group of options that a plan has no use for
+_OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
+    "Classifiers": [
+        click.option(
+            "--classifier", "classifiers", multiple=True, metavar="FAMILY",
+            help="See `gpuclassify models`; repeatable. Options that mean one of several begin "
+            "with its name: --filter-by domain:Games.",
+        ),
+        click.option(
+            "--model", multiple=True, metavar="NAME",
+            help="Hub name or directory. Default: the published model.",
+        ),
+        click.option(
+            "--base-model", multiple=True, metavar="NAME",
+            help="Hub name or directory of the backbone, where the model does not tell its sizes.",
+        ),
+        click.option("--revision", multiple=True, help="Branch, tag or commit of the model."),
+        click.option("--cache-dir", metavar="DIRECTORY", help="Where downloads are kept."),
+        click.option("--text-field", metavar="COLUMN", help="Column of the text. Default: text."),
+        click.option("--max-chars", type=int, help="Characters of a text that the model sees."),
+        click.option("--max-seq-length", type=int, help="Tokens of a text that the model sees."),
+        click.option("--batch-size", type=int, help="Most rows of a batch. Default: automatic."),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES), help="Default: the fastest that does well."
+        ),
+        click.option("--device", help="auto, cpu, mps, cuda or cuda:N. Default: auto."),
+        click.option("--loader", type=click.Choice(LOADERS), help="Default: sorted."),
+        click.option(
+            "--set", "others", multiple=True, metavar="NAME=VALUE",
+            help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
+        ),
+    ],
+    "Columns and rows": [
+        click.option(
+            "--label-field", multiple=True, metavar="COLUMN", help="Output column of the label."
+        ),
+        click.option(
+            "--score-field", multiple=True, metavar="COLUMN", help="Output column of the scores."
+        ),
+        click.option(
+            "--confidence-field", multiple=True, metavar="COLUMN",
+            help="Output column of the label's probability.",
+        ),
+        click.option("--overwrite", is_flag=True, default=None, help="Replace columns that exist."),
+        click.option(
+            "--filter-by", multiple=True, metavar="LABEL",
+            help="Keep only rows with this label; repeatable.",
+        ),
+        click.option(
+            "--min-score", multiple=True, metavar="[LABEL=]NUMBER",
+            help="Keep only rows that score at least this.",
+        ),
+        click.option(
+            "--min-confidence", multiple=True, metavar="NUMBER",
+            help="Keep only rows whose label is at least this probable, 0 to 1.",
+        ),
+        click.option(
+            "--keep-field", multiple=True, metavar="COLUMN",
+            help="Drop no rows, and write to this column whether each would be kept.",
+        ),
+    ],
+    "Files": [
+        click.option(
+            "--field", "fields", multiple=True, metavar="COLUMN",
+            help="Read only these columns and the text; repeatable. Default: all.",
+        ),
+        click.option("--format", type=click.Choice(["parquet", "jsonl"]), help="Default: parquet."),
+        click.option(
+            "--compression", metavar="NAME",
+            help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd.",
+        ),
+        click.option(
+            "--staging", metavar="DIRECTORY",
+            help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/.",
+        ),
+        click.option("--part-size", help='Input of one task, such as "16MB". Default: automatic.'),
+        click.option(
+            "--backend", type=click.Choice(["pandas", "cudf"]),
+            help="Frames that files are read as. Default: pandas.",
+        ),
+        click.option(
+            "--on-error", type=click.Choice(["raise", "quarantine"]),
+            help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
+            "left out and listed. Default: raise.",
+        ),
+    ],
+    CLUSTER: [
+        click.option(
+            "--cluster", metavar="KIND",
+            help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. "
+            "Default: auto, a worker for each GPU of this machine, or CPU workers.",
+        ),
+        click.option(
+            "--cluster-option", "cluster_options", multiple=True, metavar="NAME=VALUE",
+            help="Any further argument of get_client for the cluster; VALUE is JSON, or a text. "
+            "Repeatable.",
+        ),
+        click.option("--workers", type=int, help="Workers that --cluster starts."),
+        click.option(
+            "--scheduler", metavar="ADDRESS|FILE",
+            help="Address or scheduler file of a Dask cluster that is running.",
+        ),
+    ],
+    "Settings": [
+        click.option(
+            "--config", metavar="FILE",
+            help="Read settings from a YAML file; options of the command line win.",
+        ),
+        click.option(
+            "--dump-config", metavar="FILE", help="Write the settings to a YAML file, and stop."
+        ),
+    ],
+}  # fmt: skip
+_GROUPS: dict[str, str] = {}  # of each option, by its name
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a job, for a click command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    """The options of a job, for a `JobCommand`."""
+    for group, options in reversed(_OPTIONS.items()):
+        for option in reversed(options):
+            command = option(command)
+            _GROUPS[command.__click_params__[-1].name] = group  # type: ignore[attr-defined]
     return command
+
+
+class JobCommand(click.Command):
+    """A command whose help shows options of a job in groups, except for the `hidden_group`."""
+
+    hidden_group = ""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups, and options that belong to none last."""
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*_OPTIONS, "Options")}
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record and isinstance(parameter, click.Option):
+                groups[_GROUPS.get(parameter.name or "", "Options")].append(record)
+        for group, records in groups.items():
+            if group != self.hidden_group:
+                with formatter.section(group):
+                    formatter.write_dl(records)
 
 
 def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
@@ -221,8 +253,10 @@ def _value(option: str, values: list[str], family: Any) -> Any:
     if option in LISTS:
         return _labels(values, family)
     if option == "min_score" and all("=" in value for value in values):
-        pairs = (value.rpartition("=") for value in values)
-        return {label: _number("--min-score", number) for label, _, number in pairs}
+        return {
+            value.rpartition("=")[0]: _number("--min-score", value.rpartition("=")[2], value)
+            for value in values
+        }
     shown = f"--{option.replace('_', '-')}"
     if len(values) > 1:
         raise ValueError(f"{shown} is given {len(values)} times")
@@ -251,9 +285,9 @@ def _named_values(option: str, example: str, settings: Iterable[str]) -> dict[st
     return given
 
 
-def _number(option: str, text: str) -> float:
+def _number(option: str, text: str, given: str | None = None) -> float:
     try:
         return float(text)
     except ValueError as err:
         hint = ", or LABEL=NUMBER" if option == "--min-score" else ""
-        raise ValueError(f"{option} {text!r}: pass a number{hint}") from err
+        raise ValueError(f"{option} {(given or text)!r}: pass a number{hint}") from err

@@ -10,10 +10,16 @@ from typing import Any
 import click
 
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
-from gpuclassify.commands.options import job_options, read_settings
+from gpuclassify.commands.options import CLUSTER, JobCommand, job_options, read_settings
 
 
-@click.command()
+class PlanCommand(JobCommand):
+    """A command that takes options of a cluster, and starts none."""
+
+    hidden_group = CLUSTER
+
+
+@click.command(cls=PlanCommand, short_help="Say what `classify` would have to do.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @job_options
 @click.option(
@@ -35,8 +41,8 @@ def plan(inputs: tuple[str, ...], **given: Any) -> None:
 
     Shows rows and bytes, how long texts are in each classifier's tokens and how many would be cut,
     tokens and FLOPs, memory of a worker, the parts, and warns of parts too large for cudf. The
-    time is that of this machine, one process: whatever the options say of a cluster, none is
-    started. Options are those of `classify`; the place of OUTPUT is left out.
+    time is that of this machine, one process: no cluster is started. Options are those of
+    `classify`, with those of its cluster, which change nothing; the place of OUTPUT is left out.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High
@@ -66,7 +72,8 @@ def _hints(inputs: tuple[str, ...], is_timed: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if len(inputs) > 1 and str(error) == f"no such input: {inputs[-1]}":
+        signs = (f"no such input: {''.join(inputs[-1:])}", "inputs are of several formats")
+        if len(inputs) > 1 and str(error).startswith(signs):
             error.add_note("`plan` takes inputs alone: leave OUTPUT out.")
         if is_timed and isinstance(error, (HubUnreachableError, ModelNotFoundError)):
             error.add_note("With --no-time, config.json and the tokenizer are enough.")

@@ -20,7 +20,7 @@ ELSEWHERE = {
 }
 
 
-@click.command("slurm-script")
+@click.command("slurm-script", short_help="Write a file for sbatch that runs a job.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- CLASSIFY ARGUMENTS]")
 @click.option("--config", metavar="FILE", help="Settings of the job, written into the file.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes.")
@@ -81,7 +81,11 @@ def _check_job(context: click.Context, arguments: tuple[str, ...], config: str |
     with tempfile.TemporaryDirectory() as folder:
         dumped = str(Path(folder) / "job.yaml")
         words += ["--dump-config", dumped]
-        with classify.make_context("classify", words, parent=context) as job:
+        job_context = classify.make_context(
+            f"{context.command_path} --", words, obj=context.obj,
+            help_option_names=context.help_option_names,
+        )  # fmt: skip
+        with job_context as job:
             if job.params["config"] != config:
                 raise ValueError("give --config before the --: it is written into the file")
             if job.params["restart"]:

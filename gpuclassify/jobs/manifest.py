@@ -282,9 +282,17 @@ def read_job(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         None has.
+    NotADirectoryError
+        A file has the directory's name, or that of one above it.
     DamagedBooksError
+        It cannot be read.
     """
-    content = directory.read(JOB)
+    try:
+        content = directory.read(JOB)
+    except NotADirectoryError as err:
+        raise NotADirectoryError(
+            f"a file is where {directory} belongs: name a directory for the output"
+        ) from err
     with contextlib.suppress(ValueError):
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:

@@ -85,7 +85,7 @@ class Pipeline:
         JobChangedError
             The output has parts of a job that differs from this one, and `restart` is false.
         DamagedBooksError
-            The output's page that says whose parts these are cannot be read, and `restart` is false.
+            What says whose parts the output has cannot be read, and `restart` is false.
         FileExistsError, NotADirectoryError
             The output has data files that no job wrote, or is a file.
         ValueError

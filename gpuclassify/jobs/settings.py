@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class JobSettings:
                     "a token is no setting of a job, whose settings are shown and kept: set "
                     "HF_TOKEN, or log in to the Hub"
                 )
+        _bytes(self.part_size)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
@@ -95,7 +96,10 @@ class JobSettings:
         needed = ("input", "classifiers") if is_plan else ("input", "output", "classifiers")
         missing = [name for name in needed if not values.get(name)]
         if missing:
-            raise ValueError(f"a job's {' and '.join(missing)} must be given")
+            options = " ".join(_OPTIONS[name] for name in missing)
+            raise ValueError(
+                f"a job's {' and '.join(missing)} must be given: {options}, or in a --config FILE"
+            )
         given: dict[str, Any] = {"output": None}
         given |= {name: value for name, value in values.items() if value is not None}
         given |= {name: _as_list(given[name]) for name in ("input", "fields") if name in given}
@@ -148,6 +152,8 @@ def load_settings(path: str) -> dict[str, Any]:
         ) from err
     except yaml.YAMLError as err:
         raise ValueError(f"{path} is no YAML file: {err}") from err
+    except ValueError as err:
+        raise ValueError(f"{path}: {err}") from err
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold names and values, such as input: books/*.jsonl")
     try:
@@ -158,11 +164,23 @@ def load_settings(path: str) -> dict[str, Any]:
 
 
 def dump_settings(settings: JobSettings, path: str) -> None:
-    """Write settings to a YAML file."""
+    """Write settings to a YAML file.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be written.
+    """
     import yaml
 
     content = yaml.safe_dump(settings.as_dict(), sort_keys=False, allow_unicode=True)
-    Path(path).write_text(content, encoding="utf-8")
+    try:
+        Path(path).write_text(content, encoding="utf-8")
+    except OSError as err:
+        raise ValueError(
+            f"the settings cannot be written to {path}: {err.strerror}. Name a file in a directory "
+            "that is there"
+        ) from err
 
 
 def families() -> dict[str, Any]:
@@ -203,13 +221,36 @@ def check_kinds(values: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """A safe loader to which a time limit such as 8:00:00 is a text, and no number of base 60."""
+    """A safe loader that refuses a name set twice.
+
+    A time limit such as 8:00:00 is a text to it, and no number of base 60.
+    """
     import yaml
 
     text = ("tag:yaml.org,2002:str", re.compile(r"[0-9]+(:[0-9]+)+$"))
     known = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    resolvers = {first: [text, *others] for first, others in known}
-    return type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {first: [text, *others] for first, others in known}
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _refuse_repeats(key for key, _ in node.value)
+            return node
+
+    return Loader
+
+
+def _refuse_repeats(keys: Iterable[Any]) -> None:
+    """Raise if two keys of a YAML mapping are the same; YAML itself would take the last one."""
+    lines: dict[str, int] = {}
+    for key in keys:
+        line, name = key.start_mark.line + 1, str(key.value)
+        if name in lines:
+            raise ValueError(
+                f"{name} is set on line {lines[name]} and again on line {line}: leave one of them"
+            )
+        lines[name] = line
 
 
 def _is_text(value: Any) -> bool:
@@ -232,6 +273,12 @@ def _is_classifiers(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(map(_is_named, value))
 
 
+# How a command is told what every job needs.
+_OPTIONS = {
+    "input": "INPUT...",
+    "output": "OUTPUT",
+    "classifiers": "--classifier FAMILY (see `gpuclassify models`)",
+}
 # Of each setting: whether a value is of its kind, and what is meant.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "input": (_is_texts, "a path or a list of paths, such as [books/*.jsonl]"),
@@ -271,6 +318,9 @@ def _bytes(size: int | str | None) -> int | None:
     if size is None:
         return None
     try:
-        return max(1, parse_bytes(size))
+        size_bytes = parse_bytes(size)
     except ValueError as err:
         raise ValueError(f'part_size={size!r} is no size: pass bytes, or such as "16MB"') from err
+    if size_bytes < 1:
+        raise ValueError(f'part_size={size!r} is below 1 byte: pass bytes, or such as "16MB"')
+    return size_bytes

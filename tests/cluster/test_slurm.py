@@ -238,11 +238,19 @@ def test_a_script_for_cpus_asks_for_no_gpu():
         ({"walltime": "soon"}, "no time limit of Slurm's"),
         ({"gpus_per_node": 2, "workers_per_node": 1}, "each GPU has one worker"),
         ({"nodes": 0}, "nodes=0"),
+        ({"memory": "lots"}, "memory='lots' is no size of Slurm's"),
+        ({"memory": "64P"}, "K, M, G or T"),
+        ({"memory": "-1G"}, "no size of Slurm's"),
     ],
 )
 def test_scripts_that_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         ScriptSettings(**settings)
+
+
+@pytest.mark.parametrize("memory", ["0", "64000", "64G", "64gb", "2T"])
+def test_sizes_of_memory_are_those_of_slurm(memory):
+    assert f"#SBATCH --mem={memory}\n" in sbatch_script(ScriptSettings(memory=memory))
 
 
 @pytest.fixture
@@ -274,6 +282,7 @@ def test_the_command_writes_settings_into_the_script(run, tmp_path):
     ("words", "told"),
     [
         ((*JOB, "--batch-sise", "8"), "No such option"),
+        ((*JOB, "--batch-sise", "8"), "Usage: slurm-script -- [OPTIONS] INPUT... OUTPUT\n"),
         ((*JOB, "--min-score", "high"), "pass a number"),
         (("--", "in.jsonl", "out"), "classifiers must be given"),
         ((*JOB, "--workers", "4"), "use --nodes"),

@@ -1,15 +1,18 @@
 """The commands of jobs: which settings options mean, exit codes, and going on."""
 
 import json
+import re
 import subprocess
 import sys
 
+import click
 import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from gpuclassify.commands.classify import classify, report
+from gpuclassify.commands.plan import plan
 from gpuclassify.jobs.settings import JobSettings, dump_settings, load_settings
 from gpuclassify.testing import sample_texts, write_checkpoint
 
@@ -136,8 +139,33 @@ def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
     ("arguments", "words"),
     [
         (["out", "--classifier", "domain"], "got one path, 'out'"),
-        (["in.jsonl", "out"], "classifiers must be given"),
-        ([], "input and output and classifiers must be given"),
+        (
+            ["in.jsonl", "out"],
+            "classifiers must be given: --classifier FAMILY (see `gpuclassify models`)",
+        ),
+        ([], "input and output and classifiers must be given: INPUT... OUTPUT --classifier"),
+        (["in.jsonl", "in.jsonl/out", "--classifier", "domain"], "in.jsonl is a file: name"),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--part-size", "0"],
+            "part_size='0' is below 1 byte",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--part-size=-5MB"],
+            "part_size='-5MB' is below 1 byte",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--dump-config", "no/where.yaml"],
+            "cannot be written to no/where.yaml: No such file or directory. Name a file",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--min-score", "High=x"],
+            "--min-score 'High=x': pass a number, or LABEL=NUMBER",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--model", "domain",
+             "--scheduler", "http://10.0.0.1:8786"],
+            "use tcp://10.0.0.1:8786, or tls://",
+        ),
         (["in.jsonl", "out", "--classifier", "domian"], "Did you mean 'domain'"),
         (
             ["in.jsonl", "out", "--classifier", "domain", "--classifier", "quality",
@@ -189,6 +217,11 @@ def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, word
     [
         ("[1]", "must hold names and values"),
         ("a: b: c", "is no YAML file"),
+        ("input: a\noutput: b\ninput: c", "input is set on line 1 and again on line 3: leave one"),
+        (
+            "classifiers:\n- classifier: domain\n  model: a\n  'model': b",
+            "job.yaml: model is set on line 3 and again on line 4",
+        ),
         ("inputs: x", "job.yaml: a job has no setting 'inputs'. Did you mean 'input'?"),
         ("7: x", "a job has no setting 7"),
         ("input: 5", "input=5 is a int: pass a path or a list of paths"),
@@ -241,6 +274,38 @@ def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
     assert run("nowhere", command=report).exit_code == 2
 
 
+def test_a_file_of_settings_may_repeat_a_name_elsewhere_and_merge_mappings(settings_of, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "input: in\noutput: out\nclassifiers:\n"
+        "- &first {classifier: domain, max_chars: 10}\n"
+        "- &second {<<: *first, classifier: quality}\n"
+        "- {<<: *second, classifier: fineweb-edu, max_chars: 20}\n"
+    )
+    found = settings_of("--config", path)["classifiers"]
+    assert [settings["max_chars"] for settings in found] == [10, 10, 20]
+
+
+def test_reports_of_a_file_and_plans_with_an_output_are_told(run, folder):
+    done = run("in.jsonl", command=report)
+    assert (done.exit_code, "in.jsonl is a file: name a directory" in done.output) == (2, True)
+    pd.DataFrame({"text": ["x"]}).to_parquet(folder / "other.parquet")
+    done = run("in.jsonl", "other.parquet", "--classifier", "domain", command=plan)
+    assert (done.exit_code, "leave OUTPUT out" in done.output) == (2, True)
+
+
+def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
+    shown, planned = (run("--help", command=command).output for command in (classify, plan))
+    groups = ["Classifiers:", "Columns and rows:", "Files:", "Cluster:", "Settings:", "Options:"]
+    assert [line for line in shown.splitlines() if line in groups] == groups
+    for parameter in classify.params:
+        for option in parameter.opts if isinstance(parameter, click.Option) else ():
+            assert re.search(rf"^  {option} ", shown, re.MULTILINE), option
+    assert "Files:" in planned
+    assert "Cluster:" not in planned
+    assert "--scheduler" not in planned
+
+
 def test_help_needs_no_framework():
     probe = (
         "import sys; from click.testing import CliRunner; "
@@ -262,6 +327,7 @@ def test_the_commands_are_there_as_a_module_and_as_a_command_of_dask(program):
 
     shown = run("--help")
     assert shown.returncode == 0, shown.stderr
+    assert "..." not in shown.stdout.partition("Commands:")[2]  # nothing is cut off
     commands = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines()[1:]]
     assert {"classify", "plan", "report", "models", "doctor"} <= set(commands)
     wrong = run("classify", "in.jsonl", "out", "--classifier", "domian")
