@@ -95,6 +95,11 @@ _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
             "--field", "fields", multiple=True, metavar="COLUMN",
             help="Read only these columns and the text; repeatable. Default: all.",
         ),
+        click.option(
+            "--type", "types", multiple=True, metavar="COLUMN=TYPE",
+            help="Arrow type of a column of JSON lines that the files' beginnings, middles and "
+            "ends may not tell, such as price=double; repeatable.",
+        ),
         click.option("--format", type=click.Choice(["parquet", "jsonl"]), help="Default: parquet."),
         click.option(
             "--compression", metavar="NAME",
@@ -200,6 +205,8 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     for name in JOB:
         if given[name] is not None and given[name] != ():
             values[name] = list(given[name]) if name == "fields" else given[name]
+    if given["types"]:
+        values["types"] = {**(values.get("types") or {}), **_types(given["types"])}
     if given["cluster_options"]:
         options = _named_values("--cluster-option", "memory_limit=8GB", given["cluster_options"])
         values["cluster_options"] = {**(values.get("cluster_options") or {}), **options}
@@ -282,6 +289,17 @@ def _named_values(option: str, example: str, settings: Iterable[str]) -> dict[st
             given[name.replace("-", "_")] = json.loads(text)
         except ValueError:
             given[name.replace("-", "_")] = text
+    return given
+
+
+def _types(settings: Iterable[str]) -> dict[str, str]:
+    """Types by columns, from COLUMN=TYPE."""
+    given = {}
+    for setting in settings:
+        name, _, kind = setting.rpartition("=")
+        if not name or not kind:
+            raise ValueError(f"--type {setting!r}: pass COLUMN=TYPE, such as price=double")
+        given[name] = kind
     return given
 
 

@@ -203,8 +203,8 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
     columns = [f"{f.name} ({f.type} in the samples)" for f in schema if not _holds(line, f)]
     return (
         f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
-        "(fields=, --field) without that one, or, for numbers, give its type to a JsonlReader, "
-        'such as types={"price": "double"}'
+        "(fields=, --field) without that one, or, for numbers, give a JsonlReader its type, "
+        'such as types={"price": "double"} (--type price=double)'
     )
 
 

@@ -14,7 +14,7 @@ from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.readers import FileReader
+from gpuclassify.jobs.readers import FileReader, JsonlReader
 from gpuclassify.jobs.stages import as_chain, text_fields
 from gpuclassify.jobs.writers import make_writer
 
@@ -33,6 +33,8 @@ class JobSettings:
         For each, ``classifier`` (its family's name) and the arguments of its constructor.
     fields : list of str, optional
         Columns to read and keep beside the text. Default: all.
+    types : dict of str to str, optional
+        Arrow types of columns of JSON lines; see `gpuclassify.JsonlReader`.
     format : {"parquet", "jsonl"}
     compression : str, optional
         Default: zstd for Parquet, none for JSON lines.
@@ -55,6 +57,7 @@ class JobSettings:
     output: str | None
     classifiers: list[dict[str, Any]]
     fields: list[str] | None = None
+    types: dict[str, str] | None = None
     format: str = "parquet"
     compression: str | None = None
     staging: str | None = None
@@ -122,7 +125,8 @@ class JobSettings:
         read = self.fields
         if read is not None:
             read = [*text_fields(chain.mappers), *read]
-        reader = FileReader(self.input, fields=read, part_bytes=_bytes(self.part_size))
+        kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
+        reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
         stages = [reader, *chain.mappers]
         if self.output is not None:
             options = {"compression": self.compression, "staging": self.staging}
@@ -269,6 +273,10 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value))
 
 
+def _is_named_texts(value: Any) -> bool:
+    return _is_named(value) and all(map(_is_text, value.values()))
+
+
 def _is_classifiers(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(map(_is_named, value))
 
@@ -285,6 +293,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output": (_is_text, "a directory or URL"),
     "classifiers": (_is_classifiers, "a list of settings, such as [{classifier: domain}]"),
     "fields": (_is_texts, "a list of columns' names, such as [id, url]"),
+    "types": (_is_named_texts, "columns and types, such as {price: double}"),
     "format": (_is_text, "parquet or jsonl"),
     "compression": (_is_text, "a name such as zstd"),
     "staging": (_is_text, "a directory or URL"),

@@ -57,6 +57,7 @@ def test_options_mean_one_classifier_or_all(settings_of):
         "--min-score", "fineweb-edu:2.5", "--model", "domain:./a:b", "--text-field", "content",
         "--set", "domain:truncated-field=is_cut", "--set", "fineweb-edu:autocast=false",
         "--field", "id", "--on-error", "quarantine", "--part-size", "1MB", "--batch-size", "8",
+        "--type", "unit-price=double",
     ) == {
         "input": ["a/*.jsonl", "b.jsonl"],
         "output": "out",
@@ -71,6 +72,7 @@ def test_options_mean_one_classifier_or_all(settings_of):
             },
         ],
         "fields": ["id"],
+        "types": {"unit-price": "double"},
         "part_size": "1MB",
         "on_error": "quarantine",
     }  # fmt: skip
@@ -189,6 +191,14 @@ def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
             "the settings no.yaml cannot be read: No such file or directory",
         ),
         (
+            ["in.jsonl", "out", "--classifier", "domain", "--type", "price"],
+            "--type 'price': pass COLUMN=TYPE",
+        ),
+        (
+            ["in.jsonl", "out", "--classifier", "domain", "--type", "price=number"],
+            "Arrow has no such type",
+        ),
+        (
             ["in.jsonl", "out", "--classifier", "domain", "--cluster-option", "queue"],
             "--cluster-option 'queue': pass NAME=VALUE",
         ),
@@ -284,6 +294,15 @@ def test_a_file_of_settings_may_repeat_a_name_elsewhere_and_merge_mappings(setti
     )
     found = settings_of("--config", path)["classifiers"]
     assert [settings["max_chars"] for settings in found] == [10, 10, 20]
+
+
+def test_a_column_has_the_type_that_is_given(run, tmp_path):
+    command = ("in.jsonl", tmp_path / "out", "--classifier", "domain", "--model", "domain")
+    done = run(*command, "--type", "id=double", "--cluster", "cpu", "--workers", 1)
+    assert done.exit_code == 0, done.output
+    written = pd.concat(map(pd.read_parquet, (tmp_path / "out").glob("*.parquet")))
+    assert written["id"].dtype == "float64"
+    assert sorted(written["id"]) == list(range(40))
 
 
 def test_reports_of_a_file_and_plans_with_an_output_are_told(run, folder):
