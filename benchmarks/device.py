@@ -30,9 +30,9 @@ from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipe
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
 from gpuclassify.cluster.gpu import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
-from gpuclassify.events import collected_stats
-from gpuclassify.frames.wordpiece_rules import NotEligibleError
-from gpuclassify.inference.stats import add_up
+from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
+from gpuclassify.workers.run_events import collected_stats
+from gpuclassify.workers.run_stats import add_up
 
 QUESTION = "device"
 PARTS = ("speed", "tokens", "idle", "memory")
@@ -192,7 +192,7 @@ def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
     """
     import cudf
 
-    from gpuclassify.frames.wordpiece import GpuWordPiece
+    from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece
 
     on_gpu, series = GpuWordPiece(tokenizer.backend_tokenizer, MAX_TOKENS), cudf.Series(list(texts))
 

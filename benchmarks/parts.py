@@ -33,10 +33,9 @@ from benchmarks.harness import (
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.recipes import gpuclassify_scores
 from benchmarks.texts import LENGTHS, texts_of_lengths
-from gpuclassify.inference.packed_layers import PackedLayers
+from gpuclassify.inference.packed.packed_layers import PackedLayers
 from gpuclassify.models import disentangled
 from gpuclassify.models.disentangled import DisentangledEncoder
-from gpuclassify.models.prepacked import PrepackedLinear
 
 QUESTION = "parts"
 ALL = "all parts"
@@ -44,11 +43,6 @@ TOLERANCE = 1e-4
 WARM_UP_DOCUMENTS = 2
 
 Way = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-def without_prepacking() -> Any:
-    """Linear layers by torch's own call."""
-    return mock.patch.object(PrepackedLinear, "_is_plain", lambda *_: False)
 
 
 def with_whole_last_layer() -> Any:
@@ -123,7 +117,6 @@ def with_all_states() -> Any:
 # What is left out, how, and options of the classifier beside it.
 Part = tuple[str, Way, dict[str, Any]]
 COMMON: list[Part] = [
-    ("weights not prepacked", without_prepacking, {}),
     ("order of arrival", contextlib.nullcontext, {"sort_by_length": False}),
 ]
 PARTS: dict[str, list[Part]] = {

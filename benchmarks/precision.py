@@ -40,7 +40,6 @@ from benchmarks.harness import (
 from benchmarks.models import SHAPES
 from gpuclassify.demo.corpus import Document, collect_documents, split_documents
 from gpuclassify.models.pooling import PooledEmbedding
-from gpuclassify.models.prepacked import prepack
 
 QUESTION = "precision"
 BASELINE = "float32"
@@ -77,12 +76,6 @@ class Form:
     change: Callable[[nn.Module], nn.Module] = lambda module: module
     dtype: torch.dtype = torch.float32
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def prepacked(module: nn.Module) -> nn.Module:
-    """As gpuclassify runs it: linear layers keep their weights as oneDNN reads them."""
-    prepack(module)
-    return module
 
 
 def compiled(module: nn.Module) -> nn.Module:
@@ -142,14 +135,12 @@ class RowQuantizedLinear(nn.Module):
         return products.add_(self.bias).unflatten(0, states.shape[:-1])
 
 
-_FROZEN = {"freezing": True}  # weights become constants of the program, and are prepacked
+_FROZEN = {"freezing": True}  # weights become constants of the program
 FORMS: dict[str, Form] = {
     BASELINE: Form(),
-    "float32 prepacked": Form(prepacked),
     "float32 compiled": Form(compiled),
     "float32 compiled, frozen": Form(compiled, settings=_FROZEN),
     "bfloat16": Form(dtype=torch.bfloat16),
-    "bfloat16 prepacked": Form(prepacked, torch.bfloat16),
     "bfloat16 compiled, frozen": Form(compiled, torch.bfloat16, _FROZEN),
     "int8 by tensor": Form(functools.partial(quantized, configuration=default_dynamic_qconfig)),
     "int8 by channel": Form(

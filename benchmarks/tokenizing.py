@@ -28,7 +28,7 @@ from benchmarks.harness import (
 from benchmarks.models import TINY_SIZES, Shape, write_model
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify.cluster.cpu import usable_cores
-from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 
 QUESTION = "tokenizing"
 GPU = "gpu"
@@ -227,7 +227,7 @@ class GpuTokenizing:
         import cudf
 
         from gpuclassify.frames.texts import DeviceTexts
-        from gpuclassify.tokenizing import gpu_tokenizer
+        from gpuclassify.tokenizing.placement import gpu_tokenizer
 
         self._host = TextTokenizer(load(directory), MAX_TOKENS)
         self._gpu = gpu_tokenizer(self._host)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpuclassify._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from gpuclassify.chain import classify
     from gpuclassify.classifiers import (
@@ -24,17 +26,15 @@ if TYPE_CHECKING:
         PromptTaskComplexityClassifier,
         QualityClassifier,
     )
+    from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.cluster import get_client
-    from gpuclassify.embedder import Embedder
-    from gpuclassify.jobs.hub.writer import HubWriter, push_to_hub
+    from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
+    from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
+    from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, to_parquet
     from gpuclassify.jobs.pipeline import Pipeline
-    from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader, read_files
     from gpuclassify.jobs.stages import ToBackend
-    from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter, to_parquet
     from gpuclassify.model_mapper import ModelMapper
     from gpuclassify.models.deberta import Deberta
-
-__version__ = "0.1.0"
 
 # Public names and where they live. They are imported on first use, so that importing the package
 # costs milliseconds and loads no framework.
@@ -44,28 +44,28 @@ _HOMES = {
     "Deberta": "gpuclassify.models.deberta",
     "DistributedDataClassifier": "gpuclassify.classifiers",
     "DomainClassifier": "gpuclassify.classifiers",
-    "Embedder": "gpuclassify.embedder",
-    "FileReader": "gpuclassify.jobs.readers",
+    "Embedder": "gpuclassify.classifiers.embedder",
+    "FileReader": "gpuclassify.jobs.input.readers",
     "FineWebEduClassifier": "gpuclassify.classifiers",
     "FineWebMixtralEduClassifier": "gpuclassify.classifiers",
     "FineWebNemotronEduClassifier": "gpuclassify.classifiers",
-    "HubWriter": "gpuclassify.jobs.hub.writer",
+    "HubWriter": "gpuclassify.jobs.output.hub_writer",
     "InstructionDataGuardClassifier": "gpuclassify.classifiers",
-    "JsonlReader": "gpuclassify.jobs.readers",
-    "JsonlWriter": "gpuclassify.jobs.writers",
+    "JsonlReader": "gpuclassify.jobs.input.readers",
+    "JsonlWriter": "gpuclassify.jobs.output.writers",
     "ModelMapper": "gpuclassify.model_mapper",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
-    "ParquetReader": "gpuclassify.jobs.readers",
-    "ParquetWriter": "gpuclassify.jobs.writers",
+    "ParquetReader": "gpuclassify.jobs.input.readers",
+    "ParquetWriter": "gpuclassify.jobs.output.writers",
     "Pipeline": "gpuclassify.jobs.pipeline",
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
     "ToBackend": "gpuclassify.jobs.stages",
     "classify": "gpuclassify.chain",
     "get_client": "gpuclassify.cluster",
-    "push_to_hub": "gpuclassify.jobs.hub.writer",
-    "read_files": "gpuclassify.jobs.readers",
-    "to_parquet": "gpuclassify.jobs.writers",
+    "push_to_hub": "gpuclassify.jobs.output.hub_writer",
+    "read_files": "gpuclassify.jobs.input.readers",
+    "to_parquet": "gpuclassify.jobs.output.writers",
 }
 
 __all__ = [

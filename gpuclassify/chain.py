@@ -118,7 +118,7 @@ class Chain(PartitionMap):
 
     def map_frame(self, frame: Any, announced: Any = None) -> Any:
         """Run every mapper over one plain frame, with shared tokens."""
-        from gpuclassify.inference.sharing import shared_tokens
+        from gpuclassify.tokenizing.token_cache import shared_tokens
 
         known = self.announced(frame) if announced is None else announced
         with shared_tokens():

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.arrow import COLUMN_TYPES, check_column_types
+from gpuclassify.code_digest import code_digest
+from gpuclassify.columns import COLUMN_TYPES, check_column_types
 from gpuclassify.coverage import coverage_fields
 from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import (
@@ -25,9 +26,8 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.tensors import check_tensors
 from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
-from gpuclassify.own_code import code_digest
 from gpuclassify.partition_map import TextMap
-from gpuclassify.tokenizing import check_library, check_tokenizer
+from gpuclassify.tokenizing.placement import check_library, check_tokenizer
 
 if TYPE_CHECKING:
     from torch import nn

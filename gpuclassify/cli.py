@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-import gpuclassify
+from gpuclassify._version import __version__
 from gpuclassify.commands.classify import classify, report
 from gpuclassify.commands.console import (
     FAILED,
@@ -50,7 +50,7 @@ class Commands(click.Group):
 
 
 @click.group("gpuclassify", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(gpuclassify.__version__, prog_name="gpuclassify")
+@click.version_option(__version__, prog_name="gpuclassify")
 @click.option("--debug", is_flag=True, help="Log details, and show tracebacks.")
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:

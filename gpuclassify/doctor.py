@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-import gpuclassify
+from gpuclassify._version import __version__
 from gpuclassify.cluster.cpu import usable_cores
-from gpuclassify.cluster.nvml import GpuSurvey, survey_gpus
+from gpuclassify.cluster.nvml_devices import GpuSurvey, survey_gpus
 
 Status = Literal["ok", "warning", "missing", "problem"]
 
@@ -240,7 +240,7 @@ def _python() -> Check:
 
 
 def _packages(installed: Distributions) -> Iterator[Check]:
-    yield Check("gpuclassify", "ok", gpuclassify.__version__)
+    yield Check("gpuclassify", "ok", __version__)
     for name in REQUIRED:
         if name in installed:
             yield Check(name, "ok", installed[name].version)

@@ -14,22 +14,22 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.arrow import arrow_array
 from gpuclassify.checkpoint_map import CheckpointMap
+from gpuclassify.columns import arrow_array
 from gpuclassify.coverage import NOTHING_READ, Reading, coverage_columns, coverage_fields
-from gpuclassify.events import publish
 from gpuclassify.frames import backend_of
 from gpuclassify.frames.texts import DeviceTexts, HostTexts, Texts
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.partition_map import NewColumns
-from gpuclassify.tokenizing import NotEligibleError, gpu_tokenizer, is_for_gpu, refused
+from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer, is_for_gpu, refused
+from gpuclassify.workers.run_events import publish
 
 if TYPE_CHECKING:
     from gpuclassify.inference.engine import BatchSettings
-    from gpuclassify.inference.feeding import Feed, Source
-    from gpuclassify.inference.loaded import LoadedModel
-    from gpuclassify.inference.stats import RunStats
-    from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
+    from gpuclassify.inference.loaded_model import LoadedModel
+    from gpuclassify.tokenizing.prefetch import Feed, Source
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+    from gpuclassify.workers.run_stats import RunStats
 
 
 class NonFiniteOutputError(ArithmeticError):
@@ -110,7 +110,7 @@ class ModelMapper(CheckpointMap):
 
     def compute(self, texts: Any, name_row: Callable[[int], str]) -> NewColumns:
         """The new columns for `texts`: each distinct text is run once."""
-        from gpuclassify.inference.stats import RunStats
+        from gpuclassify.workers.run_stats import RunStats
 
         texts = HostTexts(texts) if isinstance(texts, list) else texts
         distinct, positions = texts.fold(self.options.max_chars)
@@ -156,8 +156,8 @@ class ModelMapper(CheckpointMap):
         self, texts: Any, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[np.ndarray, Reading]:
         """Activated outputs, one row a text, and what was read of the texts."""
-        from gpuclassify.inference.feeding import Feed
-        from gpuclassify.inference.windows import aggregate
+        from gpuclassify.tokenizing.prefetch import Feed
+        from gpuclassify.tokenizing.windows import aggregate
 
         order = self._reading_order(texts)
         inverse = np.argsort(order)
@@ -173,7 +173,7 @@ class ModelMapper(CheckpointMap):
 
     def _source(self, model: LoadedModel, texts: Texts) -> Source:
         """The texts with what tokenizes them."""
-        from gpuclassify.inference.feeding import DeviceSource, HostSource
+        from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource
 
         on_host = self._text_tokenizer(model)
         if isinstance(texts, DeviceTexts):
@@ -251,7 +251,7 @@ class ModelMapper(CheckpointMap):
         return outputs
 
     def _lease(self, device: Any, dtype: Any) -> Any:
-        from gpuclassify.inference.loaded import load_model
+        from gpuclassify.inference.loaded_model import load_model
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
 

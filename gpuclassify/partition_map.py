@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import nearest
-from gpuclassify.faults import on_sound_device
 from gpuclassify.frames import backend_of, name_row
+from gpuclassify.workers.retire import on_sound_device
 
 
 @dataclass(frozen=True)

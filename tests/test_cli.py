@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from gpuclassify.commands.console import print_summary
-from gpuclassify.jobs.summary import JobSummary
+from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
 
 ROOT = Path(__file__).parents[1]

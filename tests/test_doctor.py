@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpuclassify import doctor
-from gpuclassify.cluster.nvml import Gpu, GpuSurvey
+from gpuclassify.cluster.nvml_devices import Gpu, GpuSurvey
 from gpuclassify.doctor import Check, Report
 
 H200 = Gpu(0, "GPU-1", "NVIDIA H200", 150_000_000_000)

@@ -11,7 +11,7 @@ from distributed import Client, LocalCluster
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.inference import loaded
+from gpuclassify.inference import loaded_model
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
@@ -24,11 +24,13 @@ PARTITIONS = 6
 
 @pytest.fixture
 def nothing_resident(monkeypatch):
-    monkeypatch.setattr(loaded, "load_model", loaded.load_model)  # so that it is put back
+    monkeypatch.setattr(
+        loaded_model, "load_model", loaded_model.load_model
+    )  # so that it is put back
     MODELS.evict_idle()
     yield
     MODELS.evict_idle()
-    vars(loaded).pop("real_load_model", None)
+    vars(loaded_model).pop("real_load_model", None)
 
 
 @pytest.fixture
@@ -46,10 +48,10 @@ def counting(loads):
     def subclass(base):
         class Counting(base):
             def _lease(self, device, dtype):
-                from gpuclassify.inference import loaded
+                from gpuclassify.inference import loaded_model
 
                 # Atomic, so that threads that come here together all wrap the real one.
-                real = vars(loaded).setdefault("real_load_model", loaded.load_model)
+                real = vars(loaded_model).setdefault("real_load_model", loaded_model.load_model)
 
                 def load_slowly(*arguments, **named):
                     with loads.open("a") as file:
@@ -57,7 +59,7 @@ def counting(loads):
                     time.sleep(0.2)
                     return real(*arguments, **named)
 
-                loaded.load_model = load_slowly
+                loaded_model.load_model = load_slowly
                 return super()._lease(device, dtype)
 
         return Counting
@@ -150,7 +152,7 @@ def test_one_load_in_a_worker_and_one_event_a_partition(checkpoint, counting, lo
 
 
 def test_a_load_that_fails_is_tried_again_by_the_next_partition(checkpoint, monkeypatch):
-    real, attempts = loaded.load_model, []
+    real, attempts = loaded_model.load_model, []
 
     def fail_first(*arguments, **named):
         attempts.append(arguments)
@@ -158,7 +160,7 @@ def test_a_load_that_fails_is_tried_again_by_the_next_partition(checkpoint, monk
             raise OSError("the disk was away")
         return real(*arguments, **named)
 
-    monkeypatch.setattr(loaded, "load_model", fail_first)
+    monkeypatch.setattr(loaded_model, "load_model", fail_first)
     lazy = DomainClassifier(model=checkpoint("domain"), autocast=False)(lazy_frame())
     with pytest.raises(OSError, match="the disk was away"):
         lazy.compute(scheduler="sync")

@@ -14,10 +14,10 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
-from gpuclassify.classifiers.guard import InstructionDataGuardClassifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
-from gpuclassify.classifiers.safety import AegisClassifier
 from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.safety.aegis import AegisClassifier
+from gpuclassify.safety.guard import InstructionDataGuardClassifier
 
 FAMILIES: dict[str, type[ModelMapper]] = {
     "domain": DomainClassifier,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.arrow import SCORES, label_array, list_array
 from gpuclassify.checks import nearest
 from gpuclassify.classifiers.outputs import sigmoid, softmax
+from gpuclassify.columns import SCORES, label_array, list_array
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.options import ClassifierOptions, LabelOptions

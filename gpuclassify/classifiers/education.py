@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.arrow import label_array
 from gpuclassify.checks import check_optional_texts
 from gpuclassify.classifiers.base import REGRESSION, Classifier
+from gpuclassify.columns import label_array
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.options import ClassifierOptions
 from gpuclassify.partition_map import NewColumns

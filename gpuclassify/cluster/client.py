@@ -21,7 +21,7 @@ from gpuclassify.cluster.gpu import (
     gpu_cluster_options,
     missing_for_gpu,
 )
-from gpuclassify.cluster.nvml import GpuSurvey, survey_gpus
+from gpuclassify.cluster.nvml_devices import GpuSurvey, survey_gpus
 from gpuclassify.cluster.security import make_security, warn_if_open
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuclassify.cluster.nvml import Gpu, GpuSurvey
+from gpuclassify.cluster.nvml_devices import Gpu, GpuSurvey
 
 Size = int | float | str
 

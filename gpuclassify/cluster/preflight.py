@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]
 
-import gpuclassify
+from gpuclassify._version import __version__
 from gpuclassify.cluster.preflight_table import MisfitError, PreflightError, Row, render
 from gpuclassify.cluster.worker_facts import (
     DECISIVE,
@@ -158,7 +158,7 @@ def _gather_facts(
             reason = f"in {seconds:g} seconds" if is_late else f"but {_shown(answer)}"
             crew.silent[address] = f"no answer {reason}"
         else:  # it does not even know the question
-            version = gpuclassify.__version__
+            version = __version__
             cure = f"pip install gpuclassify=={version}"
             crew.fail(address, "gpuclassify", _shown(answer), version, cure)
     if not is_any_there:

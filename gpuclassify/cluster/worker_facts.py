@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-import gpuclassify
+from gpuclassify._version import __version__
 
 # Of these another version gives other results or reads other messages; of the rest it may.
 DECISIVE = ("gpuclassify", "python", "torch", "transformers", "tokenizers", "cudf")
@@ -44,7 +44,7 @@ def versions_here() -> dict[str, str]:
     """
     found = {
         "python": ".".join(map(str, sys.version_info[:2])),
-        "gpuclassify": gpuclassify.__version__,
+        "gpuclassify": __version__,
     }
     for name in COMPARED:
         if name not in found and (version := _version_of(name)):
@@ -80,7 +80,7 @@ def _version_of(name: str) -> str | None:
 
 def _device_here() -> str:
     """UUID of the GPU that torch would take first; empty without one."""
-    from gpuclassify.cluster.nvml import survey_gpus
+    from gpuclassify.cluster.nvml_devices import survey_gpus
 
     gpus = survey_gpus().gpus
     if not gpus:

@@ -70,7 +70,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
     """Write the report of a job, finished or not, into its OUTPUT anew."""
-    from gpuclassify.jobs.report import write_report
+    from gpuclassify.jobs.report.report import write_report
     from gpuclassify.jobs.storage import open_directory
 
     with wrong_call_exits():
@@ -102,7 +102,7 @@ def _refuse_file(output: str | None) -> None:
 
 
 def _run(job: Job, client: Any, restart: bool) -> Any:
-    from gpuclassify.jobs.progress import JobProgress
+    from gpuclassify.jobs.report.progress import JobProgress
 
     title = job.work.chain.__name__
     try:

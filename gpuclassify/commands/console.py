@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuclassify.jobs.summary import JobSummary
+    from gpuclassify.jobs.report.summary import JobSummary
 
 FAILED, LEFT_OUT, INTERRUPTED = 1, 3, 130
 # What the library raises for wrong settings and inputs, at the call.

@@ -15,7 +15,7 @@ from gpuclassify.demo.training import cached_model
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuclassify.jobs.summary import JobSummary
+    from gpuclassify.jobs.report.summary import JobSummary
 
 INPUT_FILES = 4
 
@@ -71,7 +71,7 @@ def run_demo(
         Too few documents to learn from.
     """
     from gpuclassify import DomainClassifier, JsonlReader, ParquetWriter, Pipeline, get_client
-    from gpuclassify.jobs.progress import JobProgress
+    from gpuclassify.jobs.report.progress import JobProgress
 
     directory = Path(directory)
     limit = {} if max_documents is None else {"max_documents": max_documents}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify import __version__
+from gpuclassify._version import __version__
 from gpuclassify.demo.corpus import Document
 from gpuclassify.demo.network import (
     CLS,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from gpuclassify.frames.wordpiece import GpuTokens
-    from gpuclassify.inference.tokens import TokenBatch
+    from gpuclassify.tokenizing.gpu_wordpiece import GpuTokens
+    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 
 class Texts(Protocol):
@@ -44,7 +44,7 @@ class HostTexts(list[Any]):
 
     def fold(self, max_chars: int | None) -> tuple[HostTexts, np.ndarray]:
         """Distinct texts in order of appearance; see `Texts.fold`."""
-        from gpuclassify.inference.tokens import fold
+        from gpuclassify.tokenizing.text_tokenizer import fold
 
         distinct, positions = fold([text if text is None else text[:max_chars] for text in self])
         return HostTexts(distinct), positions
@@ -122,8 +122,8 @@ class DeviceTexts:
             for it.
         host_count : int
         """
-        from gpuclassify.frames.wordpiece import merge
-        from gpuclassify.inference.tokens import TokenBatch
+        from gpuclassify.tokenizing.gpu_wordpiece import merge
+        from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
         found = on_gpu(self._series)
         left = found.fallback_rows

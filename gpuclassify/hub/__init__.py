@@ -22,7 +22,7 @@ from gpuclassify.hub.identity import (
 )
 from gpuclassify.hub.paths import Location, is_directory_name
 from gpuclassify.hub.tensors import read_tensor_shapes
-from gpuclassify.hub.tokens import remember_token, share_tokens_with_workers, token_for
+from gpuclassify.workers.secrets import remember_token, share_tokens_with_workers, token_for
 
 __all__ = [
     "LOADABLE_PATTERNS",

@@ -10,7 +10,7 @@ from gpuclassify.hub.errors import (
     ModelNotFoundError,
 )
 from gpuclassify.hub.paths import absolute
-from gpuclassify.hub.tokens import token_for
+from gpuclassify.workers.secrets import token_for
 
 
 @contextlib.contextmanager

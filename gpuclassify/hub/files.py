@@ -14,7 +14,7 @@ from gpuclassify.hub.errors import HubUnreachableError, ModelChangedError
 from gpuclassify.hub.explanations import explained, unreachable
 from gpuclassify.hub.identity import LOADABLE_PATTERNS, PICKLE_PATTERNS, Identity, directory_digest
 from gpuclassify.hub.paths import Location, cache_folder, existing_directory, visible_files
-from gpuclassify.hub.tokens import token_for
+from gpuclassify.workers.secrets import token_for
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from gpuclassify.hub.paths import (
     repo_folder,
     visible_files,
 )
-from gpuclassify.hub.tokens import token_for
+from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from gpuclassify.hub.files import list_files, read_json
 from gpuclassify.hub.headers import INDEX, WEIGHTS, shapes_in_file, weight_map_of
 from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity
 from gpuclassify.hub.paths import Location, matches
-from gpuclassify.hub.tokens import token_for
+from gpuclassify.workers.secrets import token_for
 
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.staging import StagedTokens, to_device
+from gpuclassify.inference.to_device import StagedTokens, to_device
 
 # A row shorter than this share of the batch's width begins a new batch, if this one is enough.
 MOST_PADDED_SHARE = 0.9

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.inference.appetite import (
+from gpuclassify.inference.batch_memory import (
     MOST_CAUTION_PERCENT,
     Appetite,
     MeasuredBudget,
@@ -123,7 +123,7 @@ def budget_key(
     import torch
     import transformers
 
-    import gpuclassify
+    from gpuclassify._version import __version__
 
     return {
         "model": model,
@@ -135,7 +135,7 @@ def budget_key(
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or torch.version.hip or "",
         "transformers": transformers.__version__,
-        "gpuclassify": gpuclassify.__version__,
+        "gpuclassify": __version__,
     }
 
 

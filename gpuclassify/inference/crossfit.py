@@ -36,7 +36,7 @@ import numpy as np
 
 from gpuclassify.inference.batching import PaddedBatch, cut_batches, pad
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.staging import StagedTokens
+from gpuclassify.inference.to_device import StagedTokens
 
 SUPPORTED_VERSION = "0.0.9"
 _importing = threading.Lock()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuclassify.driver import DriverError, find_device, open_nvml
 from gpuclassify.inference.memory import CudaMemory
+from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
 
 if TYPE_CHECKING:
     import torch
 
-    from gpuclassify.inference.stats import RunStats
+    from gpuclassify.workers.run_stats import RunStats
 
 logger = logging.getLogger(__name__)
 

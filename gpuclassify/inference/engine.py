@@ -23,13 +23,13 @@ from gpuclassify.inference.batching import (
 from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device_use import torch_peak, watched
-from gpuclassify.inference.loaded import LoadedModel
+from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, run_halving
-from gpuclassify.inference.packed_layers import NotPackableError
-from gpuclassify.inference.staging import stage, to_device
-from gpuclassify.inference.stats import RunStats
-from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.inference.packed.packed_layers import NotPackableError
+from gpuclassify.inference.to_device import stage, to_device
 from gpuclassify.models.reference import reference_forward
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.workers.run_stats import RunStats
 
 # One forward at a time on a device: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}

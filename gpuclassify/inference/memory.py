@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gpuclassify.inference.broken_device import is_broken_device
+from gpuclassify.workers.device_errors import is_broken_device
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpuclassify.jobs.hub.files import HubPath, PinnedFile, is_pinned, listed, pinned, with_token
+from gpuclassify.hub.dataset_files import HubPath, PinnedFile, is_pinned, listed, pinned, with_token
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")

@@ -10,18 +10,18 @@ from typing import Any
 
 from gpuclassify.chain import Chain
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
-from gpuclassify.jobs.encoding import arrow_table
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
-from gpuclassify.jobs.manifest import JobChangedError, Ledger
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.input.sources import FileSource, FrameSource
+from gpuclassify.jobs.output.encoding import arrow_table
+from gpuclassify.jobs.output.manifest import JobChangedError, Ledger
+from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
-from gpuclassify.jobs.readers import FileReader
-from gpuclassify.jobs.records import Record
-from gpuclassify.jobs.report import write_report
-from gpuclassify.jobs.sources import FileSource, FrameSource
+from gpuclassify.jobs.report.report import write_report
+from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import count_fields, describe, text_fields
-from gpuclassify.jobs.summary import JobSummary, Report
-from gpuclassify.jobs.work import Work
-from gpuclassify.jobs.writers import FileWriter
+from gpuclassify.jobs.task import Work
 
 Source = FileSource | FrameSource
 

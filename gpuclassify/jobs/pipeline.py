@@ -11,18 +11,18 @@ from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import UnreadableInputError, redacted
+from gpuclassify.jobs.input.sources import FileSource, FrameSource, as_source
 from gpuclassify.jobs.job import Job, identity_of, plan_work
-from gpuclassify.jobs.manifest import Ledger
-from gpuclassify.jobs.progress import JobProgress
+from gpuclassify.jobs.output.manifest import Ledger
+from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.sources import FileSource, FrameSource, as_source
+from gpuclassify.jobs.report.progress import JobProgress
+from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import ToBackend, as_chain
 from gpuclassify.jobs.storage import Directory
-from gpuclassify.jobs.summary import JobSummary, Report
-from gpuclassify.jobs.writers import FileWriter
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.plan.result import Plan
+    from gpuclassify.jobs.estimate.result import Plan
 
 
 class Pipeline:
@@ -177,7 +177,7 @@ class Pipeline:
         TypeError, ValueError
             As `prepare` does, and if there are no rows.
         """
-        from gpuclassify.jobs.plan.forecast import make_plan
+        from gpuclassify.jobs.estimate.forecast import make_plan
 
         check_count("sample_rows", sample_rows)
         if not self.stages:

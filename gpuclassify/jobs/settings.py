@@ -12,11 +12,11 @@ from typing import Any
 from gpuclassify.checks import check_choice, nearest
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import JSONL, PARQUET
+from gpuclassify.jobs.input.readers import FileReader, JsonlReader
+from gpuclassify.jobs.output.writers import make_writer
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.readers import FileReader, JsonlReader
 from gpuclassify.jobs.stages import as_chain, text_fields
-from gpuclassify.jobs.writers import make_writer
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def dump_settings(settings: JobSettings, path: str) -> None:
 def families() -> dict[str, Any]:
     """Classes by the names that settings give them."""
     from gpuclassify.classifiers import FAMILIES
-    from gpuclassify.embedder import Embedder
+    from gpuclassify.classifiers.embedder import Embedder
 
     return {**FAMILIES, "embedder": Embedder}
 

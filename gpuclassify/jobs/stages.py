@@ -10,9 +10,9 @@ from typing import Any
 
 from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice
+from gpuclassify.code_digest import code_digest
 from gpuclassify.frames import BACKENDS, backend_of
 from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
-from gpuclassify.own_code import code_digest
 from gpuclassify.partition_map import PartitionMap
 
 LONGEST_SETTING = 200  # characters; longer ones are told by their digest

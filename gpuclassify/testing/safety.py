@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.models.template import SafetyTemplate, parse_template
+from gpuclassify.safety.template import SafetyTemplate, parse_template
 from gpuclassify.testing.answers import fit_answers
 from gpuclassify.testing.decoders import (
     adapted,

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks import tokenizing
-from gpuclassify.inference.tokens import TextTokenizer, TokenBatch
 from gpuclassify.testing import sample_texts
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 
 TEXTS = sample_texts(20, seed=2)
 

@@ -22,7 +22,7 @@ from distributed.core import Status
 from gpuclassify.cluster import get_client
 from gpuclassify.cluster.cpu import usable_cores
 from gpuclassify.cluster.local import PatientNanny, quiet_end, start
-from gpuclassify.cluster.nvml import survey_gpus
+from gpuclassify.cluster.nvml_devices import survey_gpus
 from gpuclassify.cluster.plugins import is_not_about_the_end
 from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS
 

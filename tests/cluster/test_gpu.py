@@ -11,7 +11,7 @@ from gpuclassify.cluster.gpu import (
     missing_for_gpu,
     parse_size,
 )
-from gpuclassify.cluster.nvml import Gpu, GpuSurvey
+from gpuclassify.cluster.nvml_devices import Gpu, GpuSurvey
 
 DEVICE_BYTES = 100_000_000_000
 

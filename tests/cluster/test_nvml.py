@@ -5,10 +5,10 @@ import importlib.util
 import pytest
 import torch
 
-from gpuclassify import driver
-from gpuclassify.cluster.nvml import Gpu, select_visible, survey_gpus
+from gpuclassify.cluster.nvml_devices import Gpu, select_visible, survey_gpus
 from gpuclassify.inference.device_use import nvml_source, watched
-from gpuclassify.inference.stats import RunStats
+from gpuclassify.workers import nvml
+from gpuclassify.workers.run_stats import RunStats
 
 FIRST = Gpu(0, "GPU-aaaa-1", "H200", 150_000_000_000)
 SLICES = (
@@ -59,17 +59,17 @@ has_no_gpu = pytest.mark.skipif(survey_gpus().has_gpu, reason="is about machines
 def test_without_the_package_or_the_library_the_driver_is_said_to_be_missing():
     has_package = importlib.util.find_spec("pynvml") is not None
     with pytest.raises(
-        driver.DriverError, match="NVML Shared Library Not Found" if has_package else "nvidia-ml-py"
+        nvml.DriverError, match="NVML Shared Library Not Found" if has_package else "nvidia-ml-py"
     ):
-        driver.open_nvml()
+        nvml.open_nvml()
 
 
 @has_no_gpu
 @pytest.mark.rapids
 def test_where_nvidias_library_is_missing_a_run_is_not_sampled_and_goes_on():
-    """The package is the real one; its library comes with a driver."""
+    """The package is the real one; its library comes with a nvml."""
     stats = RunStats()
-    with pytest.raises(driver.DriverError, match="NVML Shared Library Not Found"):
+    with pytest.raises(nvml.DriverError, match="NVML Shared Library Not Found"):
         nvml_source(torch.device("cuda"))
     with watched(torch.device("cuda"), stats):
         pass
@@ -82,7 +82,7 @@ def test_a_gpu_is_listed_with_its_memory_and_without_a_cuda_context(run_python):
     run_python(
         """
 import torch
-from gpuclassify.cluster.nvml import survey_gpus
+from gpuclassify.cluster.nvml_devices import survey_gpus
 survey = survey_gpus()
 assert not torch.cuda.is_initialized()
 assert survey.has_gpu

@@ -21,10 +21,10 @@ from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.cluster.preflight import check_workers
 from gpuclassify.cluster.preflight_table import MisfitError, PreflightError
 from gpuclassify.cluster.worker_facts import facts_here
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.writers import JsonlWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.probe import ModelProbe, may_use_gpu
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.writers import JsonlWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 

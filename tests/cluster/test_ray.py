@@ -54,16 +54,16 @@ class Watched(DistributedDataClassifier):
         return super().map_frame(frame, announced)
 
     def _lease(self, device, dtype):
-        from gpuclassify.inference import loaded
+        from gpuclassify.inference import loaded_model
 
-        real = vars(loaded).setdefault("real_load_model", loaded.load_model)
+        real = vars(loaded_model).setdefault("real_load_model", loaded_model.load_model)
 
         def load(*arguments, **named):
             with loads.open("a") as file:
                 file.write(f"{os.getpid()}\\n")
             return real(*arguments, **named)
 
-        loaded.load_model = load
+        loaded_model.load_model = load
         return super()._lease(device, dtype)
 
 

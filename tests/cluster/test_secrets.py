@@ -24,10 +24,10 @@ import cloudpickle, psutil
 import dask.dataframe as dd
 
 from gpuclassify import DomainClassifier, get_client
-from gpuclassify.hub.tokens import token_for
+from gpuclassify.workers.secrets import token_for
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import ParquetReader
-from gpuclassify.jobs.writers import ParquetWriter
+from gpuclassify.jobs.input.readers import ParquetReader
+from gpuclassify.jobs.output.writers import ParquetWriter
 
 def tree_of_processes():
     me = psutil.Process()

@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from gpuclassify.arrow import list_array
+from gpuclassify.columns import list_array
 from gpuclassify.frames import backend_of, name_row
 
 TEXTS = ["one", None, "", "naïve 🦄 text", "five"]

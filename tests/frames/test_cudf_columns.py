@@ -122,7 +122,7 @@ def test_pandas_reads_files_of_lists_that_were_made_on_either_backend(cudf, monk
     """Lists that come from pandas keep its dtype in cudf, whose name no reader can parse."""
     from cudf.core.column import ColumnBase
 
-    from gpuclassify.jobs.encoding import Encoding, arrow_table
+    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 
     kind, values = pa.list_(pa.float32()), [[0.25, 0.75], None, [1.0, 0.0]]
     column = column_of(pa.field("scores", kind), is_nullable=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuclassify.frames.wordpiece_screen import SAFE
-from tests.frames.wordpiece_model import replacements
+from gpuclassify.tokenizing.wordpiece_screen import SAFE
+from tests.tokenizing.wordpiece_model import replacements
 
 pytestmark = pytest.mark.rapids
 

@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.device import WORKSPACE_BYTES
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.events import collected_stats
 from gpuclassify.inference.device_use import nvml_source, watched
-from gpuclassify.inference.stats import RunStats
 from gpuclassify.testing import sample_texts
+from gpuclassify.workers.run_events import collected_stats
+from gpuclassify.workers.run_stats import RunStats
 
 pytestmark = pytest.mark.gpu
 

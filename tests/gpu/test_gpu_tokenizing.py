@@ -10,14 +10,14 @@ import torch
 from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier, classify
-from gpuclassify.events import collected_stats
 from gpuclassify.frames.texts import DeviceTexts
-from gpuclassify.inference.feeding import DeviceSource, Feed, HostSource
-from gpuclassify.inference.staging import stage
-from gpuclassify.inference.stats import RunStats
-from gpuclassify.inference.tokens import TextTokenizer
+from gpuclassify.inference.to_device import stage
 from gpuclassify.testing import sample_texts
-from gpuclassify.tokenizing import NotEligibleError, gpu_tokenizer
+from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer
+from gpuclassify.tokenizing.prefetch import DeviceSource, Feed, HostSource
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.workers.run_events import collected_stats
+from gpuclassify.workers.run_stats import RunStats
 from tests.gpu.test_gpu_wordpiece import HARD
 from tests.oracle import assert_close
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gpuclassify.frames import wordpiece
-from gpuclassify.frames.wordpiece import GpuWordPiece, cut_blocks, merge
-from gpuclassify.frames.wordpiece_screen import find_doubtful, pack
-from gpuclassify.inference.tokens import TextTokenizer
 from gpuclassify.testing import sample_texts
+from gpuclassify.tokenizing import gpu_wordpiece
+from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece, cut_blocks, merge
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, pack
 
 pytestmark = pytest.mark.gpu
 
@@ -115,7 +115,7 @@ def test_a_text_alone_is_done_too(cudf, text):
 
 @pytest.mark.parametrize("limit", [1, 30, 1_000])
 def test_blocks_do_not_show(cudf, monkeypatch, limit):
-    monkeypatch.setattr(wordpiece, "cut_blocks", functools.partial(cut_blocks, limit=limit))
+    monkeypatch.setattr(gpu_wordpiece, "cut_blocks", functools.partial(cut_blocks, limit=limit))
     found = on_gpu()(cudf.Series(HARD))
     assert_same_ids(found, HARD)
     sizes = np.array([len(text.encode()) for text in HARD])
@@ -140,9 +140,9 @@ def test_a_slice_of_a_longer_column_is_read_from_its_own_start(cudf):
 
 
 def test_a_cudf_of_other_rules_is_found_out(monkeypatch):
-    monkeypatch.setattr(wordpiece, "probe_texts", lambda: ["ж" * 100])
-    monkeypatch.setattr(wordpiece, "find_doubtful", lambda codes, chars, special: chars < 0)
-    with pytest.raises(wordpiece.NotEligibleError, match=r"U\+0436"):
+    monkeypatch.setattr(gpu_wordpiece, "probe_texts", lambda: ["ж" * 100])
+    monkeypatch.setattr(gpu_wordpiece, "find_doubtful", lambda codes, chars, special: chars < 0)
+    with pytest.raises(gpu_wordpiece.NotEligibleError, match=r"U\+0436"):
         GpuWordPiece(tokenizer().backend_tokenizer, MAX_TOKENS)
 
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from huggingface_hub import constants
 
-from gpuclassify.hub import tokens
+from gpuclassify.workers import secrets
 from tests.hub.small_model import GOOD_TOKEN, OTHER_TOKEN
 from tests.hub_server import HubServer
 
@@ -22,7 +22,7 @@ def no_tokens(monkeypatch, tmp_path):
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(tokens, "_tokens", {})
+    monkeypatch.setattr(secrets, "_tokens", {})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from distributed import Client, LocalCluster, Worker
 
 from gpuclassify import hub
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.hub import tokens
+from gpuclassify.workers import secrets
 from tests.hub.small_model import GOOD_TOKEN, NAME, OTHER_TOKEN
 
 
@@ -63,7 +63,7 @@ def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog)
         assert client.run(worker_plugins) == {
             address: [f"<TokenPlugin {NAME}>"] for address in client.scheduler_info()["workers"]
         }
-        monkeypatch.setattr(tokens, "_tokens", {})
+        monkeypatch.setattr(secrets, "_tokens", {})
         assert hub.token_for(NAME) is None
 
         async def join():

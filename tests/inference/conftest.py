@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpuclassify import hub
-from gpuclassify.inference.loaded import load_model
+from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.testing import write_sequence_classifier
 

@@ -16,7 +16,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.inference.memory import FOUND_LIMITS
-from gpuclassify.models import prepacked
 from gpuclassify.testing import sample_texts, write_checkpoint
 from tests.oracle import (
     TOLERANCE,
@@ -31,16 +30,6 @@ few_examples = settings(max_examples=15, phases=[Phase.generate])  # to shrink o
 SIZE, OVERLAP = 24, 6
 LONG = ["word " * 700, " ".join(sample_texts(6, seed=22, min_words=60))]
 POOL = [*sample_texts(12, seed=21, max_words=60), "", " ", "a", "river", "river ", *LONG]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _always_prepacked():
-    """Whatever is faster on this machine: rearranged weights sum in an order of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepacked, "LEAST_WEIGHTS", 1)
-        if torch.backends.mkldnn.is_available():
-            patch.setattr(prepacked, "is_faster", lambda *_: True)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuclassify.inference.appetite import MOST_CAUTION_PERCENT, Appetite, unmeasured_limits
+from gpuclassify.inference.batch_memory import MOST_CAUTION_PERCENT, Appetite, unmeasured_limits
 from gpuclassify.inference.budgets import (
     BudgetStore,
     budget_key,
@@ -223,7 +223,7 @@ def test_what_is_known_is_never_made_smaller(store, key):
 WRITER = """
 import sys
 from pathlib import Path
-from gpuclassify.inference.appetite import Appetite
+from gpuclassify.inference.batch_memory import Appetite
 from gpuclassify.inference.budgets import BudgetStore
 
 store = BudgetStore(Path(sys.argv[1]))

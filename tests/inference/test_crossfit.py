@@ -15,8 +15,8 @@ from gpuclassify.inference import crossfit
 from gpuclassify.inference.batching import cut_batches, longest_first, pad
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.staging import stage
-from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.inference.to_device import stage
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([3, 17, 1, 9, 9, 40, 2, 9, 25, 1, 1, 33])

@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 
-from gpuclassify.driver import DriverError, find_device, is_cut
 from gpuclassify.inference import device_use
 from gpuclassify.inference.device_use import DeviceSample, note, torch_peak, watched
-from gpuclassify.inference.stats import RunStats, add_up
+from gpuclassify.workers.nvml import DriverError, find_device, is_cut
+from gpuclassify.workers.run_stats import RunStats, add_up
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 NAMES = {

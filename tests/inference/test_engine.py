@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from gpuclassify.inference import engine, memory, staging
+from gpuclassify.inference import engine, memory, to_device
 from gpuclassify.inference.engine import BatchSettings, run, run_alone
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
-from gpuclassify.inference.stats import RunStats
 from gpuclassify.testing import ARCHITECTURES, sample_texts
+from gpuclassify.workers.run_stats import RunStats
 
 TEXTS = [*sample_texts(30, seed=6, max_words=60), "", " ", "the river " * 400]
 SETTINGS = {
@@ -385,7 +385,7 @@ def test_copies_wait_in_line_where_another_allocator_than_torchs_gives_memory(mo
         pytest.fail("a stream of its own")
 
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
-    monkeypatch.setattr(staging, "_copy_stream", refuse)
-    found = staging.to_device(np.arange(9, dtype=np.int32), torch.device("cuda"))
+    monkeypatch.setattr(to_device, "_copy_stream", refuse)
+    found = to_device.to_device(np.arange(9, dtype=np.int32), torch.device("cuda"))
     assert found.is_cuda
     assert found.tolist() == list(range(9))

@@ -14,9 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.models import prepacked
 from gpuclassify.testing import sample_texts, write_checkpoint
-from tests.models.onednn import prepacks
 from tests.oracle import stacked
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +26,7 @@ USUAL, SHARP = 0.05, 0.15  # standard deviations of weights
 # Of the largest output. Measured: transformers' own float32 is up to 7e-6 off, fast paths 1.5e-5.
 TOLERANCE = 1e-4
 SIZES = {
-    "hidden_size": 256,  # layers have weights enough to be prepacked
+    "hidden_size": 256,
     "intermediate_size": 300,
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
@@ -68,17 +66,6 @@ FRAMES = {
     "one of the longest": ["river " * 700],
     "the shortest one": [""],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def multiplications():
-    """Every layer that can be is prepacked; grows with each use of such a layer."""
-    used = []
-    multiply = prepacked._multiply
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepacked, "is_faster", lambda outputs, inputs, dtype: prepacks(dtype))
-        patch.setattr(prepacked, "_multiply", lambda *given: used.append(1) or multiply(*given))
-        yield used
 
 
 @pytest.fixture(scope="module")
@@ -138,32 +125,26 @@ def stacked_outputs(directory, texts, dtype):
     # Relative attention is not packed.
     [(n, p) for n in MODELS for p in PATHS if p != "packed" or "deberta" not in n],
 )
-def test_every_path_gives_what_transformers_gives(model_of, multiplications, name, path):
+def test_every_path_gives_what_transformers_gives(model_of, name, path):
     directory = model_of(name, SHARP)
     right = stacked_outputs(directory, RAGGED, torch.float64)
     scale = np.abs(right).max()
     assert right.std(axis=0).min() > 0.1 * scale  # else mistakes would not show
     for texts in FRAMES.values():
-        multiplications.clear()
-
         found = outputs(directory, texts, **PATHS[path])
 
         right = stacked_outputs(directory, texts, torch.float64)
-        assert bool(multiplications) == (path != "reference")
         assert found.shape == right.shape
         assert np.abs(found - right).max() <= TOLERANCE * scale
 
 
 @pytest.mark.parametrize("path", ["auto", "padded-left", "crossfit"])
 @pytest.mark.parametrize("name", ["bert", "electra", "modernbert", "deberta-v3-linear-head"])
-def test_bfloat16_is_as_near_as_in_transformers(model_of, multiplications, name, path):
+def test_bfloat16_is_as_near_as_in_transformers(model_of, name, path):
     """On short texts, for processors on which it is slow."""
     directory = model_of(name, USUAL)
     texts = [text for text in RAGGED if len(text) < 300]
     right, plain = (stacked_outputs(directory, texts, d) for d in (torch.float64, torch.bfloat16))
-    multiplications.clear()
-
     found = outputs(directory, texts, dtype="bfloat16", **PATHS[path])
 
-    assert bool(multiplications) == prepacks(torch.bfloat16)
     assert np.abs(found - right).mean() <= 1.5 * np.abs(plain - right).mean() < 0.2 * right.std()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuclassify.inference.appetite import GPU_MAX_TOKENS, PROBE_TOKENS
+from gpuclassify.inference.batch_memory import GPU_MAX_TOKENS, PROBE_TOKENS
 from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.memory import (
     BatchLimits,

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from gpuclassify.inference import layout as layouts
 from gpuclassify.inference.batching import MOST_RECTANGLE, cut_batches
 from gpuclassify.inference.engine import BatchSettings, run
-from gpuclassify.inference.layout import Layout
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits
-from gpuclassify.inference.packed_layers import NotPackableError
-from gpuclassify.inference.packing import packed_attention
-from gpuclassify.inference.stats import RunStats
-from gpuclassify.inference.tokens import TokenBatch
+from gpuclassify.inference.packed import layout as layouts
+from gpuclassify.inference.packed.layout import Layout
+from gpuclassify.inference.packed.packed_attention import packed_attention
+from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.workers.run_stats import RunStats
 
 PACKED = tuple(name for name in ARCHITECTURES if name != "deberta-v2")
 LENGTHS = {
@@ -286,7 +286,7 @@ def test_texts_that_attention_lets_see_each_other_are_found(model_of, directory_
 
 
 def test_windows_that_attention_forgets_are_found(model_of, monkeypatch):
-    monkeypatch.setattr("gpuclassify.inference.packing._mask", lambda *_: None)
+    monkeypatch.setattr("gpuclassify.inference.packed.packed_attention._mask", lambda *_: None)
 
     assert not fresh(model_of("modernbert"), model_of("modernbert").module).is_packable
     assert fresh(model_of("bert"), model_of("bert").module).is_packable

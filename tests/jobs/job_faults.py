@@ -12,11 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gpuclassify.jobs import exclusive
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output import exclusive
+from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.work import PackedWork, run_part
-from gpuclassify.jobs.writers import ParquetWriter
+from gpuclassify.jobs.task import PackedWork, run_part
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["gpuclassify.jobs.pipeline", "pandas", "pytest"])

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 from job_faults import job, result, write_input
 
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.jobs.readers import read_files
+from gpuclassify.jobs.input.readers import read_files
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from distributed import Client, KilledWorker, LocalCluster, wait
 
 from gpuclassify.classifiers import DomainClassifier
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.faults import EVENT_TOPIC, MOST_ATTEMPTS, on_sound_device
-from gpuclassify.inference.broken_device import BrokenDeviceError, is_broken_device
 from gpuclassify.jobs.execution import compute_tasks
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.writers import ParquetWriter
+from gpuclassify.workers.device_errors import BrokenDeviceError, is_broken_device
+from gpuclassify.workers.retire import EVENT_TOPIC, MOST_ATTEMPTS, on_sound_device
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 

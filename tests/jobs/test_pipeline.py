@@ -16,11 +16,11 @@ from distributed import Client
 from gpuclassify import DomainClassifier, QualityClassifier
 from gpuclassify.jobs import access
 from gpuclassify.jobs.files import UnreadableInputError
-from gpuclassify.jobs.manifest import REPORTS, JobChangedError
+from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
+from gpuclassify.jobs.output.manifest import REPORTS, JobChangedError
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.stages import ToBackend
-from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter
 from gpuclassify.testing import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import DomainClassifier
-from gpuclassify.jobs import samples
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
-from gpuclassify.jobs.parts import read_table
+from gpuclassify.jobs.input import samples
+from gpuclassify.jobs.input.parts import read_table
+from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import FileReader, JsonlReader, ParquetReader, read_files
-from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -229,8 +229,8 @@ def test_what_crashes_the_parser_crashes_no_process(write, tmp_path):
     for name, line in {"a": b"null", "b": NESTED}.items():
         write(f"{name}.jsonl", line + b"\n" + GOOD[0])
     body = f"""
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.parts import read_table
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.input.parts import read_table
 source = JsonlReader("{tmp_path}/in").plan("quarantine")
 print(sum(len(read_table(part, source.form, "quarantine")[0]) for part in source.parts))
 """

@@ -27,8 +27,8 @@ from pathlib import Path
 from distributed import Client
 from gpuclassify import DomainClassifier
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.writers import ParquetWriter
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.writers import ParquetWriter
 
 folder = Path(sys.argv[1])
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.writers import ParquetWriter
 from gpuclassify.testing import sample_texts
 
 pytestmark = pytest.mark.system

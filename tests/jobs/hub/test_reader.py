@@ -10,13 +10,13 @@ from hub_client import REPO, TOKEN, assert_clean
 from job_faults import double
 
 from gpuclassify.cluster.local import PatientNanny
+from gpuclassify.hub.dataset_files import HubPath
+from gpuclassify.hub.datasets import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.files import UnreadableInputError, find_files
-from gpuclassify.jobs.hub.access import DatasetAccessError, DatasetMissingError
-from gpuclassify.jobs.hub.files import HubPath
-from gpuclassify.jobs.manifest import JobChangedError
+from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
+from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import JsonlReader, ParquetReader, read_files
-from gpuclassify.jobs.writers import ParquetWriter
 from tests.hub_dataset_server import File
 
 URL = f"hf://datasets/{REPO}"
@@ -78,10 +78,10 @@ def test_a_part_of_lines_is_one_request_and_one_of_rows_two(hub, repo, options):
 
 
 def test_large_files_are_read_in_ranges(hub, repo, options, monkeypatch):
-    monkeypatch.setattr("gpuclassify.jobs.hub.files.WHOLE_FILE_BYTES", 1_000)
-    monkeypatch.setattr("gpuclassify.jobs.hub.files.AHEAD_BYTES", 1_000)
-    monkeypatch.setattr("gpuclassify.jobs.parts.LINE_BYTES", 10)
-    monkeypatch.setattr("gpuclassify.jobs.hub.files.LINE_BYTES", 10)
+    monkeypatch.setattr("gpuclassify.hub.dataset_files.WHOLE_FILE_BYTES", 1_000)
+    monkeypatch.setattr("gpuclassify.hub.dataset_files.AHEAD_BYTES", 1_000)
+    monkeypatch.setattr("gpuclassify.jobs.input.parts.LINE_BYTES", 10)
+    monkeypatch.setattr("gpuclassify.hub.dataset_files.LINE_BYTES", 10)
     for pattern in ("large/*.jsonl", "rows/*.parquet"):
         ddf = read_files([f"{URL}/{pattern}"], part_bytes=3_000, storage_options=options)
         assert ddf.compute()["id"].tolist() == list(range(FILES * 400))

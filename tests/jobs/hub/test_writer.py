@@ -18,15 +18,15 @@ from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.jobs.hub import access as hub_access
-from gpuclassify.jobs.hub import target as hub_target
-from gpuclassify.jobs.hub.access import DatasetAccessError, HubBusyError
-from gpuclassify.jobs.hub.writer import HubWriter, push_to_hub
-from gpuclassify.jobs.manifest import JobChangedError
+from gpuclassify.hub import datasets as hub_access
+from gpuclassify.hub.datasets import DatasetAccessError, HubBusyError
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output import hub_target
+from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
+from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, make_writer
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.readers import JsonlReader
-from gpuclassify.jobs.work import PackedWork
-from gpuclassify.jobs.writers import JsonlWriter, ParquetWriter, make_writer
+from gpuclassify.jobs.task import PackedWork
 from tests.hub_dataset_server import File
 
 
@@ -319,7 +319,7 @@ def test_wrong_arguments_name_the_cure(options, message, tmp_path):
 
 
 def test_more_files_than_a_folder_takes_are_refused_at_once(push, monkeypatch, tmp_path):
-    monkeypatch.setattr("gpuclassify.jobs.hub.writer.MOST_FILES", 5)
+    monkeypatch.setattr("gpuclassify.jobs.output.hub_writer.MOST_FILES", 5)
     with pytest.raises(ValueError, match=r"6 parts are more files.*--part-size"):
         push()
     assert hub_target.MOST_FILES == 10_000

@@ -1,0 +1,187 @@
+"""Embedder: sentence embeddings as a list column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.checks import check_choice, check_flag, check_optional_texts, check_text
+from gpuclassify.columns import COLUMN_TYPES
+from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.models.sentence_transformers import (
+    POOLINGS,
+    SentenceModel,
+    read_embedding_checkpoint,
+)
+from gpuclassify.options import ModelOptions
+
+if TYPE_CHECKING:
+    pass
+
+EMBEDDING_DTYPES = ("float32", "float16")
+_LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedderOptions(ModelOptions):
+    """Settings of `Embedder`, beside those of `ModelOptions`.
+
+    Attributes
+    ----------
+    embedding_field : str
+        Output column of the embeddings.
+    pooling : {"mean", "cls", "last"}, optional
+        The mean of a text's tokens, or its first or last token alone. Default: what the model's
+        sentence-transformers files say; without them the last token of a causal language model and
+        the mean of any other.
+    normalize : bool, optional
+        Give embeddings length 1. Default: whether the model's files do.
+    prompt : str, optional
+        Text that the model reads before every text, such as ``"query: "``; ``""`` for none.
+        Default: the model's own default prompt.
+    prompt_name : str, optional
+        Name of one of the model's prompts, such as ``"query"``, instead of `prompt`.
+    embedding_dtype : {"float32", "float16"}
+        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
+    """
+
+    embedding_field: str = "embedding"
+    pooling: str | None = None
+    normalize: bool | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    embedding_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
+        check_choice("pooling", self.pooling, (None, *POOLINGS))
+        check_choice("embedding_dtype", self.embedding_dtype, EMBEDDING_DTYPES)
+        check_optional_texts(self, ("prompt_name",), "a prompt's name or None")
+        if self.normalize is not None:
+            check_flag("normalize", self.normalize)
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            raise TypeError(f"prompt={self.prompt!r} is not a text: pass a str, or None")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise ValueError(
+                f"prompt={self.prompt!r} and prompt_name={self.prompt_name!r} both name a prompt: "
+                "pass one of them"
+            )
+        if self.base_model is not None:
+            raise ValueError(
+                f"base_model={self.base_model!r} has no meaning for embeddings, whose model "
+                "carries its own sizes: leave it out"
+            )
+
+
+class Embedder(ModelMapper):
+    """Adds the embedding of every text, as sentence-transformers' ``encode`` gives it.
+
+    Reads models of sentence-transformers that consist of a transformer, a pooling and possibly a
+    normalisation, and any encoder or decoder that transformers saved. What else a model may
+    contain (dense layers, other poolings, chat templates) is refused rather than left out.
+
+    A text is cut to `max_chars` first, then the prompt is put before it, then both are cut to
+    `max_seq_length` tokens, by default what the model was made for. With
+    ``long_text="windows"``, the windows' embeddings are aggregated and, if the model normalises,
+    normalised again; the prompt stands before the whole text, so that only the first window has it.
+
+    Parameters
+    ----------
+    model : str, default "sentence-transformers/all-MiniLM-L6-v2"
+    embedding_field : str, default "embedding"
+        list<float32>, as long as the model's states are wide; null where the text is.
+    **options
+        See `EmbedderOptions` and `gpuclassify.options.ModelOptions`. There is no filter.
+
+    Examples
+    --------
+    >>> ddf = Embedder()(ddf)  # doctest: +SKIP
+    >>> ddf = Embedder(model="intfloat/e5-base-v2", prompt="passage: ")(ddf)  # doctest: +SKIP
+    """
+
+    Options = EmbedderOptions
+    family = "embedder"
+    purpose = "sentence embeddings"
+    licence = "Apache-2.0"
+    defaults = {"model": "sentence-transformers/all-MiniLM-L6-v2"}
+
+    @property
+    def prompt(self) -> str:
+        """What stands before every text."""
+        return self._prompt_with(_sentence(self.checkpoint))
+
+    @property
+    def changes_texts(self) -> bool:
+        """Whether a prompt stands before every text."""
+        return bool(self.prompt)
+
+    def read_checkpoint(self) -> Checkpoint:
+        """Read what the model's files declare, with the settings that replace it; no weights."""
+        return read_embedding_checkpoint(
+            self.identity,
+            pooling=self.options.pooling,
+            normalize=self.options.normalize,
+            cache_dir=self.options.cache_dir,
+        )
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError or ValueError unless the model can embed with these settings."""
+        super().check_checkpoint(checkpoint)
+        sentence = _sentence(checkpoint)
+        prompt = self._prompt_with(sentence)
+        if prompt and not sentence.pools_prompt:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} leaves the prompt {prompt!r} out of its pooling, "
+                'which this package does not do: use sentence-transformers, or pass prompt=""'
+            )
+
+    def output_fields(self) -> list[pa.Field]:
+        """The one column of embeddings."""
+        options = self.options
+        return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Vectors of length 1 if the model normalises, else as they are, float32."""
+        if not _sentence(self.checkpoint).is_normalized:
+            return outputs
+        lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
+        return outputs / np.maximum(lengths, _LEAST_LENGTH)
+
+    def columns(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        """The column for embeddings, float32 (texts, numbers).
+
+        Raises
+        ------
+        OverflowError
+            A number is too large for float16.
+        """
+        vectors = self.activate(outputs)  # again, because a mean of windows is shorter than they
+        kind = np.dtype(self.options.embedding_dtype)
+        largest = np.abs(vectors).max()
+        if largest > np.finfo(kind).max:
+            raise OverflowError(
+                f"{self.options.model} gives {largest:g}, which float16 cannot hold: pass "
+                'embedding_dtype="float32" or normalize=True'
+            )
+        return {self.options.embedding_field: vectors.astype(kind)}
+
+    def model_texts(self, texts: list[str]) -> list[str]:
+        """The texts with the prompt before each."""
+        return [self.prompt + text for text in texts]
+
+    def _prompt_with(self, sentence: SentenceModel) -> str:
+        given = self.options.prompt
+        return sentence.prompt(self.options.prompt_name) if given is None else given
+
+
+def _sentence(checkpoint: Checkpoint) -> SentenceModel:
+    assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
+    return checkpoint.sentence
+
+
+__all__ = ["Embedder", "EmbedderOptions"]

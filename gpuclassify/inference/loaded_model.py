@@ -1,0 +1,323 @@
+"""A model in memory, ready to run padded batches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gpuclassify.inference.batching import PaddedBatch, pad
+from gpuclassify.inference.memory import ScoreRule, with_memory_released
+from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
+from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
+from gpuclassify.inference.to_device import StagedTokens, stage
+from gpuclassify.models.checkpoint import (
+    OWN_MODULE,
+    SEQUENCE_CLASSIFICATION,
+    Checkpoint,
+    position_limit,
+)
+from gpuclassify.models.loading import (
+    Build,
+    load_module,
+    load_tokenizer,
+    refuse_wrong_outputs,
+)
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+
+logger = logging.getLogger(__name__)
+
+_PROBE_LENGTHS = (5, 17)
+_UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
+_DEFAULT_TOKENS = 512
+
+
+@dataclass
+class LoadedModel:
+    """A module on its device with what is needed to feed it.
+
+    Attributes
+    ----------
+    module : nn.Module
+        In evaluation mode.
+    device : torch.device
+    dtype : torch.dtype
+        Of weights and activations.
+    new_tokenizer : callable
+        Gives a fresh Hugging Face tokenizer.
+    tokenizer : transformers tokenizer
+        For its declarations only; never configured.
+    pad_id : int
+    max_tokens : int
+        The longest input, special tokens included, unless the user asks for another length.
+    accepts_positions : bool
+        Whether ``position_ids`` restore the positions of texts padded on the left.
+    score_rule : ScoreRule, optional
+        How large the attention scores are that the model materialises.
+    output_size : int
+        Outputs of a text; 0 if the module has to be run to know.
+    needs_single_rows : bool
+        Whether the model has no padding id to find the last token of a row by.
+    unpacks : bool
+        Whether the module takes tensors as keyword arguments, rather than in one dict.
+    is_autocast : bool
+        Whether weights stay float32 and torch casts what each operation reads, as a module of one's
+        own needs it that mixes precisions.
+    identity : str, optional
+        By which what was measured of the model is kept for later processes.
+    """
+
+    module: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+    new_tokenizer: Callable[[], Any]
+    tokenizer: Any
+    pad_id: int
+    max_tokens: int
+    accepts_positions: bool
+    score_rule: ScoreRule | None
+    output_size: int
+    needs_single_rows: bool
+    unpacks: bool = True
+    is_autocast: bool = False
+    identity: str | None = None
+    _tokenizers: dict[tuple[int, int | None], TextTokenizer] = field(default_factory=dict)
+    _padding_safety: dict[str, bool] = field(default_factory=dict)
+    _packed_layers: PackedLayers | NotPackableError | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def text_tokenizer(
+        self, max_tokens: int | None, has_windows: bool = False, overlap: int | None = None
+    ) -> TextTokenizer:
+        """The tokenizer that cuts at `max_tokens`, or at the model's own limit.
+
+        With windows, neighbours share `overlap` tokens, or an eighth of the length.
+        """
+        length = max_tokens or self.max_tokens
+        shared = None
+        if has_windows:
+            shared = length // 8 if overlap is None else overlap
+        with self._lock:
+            if (length, shared) not in self._tokenizers:
+                tokenizer = TextTokenizer(self.new_tokenizer(), length, shared)
+                self._tokenizers[length, shared] = tokenizer
+            return self._tokenizers[length, shared]
+
+    def padding_side(self, wanted: str | None) -> str:
+        """The side to pad: what the user wants, else the tokenizer's."""
+        return wanted or self.tokenizer.padding_side
+
+    @property
+    def type_pad_id(self) -> int:
+        """Segment id of padding."""
+        return getattr(self.tokenizer, "pad_token_type_id", 0)
+
+    def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
+        """Outputs of one batch, float32 (rows, outputs), on the device."""
+        inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
+        if batch.type_ids is not None:
+            inputs["token_type_ids"] = batch.type_ids
+        if side == "left" and self.accepts_positions and not batch.is_full:
+            inputs["position_ids"] = (batch.mask.cumsum(1) - 1).clamp(min=0)
+        layout: Any = contextlib.nullcontext()
+        if batch.is_packed:
+            layout = self.packed_layers().running(batch.lengths, batch.width, self.device)
+        with layout, torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
+            outputs = self.module(**inputs) if self.unpacks else self.module(inputs)
+        found = refuse_wrong_outputs(self.module, outputs, len(batch.rows), self.output_size)
+        return found.float()
+
+    def is_padding_safe(self, side: str) -> bool:
+        """Whether padding leaves this model's outputs as they are; measured once a side.
+
+        Some architectures let padding leak into real tokens (through convolutions, or positions
+        counted from the row's end). Their texts are then batched by equal length only.
+        """
+        if side not in self._padding_safety:
+            measure = functools.partial(self._measure_padding, side)
+            self._padding_safety[side] = with_memory_released(measure)
+            if not self._padding_safety[side]:
+                logger.info("padding changes outputs: only texts of equal length share a batch")
+        return self._padding_safety[side]
+
+    def packed_layers(self) -> PackedLayers:
+        """The module's layers, if they can be run without padding; found out once.
+
+        Raises
+        ------
+        NotPackableError
+            They cannot, for the reason that it names.
+        """
+        if self._packed_layers is None:
+            try:
+                self._packed_layers = with_memory_released(self._measure_packing)
+                part = (
+                    ", its last layer first tokens" if self._packed_layers.is_first_enough else ""
+                )
+                logger.info("%s runs without padding%s", type(self.module).__name__, part)
+            except NotPackableError as err:
+                self._packed_layers = err
+                logger.info("%s runs with padding: %s", type(self.module).__name__, err)
+        if isinstance(self._packed_layers, NotPackableError):
+            raise NotPackableError(*self._packed_layers.args)
+        return self._packed_layers
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether layers can be run without padding and outputs stay as they are."""
+        with contextlib.suppress(NotPackableError):
+            return self.packed_layers() is not None
+        return False
+
+    @torch.inference_mode()
+    def _measure_packing(self) -> PackedLayers:
+        if self.needs_single_rows:
+            raise NotPackableError("it has no padding id to find the end of a text by")
+        config = getattr(_backbone(self.module), "config", None)
+        tokens = self._probe(probe_lengths(config, self.max_tokens))
+
+        def forward(rows: slice) -> torch.Tensor:
+            numbers = np.arange(len(tokens))[rows]
+            return self.forward(pad(tokens, numbers, self.pad_id), "right")
+
+        return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
+
+    def _probe(self, lengths: Sequence[int]) -> StagedTokens:
+        """Texts of these lengths, of random tokens."""
+        special = set(self.tokenizer.all_special_ids)
+        usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
+        ids = np.random.default_rng(0).choice(np.asarray(usable, dtype=np.int32), sum(lengths))
+        return stage(TokenBatch(ids, np.cumsum([0, *lengths])), self.device)
+
+    @torch.inference_mode()
+    def _measure_padding(self, side: str) -> bool:
+        tokens = self._probe([min(length, self.max_tokens) for length in _PROBE_LENGTHS])
+        together = self.forward(pad(tokens, np.array([0, 1]), self.pad_id, side), side)
+        alone = torch.cat(
+            [self.forward(pad(tokens, np.array([row]), self.pad_id, side), side) for row in (0, 1)]
+        )
+        tolerance = 1e-4 if self.dtype == torch.float32 else 0.1
+        return bool((together - alone).abs().max() <= tolerance * (1 + alone.abs().max()))
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokenizer_directory: Path | None = None,
+    build: Build | None = None,
+    unpacks: bool = True,
+) -> LoadedModel:
+    """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    directory : Path
+    device : torch.device
+    dtype : torch.dtype
+    tokenizer_directory : Path, optional
+        Where the tokenizer is, if not in `directory`.
+    build : callable, optional
+        Makes a module of one's own from the parsed ``config.json``.
+    unpacks : bool
+        Whether that module takes tensors as keyword arguments, rather than in one dict.
+
+    Raises
+    ------
+    CheckpointError
+        Tensors are missing, unknown or of another shape; or there is no tokenizer.
+    """
+    tokenizer_directory = tokenizer_directory or directory
+    tokenizer = load_tokenizer(checkpoint, tokenizer_directory)
+    is_autocast = build is not None and dtype != torch.float32
+    weights_dtype = torch.float32 if is_autocast else dtype
+    module = load_module(checkpoint, directory, weights_dtype, build).to(device)
+    backbone = _backbone(module)
+    config = getattr(backbone, "config", None)
+    return LoadedModel(
+        module=module,
+        device=device,
+        dtype=dtype,
+        new_tokenizer=lambda: load_tokenizer(checkpoint, tokenizer_directory),
+        tokenizer=tokenizer,
+        pad_id=_pad_id(config, tokenizer),
+        max_tokens=_max_tokens(_sizes(checkpoint, config), tokenizer),
+        accepts_positions=_accepts_positions(module, backbone),
+        score_rule=_score_rule(config, dtype),
+        output_size=checkpoint.output_count,
+        needs_single_rows=_needs_single_rows(checkpoint, config),
+        unpacks=unpacks,
+        is_autocast=is_autocast,
+        identity=_identity(checkpoint) if build is None else None,
+    )
+
+
+def _backbone(module: nn.Module) -> nn.Module:
+    """The transformers model within a module, or the module itself if there is none."""
+    from transformers import PreTrainedModel
+
+    return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
+
+
+def _sizes(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+    if checkpoint.layout == OWN_MODULE:
+        return {} if config is None else config.to_dict()
+    return checkpoint.sizes
+
+
+def _pad_id(config: Any, tokenizer: Any) -> int:
+    """The id that the model itself takes for padding, where it has one."""
+    for pad_id in (getattr(config, "pad_token_id", None), tokenizer.pad_token_id):
+        if pad_id is not None:
+            return int(pad_id)
+    return 0
+
+
+def _max_tokens(sizes: dict[str, Any], tokenizer: Any) -> int:
+    limits = [position_limit(sizes)[0]]
+    if tokenizer.model_max_length < _UNLIMITED:
+        limits.append(int(tokenizer.model_max_length))
+    return min((limit for limit in limits if limit), default=_DEFAULT_TOKENS)
+
+
+def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
+    """Whether positions may be passed: not to models that derive them from the padding id."""
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
+        return False
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return False
+    taken = inspect.signature(module.forward).parameters.values()
+    return any(p.name == "position_ids" or p.kind is p.VAR_KEYWORD for p in taken)
+
+
+def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
+    """Relative attention as in DeBERTa materialises its scores; fused attention does not."""
+    if not getattr(config, "relative_attention", False):
+        return None
+    buckets = getattr(config, "position_buckets", -1)
+    span = buckets if buckets > 0 else config.max_position_embeddings
+    return ScoreRule(config.num_attention_heads, 2 * span, dtype.itemsize)
+
+
+def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
+    """Decoders find a row's last token by the padding id; without one they take single rows."""
+    has_padding = getattr(config, "pad_token_id", None) is not None
+    return checkpoint.layout == SEQUENCE_CLASSIFICATION and not has_padding
+
+
+def _identity(checkpoint: Checkpoint) -> str:
+    """What tells the model from all others that are not modules of one's own."""
+    return f"{checkpoint.identity.name}@{checkpoint.identity.revision} {checkpoint.layout}"

@@ -1,0 +1,1 @@
+"""Encoder layers on texts end to end, without padding."""

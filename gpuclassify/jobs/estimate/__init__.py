@@ -1,0 +1,1 @@
+"""What a job will take, from a sample: rows, tokens, time, memory."""

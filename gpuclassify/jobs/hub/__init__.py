@@ -1,1 +1,0 @@
-"""Datasets of the Hugging Face Hub as the input or the output of a job."""

@@ -1,0 +1,164 @@
+"""Parts of input files, and tables of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from gpuclassify.hub.dataset_files import LINE_BYTES
+from gpuclassify.jobs.files import (
+    BrokenContentError,
+    InputFile,
+    UnreadableInputError,
+    compression,
+    reading,
+    redacted,
+)
+from gpuclassify.jobs.input.folders import with_values
+from gpuclassify.jobs.input.jsonl import parse_good, read_range
+from gpuclassify.jobs.input.parquet import good_rows, read_groups
+from gpuclassify.jobs.input.schema import to_pandas
+from gpuclassify.jobs.quarantine import FILE, LINE, ROW, Problem, shortened
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of one file.
+
+    Attributes
+    ----------
+    path : str
+        Path or URL.
+    row_groups : tuple of int, optional
+        For Parquet.
+    start, length : int, optional
+        Byte range of a JSONL file; lines that begin in it belong to it. None for whole files.
+    problem : str, optional
+        Why the file cannot be read, as far as planning has found out.
+    file_bytes : int, optional
+        Size of a file on the Hub, which saves asking for it.
+    """
+
+    path: str
+    row_groups: tuple[int, ...] | None = None
+    start: int = 0
+    length: int | None = None
+    problem: str | None = None
+    file_bytes: int | None = None
+
+    def __str__(self) -> str:
+        name = redacted(self.path)
+        if self.row_groups:
+            return f"{name}, row groups {self.row_groups[0]} to {self.row_groups[-1]}"
+        return name if self.length is None else f"{name}, from byte {self.start}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all parts of an input have in common.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Columns of every part.
+    storage_options : dict
+        For fsspec.
+    is_projected : bool
+        Whether columns beside those of `schema` are left out on purpose.
+    """
+
+    schema: pa.Schema
+    storage_options: dict[str, Any] = field(repr=False)
+    is_projected: bool
+
+    def meta(self) -> pd.DataFrame:
+        """The empty frame with the dtypes of every part."""
+        return to_pandas(self.schema.empty_table())
+
+
+@dataclass(frozen=True)
+class Source:
+    """Planned input: its parts, what they have in common, and the files that they are from."""
+
+    parts: tuple[Part, ...]
+    form: Form
+    files: tuple[InputFile, ...]
+    part_bytes: int
+
+
+def read_part(part: Part, form: Form) -> pd.DataFrame:
+    """One part as a pandas frame with the dtypes of `form`.
+
+    Columns that this file lacks are null. Fields that the form lacks are left out if it is a
+    projection, and refused if it stands for all columns, so that no data is lost unseen.
+
+    Raises
+    ------
+    UnreadableInputError
+        Names the file, the part and what is wrong.
+    """
+    return to_pandas(read_table(part, form)[0])
+
+
+def read_table(part: Part, form: Form, on_error: str = "raise") -> tuple[pa.Table, list[Problem]]:
+    """The rows of one part that can be read, and what cannot.
+
+    Raises
+    ------
+    UnreadableInputError
+        Something cannot be read, unless `on_error` is "quarantine".
+    """
+    try:
+        if part.problem is not None:
+            raise BrokenContentError(part.problem)
+        is_parquet = part.row_groups is not None
+        table, problems = (_read_parquet if is_parquet else _read_json)(part, form)
+    except BrokenContentError as err:
+        table, problems = form.schema.empty_table(), [Problem(FILE, str(part), str(err))]
+    if problems and on_error == "raise":
+        raise unreadable(part, problems[0])
+    return table, problems
+
+
+def _read_parquet(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
+    with reading(part.path, form.storage_options, part.file_bytes) as file:
+        table = read_groups(file, part.row_groups or (), form.schema)
+        table = with_values(table, form.schema, part.path)
+    good, bad = good_rows(table)
+    return good, [Problem(ROW, str(part), str(err), row=row) for row, err in bad.items()]
+
+
+def _read_json(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
+    # What is asked for at first is all lines, or the end of the line before them.
+    ahead_bytes = None if part.length is None else LINE_BYTES + (part.length if part.start else 0)
+    with reading(part.path, form.storage_options, part.file_bytes, ahead_bytes) as file:
+        codec = compression(part.path)
+        if codec is None:
+            offset, lines = read_range(file, part.start, part.length)
+        else:
+            with pa.input_stream(file, compression=codec) as stream:
+                offset, lines = 0, stream.read()
+    table, bad = parse_good(lines, offset, form.schema, form.is_projected)
+    table = with_values(table, form.schema, part.path)
+    name = redacted(part.path)
+    problems = [
+        Problem(LINE, name, line.reason, offset=line.offset, content=shortened(line.line))
+        for line in bad
+    ]
+    return table, problems
+
+
+def unreadable(part: Part, problem: Problem) -> UnreadableInputError:
+    """The error that names the first problem of a part, and what leaves it out."""
+    where = str(part)
+    if problem.offset is not None:
+        where = f"{redacted(part.path)}, from byte {problem.offset}"
+    elif problem.row is not None:
+        where = f"{part}, row {problem.row}"
+    return UnreadableInputError(
+        f"{where} cannot be read: {problem.reason.rstrip('.')}. To go on without it: "
+        'on_error="quarantine" of a Pipeline (--on-error quarantine).'
+    )

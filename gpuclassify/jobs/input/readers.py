@@ -1,0 +1,188 @@
+"""Parquet and JSONL files, in parts that are planned here: for a job, or as a lazy Dask frame.
+
+A part is a run of row groups of one Parquet file or a byte range of one JSONL file, so that a large
+file is several tasks. All parts have the same dtypes, which are read from the files beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuclassify.checks import check_count
+from gpuclassify.hub import share_tokens_with_workers
+from gpuclassify.hub.dataset_files import keep_tokens, token_names
+from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, redacted
+from gpuclassify.jobs.input.find_parts import plan_source
+from gpuclassify.jobs.input.parts import Source, read_part
+from gpuclassify.jobs.input.schema import named_type
+
+if TYPE_CHECKING:
+    import dask.dataframe as dd
+
+
+class FileReader:
+    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; the format is told by names.
+
+    Parameters
+    ----------
+    paths : str, path or iterable of them
+        Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``memory://``, and
+        ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit that the revision
+        stands for when the job is planned). Columns that no file holds and names of folders tell,
+        such as ``lang=de``, are read from there, as Dask does: text, or integers where all of them
+        are.
+    fields : str or sequence of str, optional
+        Columns to read. Default: all.
+    part_bytes : int, optional
+        Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
+    storage_options : dict, optional
+        For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
+        alone, and not in the reader.
+    """
+
+    file_format: ClassVar[str | None] = None
+    types: Mapping[str, str] | None = None
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        fields: str | Sequence[str] | None = None,
+        part_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        check_count("part_bytes", part_bytes)
+        self.paths = _names(paths)
+        self.fields = None if fields is None else tuple(dict.fromkeys(_names(fields)))
+        self.part_bytes = part_bytes
+        self.storage_options = keep_tokens(self.paths, storage_options or {})
+
+    def __repr__(self) -> str:
+        shown = [f"{[redacted(path) for path in self.paths]}"]
+        for name in ("fields", "part_bytes", "types"):
+            if getattr(self, name) is not None:
+                shown.append(f"{name}={getattr(self, name)!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def plan(self, on_error: str = "raise") -> Source:
+        """Find the files, their columns and their parts.
+
+        Raises
+        ------
+        UnreadableInputError
+            Nothing matches, formats are mixed, a column is not there, or, unless `on_error` is
+            "quarantine", a file is broken.
+        """
+        source = plan_source(
+            self.paths,
+            fields=self.fields,
+            part_bytes=self.part_bytes,
+            storage_options=self.storage_options,
+            on_error=on_error,
+            types=self.types,
+        )
+        wrong = [f.path for f in source.files if file_format(f.path) != self.file_format]
+        if self.file_format is not None and wrong:
+            raise UnreadableInputError(
+                f"{type(self).__name__} got {redacted(wrong[0])}: give it names of "
+                f"{self.file_format} files, or take FileReader, which goes by names"
+            )
+        return source
+
+
+class JsonlReader(FileReader):
+    """JSON lines, plain or compressed (.gz, .zst, .bz2; a compressed file is one part).
+
+    Parameters
+    ----------
+    paths, fields, part_bytes, storage_options
+        As of `FileReader`.
+    types : mapping of str to str, optional
+        Arrow types of columns that samples of the files may not tell, such as
+        ``{"price": "double"}`` where the first 3.5 comes after many a 3. Default: what the samples
+        hold.
+
+    Raises
+    ------
+    ValueError
+        Arrow has no such type.
+    """
+
+    file_format = JSONL
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        fields: str | Sequence[str] | None = None,
+        part_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+        types: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            paths, fields=fields, part_bytes=part_bytes, storage_options=storage_options
+        )
+        for name, kind in (types or {}).items():
+            named_type(name, kind)
+        self.types = None if types is None else dict(types)
+
+
+class ParquetReader(FileReader):
+    """Parquet files."""
+
+    file_format = PARQUET
+
+
+def read_files(
+    inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    fields: str | Sequence[str] | None = None,
+    part_bytes: int | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> dd.DataFrame:
+    """A lazy frame of all `inputs`, one partition a part.
+
+    Parameters
+    ----------
+    inputs : str, path or iterable of them
+        Files, directories, globs or fsspec URLs; Parquet or JSON lines (also .gz, .zst, .bz2),
+        not both. Columns that no file holds and names of folders tell, such as ``lang=de``, are
+        read from there, as Dask does: text, or integers where all of them are.
+    fields : str or sequence of str, optional
+        Columns to read. Default: all.
+    part_bytes : int, optional
+        Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
+    storage_options : dict, optional
+        For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
+        frame; workers that start without one need HF_TOKEN.
+
+    Returns
+    -------
+    dask.dataframe.DataFrame
+        On pandas; strings are ``str``, integers Int64, booleans boolean, nested values ArrowDtype.
+
+    Raises
+    ------
+    UnreadableInputError
+        Nothing matches, formats are mixed, a file is broken, or a column is not there.
+    """
+    import dask.dataframe as dd
+
+    paths = _names(inputs)
+    source = plan_source(
+        paths,
+        fields=None if fields is None else _names(fields),
+        part_bytes=part_bytes,
+        storage_options=keep_tokens(paths, storage_options or {}),
+    )
+    share_tokens_with_workers(token_names(paths))
+    return dd.from_map(
+        read_part, source.parts, form=source.form, meta=source.form.meta(), label="read"
+    )
+
+
+def _names(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """One name, or several; a string is no list of letters."""
+    return [str(name) for name in ([given] if isinstance(given, (str, os.PathLike)) else given)]

@@ -1,0 +1,172 @@
+"""What a job's parts are made of: planned files, or the partitions of a Dask frame."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from gpuclassify.hub import share_tokens_with_workers
+from gpuclassify.hub.dataset_files import token_names
+from gpuclassify.jobs.execution import compute_tasks, run_tasks
+from gpuclassify.jobs.files import check_all_unchanged, file_format, redacted
+from gpuclassify.jobs.input.parts import Form, Source
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.task import PackedWork, Work, run_part, run_partition
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Files, in parts that were planned.
+
+    Attributes
+    ----------
+    reader : FileReader
+    planned : Source
+    """
+
+    reader: FileReader
+    planned: Source
+    has_index = False  # a row's position within its part is no data
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return len(self.planned.parts)
+
+    @property
+    def form(self) -> Form | None:
+        """What tasks must know to read, without storage options."""
+        return Form(self.planned.form.schema, {}, self.planned.form.is_projected)
+
+    def meta(self) -> Any:
+        """The empty frame with the dtypes of every part."""
+        return self.planned.form.meta()
+
+    def folders(self) -> set[str]:
+        """Where the files are."""
+        return {posixpath.dirname(file.path) for file in self.planned.files}
+
+    def would_read(self, directory: Directory, name: str) -> bool:
+        """Whether the reader's paths match the file `name` of a directory."""
+        from fsspec.utils import glob_translate
+
+        for path in self.reader.paths:
+            place = open_directory(path, self.reader.storage_options)
+            are_local = place.is_local and directory.is_local
+            if not are_local and place.filesystem != directory.filesystem:
+                continue
+            for resolve in (str, os.path.realpath) if are_local else (str,):
+                root, written = resolve(place.root), f"{resolve(directory.root)}/{name}"
+                if written.startswith(f"{root}/") or re.match(glob_translate(root), written):
+                    return True
+        return False
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """What the input is; a job whose input differs is another job."""
+        schema = self.planned.form.schema
+        files = self.planned.files
+        return {
+            "input": {
+                "format": file_format(files[0].path),
+                "columns": ", ".join(f"{field.name} {field.type}" for field in schema),
+                "is_projected": self.planned.form.is_projected,
+                "part_bytes": self.planned.part_bytes,
+                "parts": self.count,
+            },
+            "input file": {
+                redacted(file.path): f"{file.size_bytes} bytes, {file.version}" for file in files
+            },
+        }
+
+    def check_unchanged(self) -> None:
+        """Raise ChangedInputError unless all files are what they were when they were planned."""
+        options = self.reader.storage_options
+        check_all_unchanged(self.planned.files, self.reader.paths, options)
+
+    def run(
+        self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work
+    ) -> Iterator[Record]:
+        """Records of the parts with the numbers `todo`, as they are done."""
+        share_tokens_with_workers(token_names(self.reader.paths))
+        packed = PackedWork.of(work)
+        files = {file.path: file for file in self.planned.files}
+        parts = ((self.planned.parts[number], names[number]) for number in todo)
+        calls = ((part, name, packed, files[part.path]) for part, name in parts)
+        return run_tasks(client, run_part, calls)
+
+
+class FrameSource:
+    """The partitions of a Dask frame, which is optimised once: optimising moves partitions.
+
+    Parameters
+    ----------
+    frame : dask.dataframe.DataFrame
+    """
+
+    has_index = True
+    form = None
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame.optimize()
+
+    @property
+    def count(self) -> int:
+        """Number of partitions."""
+        return self._frame.npartitions
+
+    def meta(self) -> Any:
+        """The frame's meta."""
+        return self._frame._meta
+
+    def folders(self) -> set[str]:
+        """Unknown: the frame may be read from anywhere, or from nowhere."""
+        return set()
+
+    def would_read(self, directory: Directory, name: str) -> bool:
+        """Nothing: what a frame was made from is not known here."""
+        return False
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """The frame's key, which Dask makes of all that the frame consists of."""
+        return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
+
+    def check_unchanged(self) -> None:
+        """Nothing: what a frame was made from is not known here."""
+
+    def run(
+        self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work
+    ) -> Iterator[Record]:
+        """Records of the partitions with the numbers `todo`, as they are done."""
+        partitions = self._frame.to_delayed(optimize_graph=False)
+        run = dask.delayed(run_partition, pure=False)
+        packed = PackedWork.of(work)
+        tasks = [run(partitions[number], number, names[number], packed) for number in todo]
+        return compute_tasks(client, tasks)
+
+
+def as_source(reader: Any, on_error: str) -> FileSource | FrameSource:
+    """The source that a pipeline's first stage stands for.
+
+    Raises
+    ------
+    TypeError
+        It is neither a reader nor a Dask frame.
+    UnreadableInputError
+        See `FileReader.plan`.
+    """
+    if isinstance(reader, FileReader):
+        return FileSource(reader, reader.plan(on_error))
+    if dask.is_dask_collection(reader) and getattr(getattr(reader, "_meta", None), "ndim", 0) == 2:
+        return FrameSource(reader)
+    raise TypeError(
+        f"a Pipeline begins with a {type(reader).__qualname__}: its first stage must be a "
+        'JsonlReader("books/*.jsonl"), a ParquetReader("books/") or a Dask DataFrame'
+    )

@@ -1,0 +1,1 @@
+"""What a job writes: encoding, exactly-once parts, manifest, the Hub."""

@@ -1,0 +1,190 @@
+"""A place in a dataset repository: what its files are called, what is there, and what may be."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuclassify.hub.datasets import (
+    DatasetAccessError,
+    DatasetMissingError,
+    retried,
+    token_of,
+)
+from gpuclassify.jobs.files import file_format
+
+CARD, MAIN = "README.md", "main"
+MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000
+
+
+@dataclass(frozen=True)
+class Target:
+    """A folder of a dataset repository, and what is to become of it.
+
+    Attributes
+    ----------
+    repo : str
+        OWNER/NAME.
+    path : str
+        Folder in the repository; empty for its root.
+    split : str
+        With which names of files begin.
+    revision : str
+        Branch.
+    endpoint : str
+        Address of the Hub.
+    private : bool, optional
+        Of a repository that is created.
+    create_pr : bool
+        Open a pull request instead of committing to the branch.
+    overwrite : bool
+        Replace and remove files of the same split that are there.
+    message : str, optional
+        Of the commit.
+    """
+
+    repo: str
+    path: str
+    split: str
+    revision: str
+    endpoint: str
+    private: bool | None = None
+    create_pr: bool = False
+    overwrite: bool = False
+    message: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Tells places apart."""
+        place = [self.endpoint, self.repo, self.revision, self.path, self.split, self.create_pr]
+        return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
+
+    @property
+    def pattern(self) -> str:
+        """What matches the split's files, as dataset cards name them."""
+        return posixpath.join(self.path, f"{self.split}-*")
+
+    def name(self, number: int, count: int, suffix: str) -> str:
+        """The path of the file with a number."""
+        return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
+
+    def api(self) -> Any:
+        """The client library's, with the token that this process knows."""
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self.endpoint, token=token_of("dataset", self.repo))
+
+    def head(self) -> str:
+        """The branch's last commit.
+
+        Raises
+        ------
+        DatasetAccessError, DatasetMissingError, HubUnreachableError
+            There is none that the Hub would tell.
+        """
+        api = self.api()
+        return retried(
+            self.repo,
+            lambda: api.dataset_info(self.repo, revision=self.revision, expand=["sha"]).sha,
+        )
+
+    def make(self) -> None:
+        """Create the repository and the branch, unless they are there."""
+        api = self.api()
+        try:
+            self.head()
+            return
+        except DatasetMissingError:
+            pass  # no such branch
+        except DatasetAccessError as err:
+            if err.status != 404 or self.create_pr:
+                raise
+            create = functools.partial(api.create_repo, private=self.private)
+            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+        if self.revision != MAIN:
+            create = functools.partial(api.create_branch, branch=self.revision)
+            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+
+    def digests(self, commit: str) -> dict[str, str]:
+        """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
+        api = self.api()
+
+        def ask() -> dict[str, str]:
+            entries = api.list_repo_tree(
+                self.repo, self.path or None, revision=commit, repo_type="dataset"
+            )
+            return {
+                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
+                for entry in entries
+                if hasattr(entry, "blob_id")
+            }
+
+        try:
+            return retried(self.repo, ask)
+        except DatasetMissingError:
+            return {}  # no such folder
+
+    def has_card(self, commit: str) -> bool:
+        """Whether the repository describes itself at a commit."""
+        api = self.api()
+        return bool(
+            retried(
+                self.repo,
+                lambda: api.get_paths_info(self.repo, [CARD], revision=commit, repo_type="dataset"),
+            )
+        )
+
+    def strangers(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+        """Files of the same split that differ from ours.
+
+        Raises
+        ------
+        FileExistsError
+            There are some, and `overwrite` is false.
+        """
+        names = re.compile(f"{re.escape(self.split)}-[^/]*")
+        found = [
+            path
+            for path, digest in sorted(there.items())
+            if names.fullmatch(posixpath.basename(path))
+            and file_format(path) is not None
+            and ours.get(path) != digest
+        ]
+        if found and not self.overwrite:
+            raise FileExistsError(
+                f"{self.repo} at {self.revision} has {len(found)} files of the split "
+                f"{self.split!r} that are not of this job, such as {found[0]}: choose another "
+                "path= or split=, or replace them (overwrite=True)"
+            )
+        return found
+
+    def check(self) -> None:
+        """Raise unless a first upload may go here; looks only.
+
+        Raises
+        ------
+        FileExistsError
+            See `strangers`.
+        DatasetAccessError
+            The repository is not there, and the token is none that could create it.
+        """
+        try:
+            there = self.digests(self.head())
+        except DatasetMissingError:
+            return  # a branch that will be created
+        except DatasetAccessError as err:
+            if err.status == 404 and self._has_token() and not self.create_pr:
+                return  # a repository that will be created
+            raise
+        self.strangers(there, {})
+
+    def _has_token(self) -> bool:
+        from huggingface_hub import get_token
+
+        return (token_of("dataset", self.repo) or get_token()) is not None

@@ -1,0 +1,377 @@
+"""A job's books: what it is, which parts are done, and what it leaves when all are.
+
+Everything lies in the output directory, under names that readers of datasets pass over. Records
+of parts are the truth; only the client reads them together, and writes the manifest at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import platform
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from gpuclassify.jobs.files import file_format
+from gpuclassify.jobs.output.exclusive import check_creates, create
+from gpuclassify.jobs.output.records import (
+    BOOKS,
+    QUARANTINE,
+    RECORDS,
+    SCRATCH,
+    Record,
+    complete,
+    parse_record,
+    quarantine_path,
+    record_path,
+    stem_of,
+)
+from gpuclassify.jobs.storage import Directory
+
+logger = logging.getLogger(__name__)
+
+JOB, MANIFEST, SUCCESS = f"{BOOKS}/job.json", f"{BOOKS}/manifest.jsonl", "_SUCCESS"
+REPORTS = ("_report/report.json", "_report/report.html")
+KEY_DIGITS = 8
+PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
+MOST_CHANGES_SHOWN = 5
+_JOB_NAMES = {"key", "parts", "identity", "versions"}
+_HEAD_BYTES = 64  # of the first page, which begins with the job's key
+_PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
+
+
+class JobChangedError(ValueError):
+    """The output directory holds parts of a job with other settings, another model or input."""
+
+
+class DamagedBooksError(ValueError):
+    """What says which job an output directory holds cannot be read."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The books of one job.
+
+    Attributes
+    ----------
+    directory : Directory
+        The output.
+    identity : dict
+        What the job is, by name of what it consists of: JSON values, no secret. Parts of jobs
+        that differ in it never mix.
+    count : int
+        Number of parts.
+    suffix : str
+        Of part files.
+    code : str
+        What makes the job again, for people.
+    """
+
+    directory: Directory
+    identity: dict[str, dict[str, Any]]
+    count: int
+    suffix: str
+    code: str = ""
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Tells this job from others; in the names of its parts."""
+        content = json.dumps(self.identity, sort_keys=True).encode("utf-8", "backslashreplace")
+        return hashlib.sha256(content).hexdigest()[:KEY_DIGITS]
+
+    def names(self) -> list[str]:
+        """The names of all parts, in their order."""
+        digits = max(5, len(str(self.count - 1)))
+        key = self.key
+        return [f"part-{number:0{digits}d}-{key}{self.suffix}" for number in range(self.count)]
+
+    def check(self, restart: bool = False) -> None:
+        """Raise unless this job may write here; writes nothing.
+
+        Raises
+        ------
+        NotADirectoryError
+            A file has the directory's name.
+        FileExistsError
+            There are data files that no job wrote.
+        JobChangedError
+            There are parts of a job with another identity, unless it starts over.
+        DamagedBooksError
+            Nobody can tell whose parts there are, unless it starts over.
+        """
+        if self.directory.filesystem.isfile(self.directory.root):
+            raise NotADirectoryError(f"{self.directory} is a file: name a directory for the output")
+        earlier = self._earlier(restart)
+        self._refuse_strangers(earlier)
+        if earlier is not None and not restart and earlier["key"] != self.key:
+            raise JobChangedError(
+                f"{self.directory} holds parts of a job that differs: "
+                f"{_shown(_changes(earlier['identity'], self.identity))}. Parts of both would mix: "
+                "go back to the earlier settings, write to another directory, or start over, which "
+                "removes those parts (restart=True, --restart)"
+            )
+
+    def begin(self, restart: bool = False) -> Iterator[Record]:
+        """Make the directory ready, and give the records of parts that are done already.
+
+        Parameters
+        ----------
+        restart : bool
+            Remove what earlier runs of any job wrote here, and nothing else.
+
+        Raises
+        ------
+        NotADirectoryError, FileExistsError, JobChangedError, DamagedBooksError
+            See `check`.
+        UnsupportedStorageError
+            Files cannot be created exclusively here.
+        OSError
+            The directory cannot be written to.
+        """
+        self.check(restart)
+        earlier = self._earlier(restart)
+        if restart and earlier is not None:
+            self._clear(earlier)
+        self.directory.make(BOOKS, RECORDS, SCRATCH, QUARANTINE)
+        check_creates(self.directory, SCRATCH)
+        if restart or earlier is None:
+            self._write_job(earlier)
+        else:
+            _warn_of_versions(earlier["versions"])
+        done = 0
+        for record in self._sound_records():
+            done += 1
+            yield record
+        self._remove_scratch()
+        if done < self.count:
+            self.directory.remove(SUCCESS)
+
+    def check_current(self) -> None:
+        """Raise JobChangedError if another run has started over here; see `check_current`."""
+        check_current(self.directory, self.key)
+
+    def finish(self) -> None:
+        """Write the manifest, and say at last that the output is complete.
+
+        Raises
+        ------
+        JobChangedError
+            Another run has started over here.
+        """
+        self.check_current()
+        try:
+            self._write_manifest()
+        except FileNotFoundError as err:
+            raise _gone(self.directory) from err
+        self._remove_scratch()
+        earlier = {*read_job(self.directory)["earlier"]} - {self.key}
+        self.directory.remove(*self._parts_of(earlier))  # of attempts that came late
+        self.directory.prune(QUARANTINE)
+        self.directory.sync()
+        self.check_current()
+        content = json.dumps({"key": self.key, "parts": self.count}).encode()
+        self.directory.replace(SUCCESS, content)
+        self.directory.sync()
+
+    def _write_manifest(self) -> None:
+        contents = self.directory.read_all([record_path(name) for name in self.names()])
+        with self.directory.replacing(self.directory.path(MANIFEST)) as file:
+            for content in contents:
+                file.write(content + b"\n")
+
+    def _earlier(self, restart: bool = False) -> dict[str, Any] | None:
+        """What the directory's job is, if one has begun here."""
+        try:
+            return read_job(self.directory)
+        except FileNotFoundError:
+            return None
+        except DamagedBooksError:
+            if not restart:
+                raise
+        named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
+        keys = {key for name in named if (key := key_in(name)) is not None}
+        return {"key": self.key, "earlier": sorted(keys)}
+
+    def _refuse_strangers(self, earlier: dict[str, Any] | None) -> None:
+        keys = {self.key, earlier["key"], *earlier["earlier"]} if earlier else set()
+        strangers = [
+            name
+            for name in sorted(self.directory.sizes())
+            if file_format(name) is not None
+            and not name.startswith((".", "_"))
+            and not name.endswith(".json")
+            and key_in(name) not in keys
+        ]
+        if strangers:
+            raise FileExistsError(
+                f"{self.directory} holds {len(strangers)} files that no job wrote, such as "
+                f"{strangers[0]}: choose another directory, or move them away"
+            )
+
+    def _parts_of(self, keys: Collection[str]) -> list[str]:
+        """Part files of the jobs with these keys."""
+        return [name for name in sorted(self.directory.sizes()) if key_in(name) in keys]
+
+    def _clear(self, earlier: dict[str, Any]) -> None:
+        """Remove what earlier runs wrote; the books' first page is replaced later."""
+        keys = {earlier["key"], *earlier["earlier"]}
+        remove = self.directory.remove
+        remove(SUCCESS)
+        for folder in (RECORDS, QUARANTINE):
+            named = self.directory.sizes(folder)
+            remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
+        remove(*self._parts_of(keys))
+        remove(MANIFEST, *REPORTS)
+        self._remove_scratch()
+
+    def _write_job(self, earlier: dict[str, Any] | None) -> None:
+        past = {earlier["key"], *earlier["earlier"]} - {self.key} if earlier else set()
+        content = {
+            "key": self.key,
+            "parts": self.count,
+            "identity": self.identity,
+            "code": self.code,
+            "earlier": sorted(past),
+            "versions": versions(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        data = json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
+        if earlier is not None:
+            self.directory.replace(JOB, data)
+        elif not create(self.directory, JOB, data, SCRATCH, is_lasting=True):
+            self.check()  # another client was faster; with the same job, both may go on
+
+    def _sound_records(self) -> Iterator[Record]:
+        """Records of parts that are there; what is broken or half done is completed or removed."""
+        mine = set(self.names())
+        sizes = {name: size for name, size in self.directory.sizes().items() if name in mine}
+        recorded = self.directory.sizes(RECORDS)
+        names = [name for name in self.names() if f"{stem_of(name)}.json" in recorded]
+        contents = self.directory.read_all([record_path(name) for name in names])
+        for name, content in zip(names, contents, strict=True):
+            record = parse_record(content)
+            if record is not None and sizes.get(name) == record.file_bytes:
+                del sizes[name]
+                yield record
+            else:
+                logger.warning("%s: the part of this record is not what was written", name)
+                self.directory.remove(record_path(name))
+        for name in sorted(sizes):
+            record = complete(self.directory, name)
+            if record is not None:
+                yield record
+            else:
+                logger.warning("%s has no record and is done again", name)
+                self.directory.remove(name, quarantine_path(name))
+
+    def _remove_scratch(self) -> None:
+        self.directory.remove(*(f"{SCRATCH}/{name}" for name in self.directory.sizes(SCRATCH)))
+
+
+def read_job(directory: Directory) -> dict[str, Any]:
+    """The books' first page: what the job is that has begun in a directory.
+
+    Raises
+    ------
+    FileNotFoundError
+        None has.
+    NotADirectoryError
+        A file has the directory's name, or that of one above it.
+    DamagedBooksError
+        It cannot be read.
+    """
+    try:
+        content = directory.read(JOB)
+    except NotADirectoryError as err:
+        raise NotADirectoryError(
+            f"a file is where {directory} belongs: name a directory for the output"
+        ) from err
+    with contextlib.suppress(ValueError):
+        job = json.loads(content)
+        if isinstance(job, dict) and set(job) >= _JOB_NAMES:
+            return job
+    raise DamagedBooksError(
+        f"{directory.path(JOB)} is damaged, {len(content)} bytes that are no job's: start over, "
+        "which removes the parts that are there (restart=True, --restart), or write to another "
+        "directory"
+    )
+
+
+def check_current(directory: Directory, key: str | None) -> None:
+    """Raise unless a directory's books are those of the job with this key; one small read.
+
+    Raises
+    ------
+    JobChangedError
+        Another run has started over there meanwhile, or the books are gone.
+    """
+    path = directory.path(JOB)
+    try:  # the whole page names every input file
+        head = directory.filesystem.cat_file(path, start=0, end=_HEAD_BYTES)
+    except FileNotFoundError:
+        raise _gone(directory) from None
+    if f'"key": "{key}"'.encode() not in head:
+        raise JobChangedError(
+            f"another run has started over in {directory}: this one stops, and what it wrote there "
+            "does not count. Write to another directory to have the results of both"
+        )
+
+
+def _gone(directory: Directory) -> JobChangedError:
+    return JobChangedError(
+        f"the books of this job are gone from {directory}: another run has started over there, or "
+        "somebody has removed them. Run the job again, in a directory of its own"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that results may depend on."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _warn_of_versions(earlier: dict[str, str]) -> None:
+    today = versions()
+    changed = [n for n in {**earlier, **today} if earlier.get(n) != today.get(n)]
+    if changed:
+        shown = ", ".join(f"{n} {earlier.get(n)} -> {today.get(n)}" for n in changed)
+        logger.warning("the job goes on with other versions than it began with: %s", shown)
+
+
+def key_in(name: str) -> str | None:
+    """The key of the job whose part, record or quarantine file has this name."""
+    match = PART_NAME.match(name)
+    return match[1] if match else None
+
+
+def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """What differs between two identities, in words."""
+    for part in {**before, **after}:
+        if part not in before or part not in after:
+            yield f"{part} is {'new' if part in after else 'gone'}"
+            continue
+        old, new = before[part], after[part]
+        names = [n for n in {**old, **new} if old.get(n, "") != new.get(n, "")]
+        for name in names:
+            if name not in old or name not in new:
+                yield f"{part} {name} is {'new' if name in new else 'gone'}"
+            elif name != "code":
+                yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
+        if names == ["code"]:
+            yield f"{part} has other code"
+
+
+def _shown(changes: Iterator[str]) -> str:
+    listed = list(changes)
+    more = len(listed) - MOST_CHANGES_SHOWN
+    return "; ".join(listed[:MOST_CHANGES_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,1 +1,0 @@
-"""What a job would be: rows, tokens, time and memory, told from a sample of its input."""

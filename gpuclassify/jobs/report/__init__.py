@@ -1,0 +1,1 @@
+"""What a job tells: counts, progress, the report page."""

@@ -1,0 +1,130 @@
+"""A live line on a terminal, a widget in a notebook, a line of text a minute in a log."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from gpuclassify.jobs.report.charts import readable_time, short_number
+from gpuclassify.jobs.report.summary import JobSummary
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_SECONDS = 60.0
+LOOK_EVERY_SECONDS = 5.0  # at how busy GPUs are
+MOST_GPUS_SHOWN = 8
+
+
+class JobProgress:
+    """Shows share done, rows and tokens per second, time left and busy GPUs; a context manager.
+
+    Parameters
+    ----------
+    title : str
+        What is going on.
+    console : rich.console.Console, optional
+        A terminal or notebook gets a live line; anything else gets a line of text every minute and
+        at the end, which is what a log file wants. Default: the terminal or notebook that this
+        runs in, if it does, and else Python's log, at the level INFO.
+    client : distributed.Client, optional
+        Whose workers' GPUs are looked at.
+    """
+
+    def __init__(self, title: str, console: Console | None = None, client: Any = None) -> None:
+        self._title = title
+        self._tells = logger.info if console is None else console_line(console)
+        console = console or Console(stderr=True)
+        self._client = client
+        self._gpus, self._looked = "", 0.0
+        self._line = ""
+        self._is_over = threading.Event()
+        self._bar: Any = None
+        if console.is_terminal or console.is_jupyter:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task(title, total=None, status="")
+
+    def __enter__(self) -> JobProgress:
+        if self._bar is not None:
+            self._bar.start()
+        else:
+            threading.Thread(target=self._log, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._print()
+
+    def share(self, done: float, status: str = "") -> None:
+        """Show that the share `done`, 0 to 1, is done."""
+        self._line = f"{self._title}: {done:.0%} {status}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=1.0, status=status)
+
+    def parts(self, done: int, total: int, summary: JobSummary) -> None:
+        """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report."""
+        status = f"{done}/{total} parts, {summary.rows_in:,} rows"
+        new = done - summary.resumed_parts
+        if new > 0:
+            left = summary.elapsed_seconds / new * (total - done)
+            status += f", {short_number(summary.rows_per_second)} rows/s"
+            if summary.tokens_per_second:
+                status += f", {short_number(summary.tokens_per_second)} tokens/s"
+            status += f", {readable_time(left)} left{self._busy_gpus()}"
+        if summary.left_out:
+            status += f", {sum(summary.left_out.values()):,} in quarantine"
+        self.share(done / max(1, total), status)
+
+    def _log(self) -> None:
+        while not self._is_over.wait(LOG_EVERY_SECONDS):
+            self._print()
+
+    def _print(self) -> None:
+        if self._line:
+            self._tells(self._line)
+
+    def _busy_gpus(self) -> str:
+        """How busy each GPU is, as its worker tells now and then."""
+        if self._client is not None and time.monotonic() - self._looked > LOOK_EVERY_SECONDS:
+            self._looked = time.monotonic()
+            workers = self._client.scheduler_info()["workers"].values()
+            self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
+        return self._gpus
+
+
+def console_line(console: Console) -> Callable[[str], None]:
+    """What writes a line of plain text to a console."""
+    return functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+
+
+def shown_gpus(shares: list[float | None]) -> str:
+    """How busy GPUs are, in percent, for a status line; empty without any."""
+    known = [share for share in shares if share is not None]
+    if not known:
+        return ""
+    if len(known) > MOST_GPUS_SHOWN:
+        mean = sum(known) / len(known)
+        return f", {len(known)} GPUs {mean:.0f}% busy, one {min(known):.0f}%"
+    return f", GPU {' '.join(f'{share:.0f}%' for share in known)} busy"

@@ -1,0 +1,222 @@
+"""What became of a job: numbers for machines and a page for people, from its books."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import posixpath
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpuclassify.jobs.output.manifest import REPORTS, read_job
+from gpuclassify.jobs.output.records import QUARANTINE, RECORDS, Record, parse_record
+from gpuclassify.jobs.report.counts import BIN_WIDTH
+from gpuclassify.jobs.report.page import page
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.storage import Directory
+
+MOST_POINTS = 60
+MOST_PROBLEMS = 20
+GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
+
+
+def write_report(directory: Directory) -> dict[str, Any]:
+    """Write ``report.json`` and ``report.html`` into ``_report/`` of a job's output.
+
+    Returns
+    -------
+    dict
+        What ``report.json`` holds.
+
+    Raises
+    ------
+    FileNotFoundError
+        No job has begun there.
+    DamagedBooksError
+        The job's books cannot be read.
+    """
+    report = report_of(directory)
+    directory.make(posixpath.dirname(REPORTS[0]))
+    contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report))
+    for name, content in zip(REPORTS, contents, strict=True):
+        directory.replace(name, content.encode("utf-8", "replace"))
+    return report
+
+
+def report_of(directory: Directory) -> dict[str, Any]:
+    """What a job did so far, from the records of its parts; JSON values.
+
+    Raises
+    ------
+    FileNotFoundError
+        No job has begun there.
+    DamagedBooksError
+        The job's books cannot be read.
+    """
+    try:
+        job = read_job(directory)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{directory} is no output of a job: name the directory that a job wrote to"
+        ) from None
+    summary = JobSummary(output=str(directory))
+    times = _Times()
+    for record in _records(directory):
+        summary.add(record, record.name)
+        times.add(record)
+    return {
+        "output": str(directory),
+        "key": job["key"],
+        "created": job["created"],
+        "reported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "parts": job["parts"],
+        "parts_done": len(summary.files),
+        "rows_in": summary.rows_in,
+        "rows_out": summary.rows_out,
+        "output_bytes": summary.output_bytes,
+        "left_out": summary.left_out,
+        "problems": _problems(directory) if summary.left_out else [],
+        "labels": {name: _most_frequent(counts) for name, counts in summary.columns.items()},
+        "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
+        "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
+        **_speed(summary, times),
+        "gpu": _gpu(summary.totals),
+        "settings": _settings(job["identity"]),
+        "versions": job["versions"],
+        "code": job["code"],
+    }
+
+
+class _Times:
+    """When which parts were worked on."""
+
+    def __init__(self) -> None:
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        self._rows: list[int] = []
+
+    def add(self, record: Record) -> None:
+        """Note one more part."""
+        self._begins.append(record.finished - sum(record.seconds.values()))
+        self._ends.append(record.finished)
+        self._rows.append(record.rows_in)
+
+    def busy(self) -> tuple[float, list[list[float]]]:
+        """Seconds in which anything was worked on, and rows per second as they went by.
+
+        Pauses between the runs of a job do not count.
+        """
+        if not self._rows:
+            return 0.0, []
+        begins, ends = (self._without_pauses(times) for times in (self._begins, self._ends))
+        total = float(ends.max()) or 1e-9
+        edges = np.linspace(0, total, min(MOST_POINTS, len(self._rows)) + 1)
+        sums = np.zeros(len(edges) - 1)
+        for begin, end, rows in zip(begins, ends, self._rows, strict=True):
+            within = np.clip(edges, begin, end) - begin
+            sums += rows * np.diff(within / (end - begin) if end > begin else (edges >= end) * 1.0)
+        rates = sums / np.diff(edges)
+        middles = (edges[1:] + edges[:-1]) / 2
+        return total, np.stack([middles, rates], axis=1).round(6).tolist()
+
+    def _without_pauses(self, times: list[float]) -> np.ndarray:
+        """The times on a clock that stands still while nothing is worked on."""
+        order = np.argsort(self._begins)
+        begins, ends = np.array(self._begins)[order], np.array(self._ends)[order]
+        reached = np.maximum.accumulate(ends)
+        pauses = np.maximum(0, begins[1:] - reached[:-1])
+        passed = np.concatenate([[0.0], np.cumsum(pauses)])
+        index = np.searchsorted(begins, times, side="right") - 1
+        return np.array(times) - begins[0] - passed[np.maximum(index, 0)]
+
+
+def _records(directory: Directory) -> Iterator[Record]:
+    names = [f"{RECORDS}/{name}" for name in sorted(directory.sizes(RECORDS))]
+    return filter(None, map(parse_record, directory.read_all(names)))
+
+
+def _problems(directory: Directory) -> list[dict[str, Any]]:
+    """The first problems, with where to find all of them."""
+    names = [f"{QUARANTINE}/{name}" for name in sorted(directory.sizes(QUARANTINE))]
+    lines = (line for content in directory.read_all(names) for line in content.splitlines())
+    return [json.loads(line) for line in itertools.islice(lines, MOST_PROBLEMS)]
+
+
+def _speed(summary: JobSummary, times: _Times) -> dict[str, Any]:
+    totals, seconds = summary.totals, summary.seconds
+    busy_seconds, points = times.busy()
+    tokens = totals.get("tokens", 0)
+    run_tokens = tokens - totals.get("prefix_tokens", 0)
+    waits = {name: value for name, value in totals.items() if name.startswith("wait_")}
+    model = totals.get("model_seconds", 0.0)
+    rest = seconds.get("map", 0.0) - model - sum(waits.values())
+    return {
+        "busy_seconds": busy_seconds,
+        "rows_per_second": summary.rows_in / busy_seconds if busy_seconds else 0.0,
+        "tokens": tokens,
+        "tokens_per_second": tokens / busy_seconds if busy_seconds else 0.0,
+        "padding_share": totals.get("padded_tokens", 0) / run_tokens - 1 if run_tokens else 0.0,
+        "texts": totals.get("windows", 0),
+        "truncated_texts": totals.get("truncated_texts", 0),
+        "throughput": points,
+        "worker_seconds": {
+            "read": seconds.get("read", 0.0),
+            "model": model,
+            **{name.removesuffix("_seconds"): value for name, value in waits.items()},
+            "other_mapping": max(0.0, rest),
+            "write": seconds.get("write", 0.0),
+        },
+        "tokenize_seconds": totals.get("tokenize_seconds", 0.0),
+        "totals": totals,
+    }
+
+
+def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
+    """How busy GPUs were while models ran, and the most memory of one; None without any.
+
+    The share is None where drivers do not tell it, as for MIG slices.
+    """
+    peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
+    sampled_seconds = totals.get("device_sampled_seconds")
+    if not (peaks or sampled_seconds):
+        return None
+    busy_seconds = totals.get("device_busy_seconds", 0.0)
+    return {"busy_share": busy_seconds / sampled_seconds if sampled_seconds else None, **peaks}
+
+
+def _most_frequent(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
+    """From, to, rows: every bin between the lowest and the highest that has rows."""
+    return _dense(counts, lambda number: round(number * BIN_WIDTH, 4))
+
+
+def _length_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
+    """Characters from and below, rows."""
+    return _dense(counts, lambda number: 2 ** (number - 1) if number else 0)
+
+
+def _dense(counts: dict[str, int], edge: Any) -> list[tuple[float, float, int]]:
+    numbers = [int(number) for number in counts]
+    if not numbers:
+        return []
+    every = range(min(numbers), max(numbers) + 1)
+    return [(edge(n), edge(n + 1), counts.get(str(n), 0)) for n in every]
+
+
+def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the job is, with a count instead of the names of all files."""
+    files = identity.get("input file", {})
+    shown = {name: values for name, values in identity.items() if name != "input file"}
+    if files:
+        shown["input"] = {**shown["input"], "files": len(files), "such as": _first(files)}
+    return shown
+
+
+def _first(names: Iterable[str]) -> str:
+    return next(iter(names))

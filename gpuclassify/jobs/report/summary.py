@@ -1,0 +1,117 @@
+"""What a job did, added up from the records of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.report.counts import add_counts
+from gpuclassify.workers.run_stats import add_up
+
+
+@dataclass
+class JobSummary:
+    """What a job did.
+
+    Attributes
+    ----------
+    files : list of str
+        Files written, by this run and by those that it continues.
+    rows_in, rows_out : int
+        Rows read and rows kept.
+    labels : dict of str to int
+        Rows kept by label, most frequent first; of the first column of labels.
+    elapsed_seconds : float
+        Of this run, from the first task to the last.
+    totals : dict of str to float
+        Sums of all parts' `RunStats`, and the largest of their peaks.
+    columns : dict of str to dict
+        Rows kept by label, for every column of labels.
+    numbers : dict of str to dict
+        Rows kept by bin of score, for every column of scores; see `gpuclassify.jobs.report.counts`.
+    lengths : dict of str to dict
+        Rows read by bin of the text's length.
+    seconds : dict of str to float
+        Reading, mapping and writing, added up over workers.
+    left_out : dict of str to int
+        Files, lines and rows in quarantine.
+    output_bytes : int
+    resumed_parts, resumed_rows, resumed_tokens : int
+        What earlier runs of the same job had done.
+    output : str
+        Directory or URL.
+    published : str
+        Address of the commit or pull request that has the output, where a `HubWriter` wrote it.
+    """
+
+    files: list[str] = field(default_factory=list)
+    rows_in: int = 0
+    rows_out: int = 0
+    labels: dict[str, int] = field(default_factory=dict)
+    elapsed_seconds: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, dict[str, int]] = field(default_factory=dict)
+    numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    lengths: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    output_bytes: int = 0
+    resumed_parts: int = 0
+    resumed_rows: int = 0
+    resumed_tokens: int = 0
+    output: str = ""
+    published: str = ""
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows that this run read, per second."""
+        rows = self.rows_in - self.resumed_rows
+        return rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that this run's models read, per second."""
+        tokens = self.totals.get("tokens", 0) - self.resumed_tokens
+        return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
+
+    def add(self, record: Record, path: str, is_resumed: bool = False) -> None:
+        """Count what one more part did.
+
+        Parameters
+        ----------
+        record : Record
+        path : str
+            Of its file.
+        is_resumed : bool
+            Whether an earlier run did it.
+        """
+        self.files.append(path)
+        self.rows_in += record.rows_in
+        self.rows_out += record.rows_out
+        self.output_bytes += record.file_bytes
+        self.resumed_parts += is_resumed
+        self.resumed_rows += record.rows_in * is_resumed
+        self.resumed_tokens += int(record.stats.get("tokens", 0)) * is_resumed
+        add_up(self.totals, record.stats)
+        _add(self.seconds, record.seconds)
+        _add(self.left_out, record.left_out)
+        add_counts(self.columns, record.labels)
+        add_counts(self.numbers, record.numbers)
+        add_counts(self.lengths, record.lengths)
+        first = next(iter(self.columns.values()), {})
+        self.labels = dict(sorted(first.items(), key=lambda item: (-item[1], item[0])))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, for JSON."""
+        speeds = {"rows_per_second": self.rows_per_second}
+        return {**asdict(self), **speeds, "tokens_per_second": self.tokens_per_second}
+
+
+def _add(sums: dict[str, Any], values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0) + value
+
+
+Report = Callable[[int, int, JobSummary], None]

@@ -1,0 +1,1 @@
+"""The decoder wing: content safety by LlamaGuard and its adapters."""

@@ -1,0 +1,221 @@
+"""Safety of content, by what a guard model answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.checks import check_flag, check_optional_texts
+from gpuclassify.classifiers.base import LabelMapper
+from gpuclassify.coverage import Reading
+from gpuclassify.model_mapper import NonFiniteOutputError
+from gpuclassify.partition_map import NewColumns
+from gpuclassify.safety.answers import ANSWER_LABELS, final_verdict, read_answer
+from gpuclassify.safety.lora_checkpoint import BASE_MODEL, DEFENSIVE, MAX_TOKENS, AdaptedCheckpoint
+from gpuclassify.safety.lora_mapper import AdaptedMapper, AdaptedOptions, adapter_key
+from gpuclassify.safety.template import full_digest, read_template
+
+if TYPE_CHECKING:
+    from gpuclassify.safety.decoder import Decoder
+    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+    from gpuclassify.workers.run_stats import RunStats
+
+MAX_NEW_TOKENS = 100
+CATEGORIES = pa.list_(pa.string())
+
+
+@dataclass(frozen=True, kw_only=True)
+class AegisOptions(AdaptedOptions):
+    """Settings of the Aegis classifier, beside those of `AdaptedOptions`.
+
+    Attributes
+    ----------
+    template : str or path, optional
+        The safety prompt: a text (anything with a line break), or the path of a file. Default: the
+        one in the ``README.md`` of `model`.
+    template_digest : str, optional
+        sha256 of the prompt for an empty document, for a prompt that is read from a file or a model
+        card and is not one of the published ones.
+    categories_field : str, optional
+        Output column (list of strings) of all the categories in the answer.
+    keep_raw : bool
+        Write the answer itself to `raw_field`. Answers are then decoded to their end.
+    raw_field : str
+    """
+
+    template: str | None = None
+    template_digest: str | None = None
+    categories_field: str | None = None
+    keep_raw: bool = False
+    raw_field: str = "_aegis_raw_pred"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optional_texts(self, ("template",), "the prompt's text or a file's path, or None")
+        check_optional_texts(self, ("categories_field", "raw_field"), "a column name")
+        check_flag("keep_raw", self.keep_raw)
+        if self.template_digest is not None:
+            full_digest(self.template_digest)
+        if self.has_windows:
+            raise ValueError(
+                'long_text="windows" has no meaning for a prompt: a document that is too long '
+                "loses its end, and truncated_field= says which ones did"
+            )
+
+
+class AegisClassifier(AdaptedMapper, LabelMapper):
+    """Labels content ``safe``, or with the first of 13 categories of unsafe content.
+
+    Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the prompt that the
+    model was tuned on. ``O1`` to ``O13`` are that prompt's categories; ``unknown`` is an answer in
+    another form. The constant part of the prompt is run once a process, and answers are decoded
+    only as far as they decide the label.
+
+    Parameters
+    ----------
+    model : str, default "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
+        The adapter; ``"nvidia/Aegis-AI-Content-Safety-LlamaGuard-Permissive-1.0"`` is the other.
+    base_model : str, default "meta-llama/LlamaGuard-7b"
+        Gated: ask for access on its page, and pass ``token=``.
+    label_field : str, default "aegis_pred"
+    max_chars : int, default 6000
+    max_seq_length : int, default 4096
+        Tokens of the whole prompt. A document that is too long loses its end, never the prompt.
+    **options
+        See `gpuclassify.safety.aegis.AegisOptions`.
+
+    Examples
+    --------
+    >>> classifier = AegisClassifier(filter_by="safe", token="hf_...")  # doctest: +SKIP
+    >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
+    """
+
+    Options = AegisOptions
+    family = "aegis"
+    purpose = "safety of content, 13 categories"
+    licence = "Llama 2 Community License"
+    defaults = {
+        "model": DEFENSIVE,
+        "base_model": BASE_MODEL,
+        "label_field": "aegis_pred",
+        "max_chars": 6000,
+        "max_seq_length": MAX_TOKENS,
+    }
+
+    @property
+    def labels(self) -> list[str]:
+        """``unknown``, ``safe`` and ``O1`` to ``O13``."""
+        return list(ANSWER_LABELS)
+
+    def read_checkpoint(self) -> AdaptedCheckpoint:
+        """Read what adapter and decoder declare, and the prompt."""
+        checkpoint = super().read_checkpoint()
+        options = self.options
+        prompt = read_template(
+            options.template, options.template_digest, checkpoint.adapter, options.cache_dir
+        )
+        return replace(checkpoint, prompt=prompt)
+
+    def output_fields(self) -> list[pa.Field]:
+        """The columns as far as they are asked for: label, categories, answer and decision."""
+        options = self.options
+        return self.named_fields(
+            pa.field(self.label_field or "", pa.string()),
+            pa.field(options.categories_field or "", CATEGORIES),
+            pa.field(options.raw_field if options.keep_raw else "", pa.string()),
+        )
+
+    def columns(self, answers: np.ndarray) -> NewColumns:
+        """Columns for the answers' texts, object (texts,)."""
+        verdicts = [final_verdict(answer) for answer in answers]
+        labels = np.asarray([verdict.label for verdict in verdicts], dtype=object)
+        categories = [list(verdict.categories) for verdict in verdicts]
+        raw_field = self.options.raw_field if self.options.keep_raw else None
+        return self.decided(
+            {
+                self.label_field: pa.array(labels, pa.string()),
+                self.options.categories_field: pa.array(categories, CATEGORIES),
+                raw_field: pa.array(answers, pa.string()),
+            },
+            self.is_wanted_label(labels),
+        )
+
+    def check(self, frame: Any) -> None:
+        """Raise unless the frame's columns and the labels to filter by exist."""
+        super().check(frame)
+        self.check_labels(*(self.options.filter_by or ()))
+
+    # On a worker.
+
+    def is_decided(self, answer: str, is_complete: bool) -> bool:
+        """Whether further tokens of an answer cannot change any column."""
+        if self.options.keep_raw:
+            return is_complete
+        needs_all = self.options.categories_field is not None
+        return read_answer(answer, is_complete, needs_all) is not None
+
+    def _infer(
+        self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]
+    ) -> tuple[np.ndarray, Reading]:
+        """The answer about each text, and what was read of the texts."""
+        import time
+
+        import torch
+
+        device, dtype = self._device_and_dtype()
+        with self._lease_decoder(device, dtype) as decoder:
+            started = time.perf_counter()
+            tokenizer = self._prompt_tokenizer(decoder)
+            prompts = tokenizer(texts)
+            stats.tokenize_seconds += time.perf_counter() - started
+            stats.truncated_texts += prompts.truncated
+            stats.windows += len(texts)
+            answers = self._answer(decoder, tokenizer, prompts, stats)
+        failed = [row for row, answer in enumerate(answers) if answer is None]
+        if failed:
+            stats.rescued_texts += len(failed)
+            with self._lease_decoder(device, torch.float32) as decoder:
+                for row in failed:
+                    (answers[row],) = self._answer(decoder, tokenizer, prompts.take([row]), stats)
+                    if answers[row] is None:
+                        raise NonFiniteOutputError(
+                            f"{self.options.model} gives NaN or infinity for {name_text(row)}, "
+                            "also alone and in float32: check the weights, or remove the row"
+                        )
+        seen = tokenizer.seen_share(prompts)
+        return np.asarray(answers, dtype=object), Reading(np.ones(len(texts), np.int64), seen)
+
+    def _answer(
+        self,
+        decoder: Decoder,
+        tokenizer: PromptTokenizer,
+        prompts: TokenBatch,
+        stats: RunStats,
+    ) -> list[str | None]:
+        from gpuclassify.safety.generation import AnswerTask, answer
+
+        task = AnswerTask(
+            decoder=decoder,
+            adapter=adapter_key(self.checkpoint.adapter),
+            prefix=tokenizer.prefix,
+            is_decided=self.is_decided,
+            max_new_tokens=MAX_NEW_TOKENS,
+        )
+        key = self._key(decoder.device, decoder.dtype)
+        return answer(task, key, prompts, self._batch_settings(), stats)
+
+    def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
+        from gpuclassify.safety.prompts import PromptTokenizer
+
+        prompt, length = self.checkpoint.prompt, self.options.max_seq_length
+        assert prompt is not None, "read_checkpoint sets it"
+
+        def build() -> PromptTokenizer:
+            return PromptTokenizer(decoder.new_tokenizer(), prompt.head, prompt.tail, length)
+
+        return decoder.attached((prompt, length), build)

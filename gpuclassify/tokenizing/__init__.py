@@ -1,0 +1,1 @@
+"""Texts to tokens: host and GPU tokenizers, prefetch, token cache."""

@@ -1,0 +1,248 @@
+"""Texts tokenized block by block on a thread of its own, ahead of the model.
+
+A `Source` knows the texts and who tokenizes them: `HostSource` has a list of them and the Hugging
+Face tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from gpuclassify.inference.memory import is_out_of_memory, with_memory_released
+from gpuclassify.tokenizing import token_cache
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from gpuclassify.tokenizing.windows import Windows, all_windows, first_windows, only_windows
+
+if TYPE_CHECKING:
+    from gpuclassify.workers.run_stats import RunStats
+
+# The first block is about one batch of a GPU, so that the model starts soon. Encodings of a block
+# are alive together, at over 100 bytes a token: the largest one bounds them.
+FIRST_BLOCK_CHARS = 250_000
+MOST_BLOCK_CHARS = 4_000_000
+BLOCKS_AHEAD = 2
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+class Source(Protocol):
+    """Texts in the order in which they should run, and what tokenizes them."""
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`; who did is counted in `stats`."""
+
+
+class HostSource:
+    """Texts as Python strings, tokenized on the host.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+    texts : sequence of str
+    has_all_windows : bool
+        Whether all windows of a text are wanted, or its first one.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, texts: Sequence[str], has_all_windows: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._pick = all_windows if has_all_windows else first_windows
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+        return np.fromiter(map(len, self._texts), dtype=np.int64, count=len(self._texts))
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`, those that no other mapper had before."""
+        encoded, shared = token_cache.encode(self._tokenizer, self._texts[start:stop])
+        stats.shared_texts += shared
+        return self._pick(encoded)
+
+
+class DeviceSource:
+    """Texts on a GPU, tokenized there; what that leaves goes through the host's tokenizer.
+
+    Mappers of one pass do not share these tokens: making them again costs less than keeping them.
+
+    Parameters
+    ----------
+    texts : DeviceTexts
+        Of `gpuclassify.frames.texts`: sliced here, counted and made to tokenize themselves.
+    on_gpu : callable
+        What tokenizes the texts that it can.
+    on_host : TextTokenizer
+        The tokenizer that it stands in for.
+    """
+
+    def __init__(self, texts: Any, on_gpu: Any, on_host: TextTokenizer) -> None:
+        self._texts = texts
+        self._on_gpu = on_gpu
+        self._on_host = on_host
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+        return self._texts.char_counts
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`; without memory for that, on the host."""
+        block = self._texts[start:stop]
+        try:
+            tokens, host_count = with_memory_released(
+                lambda: block.tokenize(self._on_gpu, self._on_host)
+            )
+        except (RuntimeError, MemoryError) as err:
+            if not is_out_of_memory(err):
+                raise
+            logger.warning("the GPU has no memory to tokenize %d texts: the host does", len(block))
+            tokens, host_count = self._on_host(block.to_list()), len(block)
+        stats.host_fallback_texts += host_count
+        stats.gpu_tokenized_texts += len(block) - host_count
+        return only_windows(tokens)
+
+
+class Feed:
+    """Tokens of texts, a block at a time while iterated over, and then what was read of each text.
+
+    Windows of equal tokens are given once: texts that differ only behind the cut, or in what the
+    tokenizer makes alike, have them. Tokens on a GPU are given as they are, because comparing them
+    would bring them to the host.
+
+    Parameters
+    ----------
+    source : Source
+    stats : RunStats
+        Tokenizing and waiting for it are added to it.
+    """
+
+    def __init__(self, source: Source, stats: RunStats) -> None:
+        self._source = source
+        self._stats = stats
+        self._first: dict[Hashable, int] = {}  # by their tokens, distinct windows in order
+        self._places: list[int] = []
+        self.blocks: list[Windows] = []
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        """Blocks of distinct windows; tokenizing goes on while the caller uses them."""
+        blocks = ahead(self._tokenize, cut_blocks(self._source.char_counts))
+        while True:
+            started = time.perf_counter()
+            block = next(blocks, None)
+            self._stats.wait_tokens_seconds += time.perf_counter() - started
+            if block is None:
+                return
+            yield block
+
+    @property
+    def places(self) -> np.ndarray:
+        """Where each window is among the distinct ones that were given, int64 (windows,)."""
+        return np.asarray(self._places, dtype=np.int64)
+
+    @property
+    def window_counts(self) -> np.ndarray:
+        """Windows of each text, int64 (texts,), also when only the first one is run."""
+        return np.concatenate([block.found for block in self.blocks])
+
+    @property
+    def seen_share(self) -> np.ndarray:
+        """Share of each text's tokens that is run, float32 (texts,)."""
+        return np.concatenate([block.seen_share for block in self.blocks])
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Windows of each text that are run, int64 (texts,)."""
+        return np.concatenate([block.counts for block in self.blocks])
+
+    @property
+    def text_of(self) -> np.ndarray:
+        """Which text each window that is run belongs to, int64 (windows,)."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each window that is run, int64 (windows,)."""
+        return np.concatenate([block.tokens.lengths for block in self.blocks])
+
+    def take(self, window: int) -> TokenBatch:
+        """One window alone."""
+        for block in self.blocks:
+            if window < len(block.tokens):
+                break
+            window -= len(block.tokens)
+        return block.tokens.take([window])
+
+    def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
+        """The windows of a block that are not known yet. Runs on the other thread."""
+        started = time.perf_counter()
+        stats = self._stats
+        windows = self._source.windows(*bounds, stats)
+        new = self._fold(windows.tokens)
+        self.blocks.append(windows)
+        stats.windows += len(windows.tokens)
+        stats.truncated_texts += windows.tokens.truncated
+        stats.folded_windows += len(windows.tokens) - len(new)
+        stats.tokenize_seconds += time.perf_counter() - started
+        return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
+
+    def _fold(self, tokens: TokenBatch) -> list[int]:
+        """Rows of windows that none before them equals."""
+        keys: Iterable[Hashable] = tokens.digests()
+        if not tokens.is_on_host:
+            keys = zip(itertools.repeat(len(self.blocks)), range(len(tokens)), strict=False)
+        new = []
+        for row, key in enumerate(keys):
+            if key not in self._first:
+                self._first[key] = len(self._first)
+                new.append(row)
+            self._places.append(self._first[key])
+        return new
+
+
+def cut_blocks(char_counts: Sequence[int] | np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where blocks of texts begin and end, each up to twice as large as the one before."""
+    most_chars, chars, start = FIRST_BLOCK_CHARS, 0, 0
+    for stop, count in enumerate(np.asarray(char_counts).tolist()):
+        if stop > start and chars + count > most_chars:
+            yield start, stop
+            start, chars, most_chars = stop, 0, min(2 * most_chars, MOST_BLOCK_CHARS)
+        chars += count
+    if start < len(char_counts):
+        yield start, len(char_counts)
+
+
+def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
+    """``work(item)`` for each item in order, done on a thread of its own while results are used."""
+    context = contextvars.copy_context()
+    made: deque[Future[Made]] = deque()
+    items = iter(items)
+    with ThreadPoolExecutor(1, thread_name_prefix="gpuclassify-tokens") as thread:
+        try:
+            for item in itertools.islice(items, BLOCKS_AHEAD):
+                made.append(thread.submit(context.run, work, item))
+            while made:
+                done = made.popleft().result()
+                for item in itertools.islice(items, 1):
+                    made.append(thread.submit(context.run, work, item))
+                yield done
+        finally:
+            for future in made:  # of a caller that stopped early
+                future.cancel()

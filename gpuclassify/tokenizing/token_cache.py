@@ -1,0 +1,59 @@
+"""Tokens of one partition's texts, shared by the mappers that run over it one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TextTokens
+
+
+class TokenStore:
+    """Remembers every text's tokens by tokenizer; tokenizes what it does not know.
+
+    Tokens that another mapper made are used where they are the same by necessity: the tokenizers
+    have equal fingerprints, and both cut at the same length or neither cuts this text. The text
+    itself is the key, so mappers with different `max_chars` share the texts that both leave whole.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, dict[str, TextTokens]] = defaultdict(dict)
+
+    def encode(
+        self, tokenizer: TextTokenizer, texts: Sequence[str]
+    ) -> tuple[list[TextTokens], int]:
+        """Tokens of each text, and how many of them were known."""
+        uncut = self._known[tokenizer.fingerprint]
+        cut = self._known[(tokenizer.fingerprint, tokenizer.max_tokens, tokenizer.overlap)]
+        found = {text: cut[text] for text in texts if text in cut}
+        for text in texts:
+            if text in uncut and uncut[text].whole_length <= tokenizer.max_tokens:
+                found[text] = uncut[text]
+        missing = [text for text in texts if text not in found]
+        for text, tokens in zip(missing, tokenizer.encode(missing), strict=True):
+            is_whole = tokens.whole_length <= tokenizer.max_tokens
+            (uncut if is_whole else cut)[text] = found[text] = tokens
+        return [found[text] for text in texts], len(texts) - len(missing)
+
+
+_store: contextvars.ContextVar[TokenStore | None] = contextvars.ContextVar("store", default=None)
+
+
+@contextlib.contextmanager
+def shared_tokens() -> Iterator[None]:
+    """What this thread tokenizes in the block is tokenized once."""
+    reset = _store.set(TokenStore())
+    try:
+        yield
+    finally:
+        _store.reset(reset)
+
+
+def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> tuple[list[TextTokens], int]:
+    """Tokens of each of the distinct `texts`, and how many another mapper had made already."""
+    store = _store.get()
+    if store is None:
+        return tokenizer.encode(texts), 0
+    return store.encode(tokenizer, texts)

@@ -1,0 +1,1 @@
+"""What runs inside a Dask worker: secrets, run events, device errors."""

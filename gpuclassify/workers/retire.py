@@ -1,0 +1,145 @@
+"""Workers whose GPU is lost to their process: they retire, and what they ran is run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+EVENT_TOPIC = "gpuclassify-faults"
+# Processes in which a task may break the device; after that, its data or its model is the cause.
+MOST_ATTEMPTS = 3
+ASK_SECONDS = 30.0  # for one question to the scheduler
+RETIRE_SECONDS = 60.0  # for moving results to other workers
+EXIT_SECONDS = 60.0  # for a process to end by itself, which a broken driver may prevent
+
+
+def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Make a task retire its worker if the device breaks under it.
+
+    A worker with a broken CUDA context fails every task that it gets, and fails faster than
+    others work. So it moves its results to other workers and ends, its nanny starts a new process
+    with a new context, and its tasks run again. A task that breaks the device of `MOST_ATTEMPTS`
+    processes is told from its worker: it fails.
+
+    Parameters
+    ----------
+    function : callable
+        Run in a task of a Dask worker, or anywhere else.
+
+    Raises
+    ------
+    BrokenDeviceError
+        The device broke, and no worker can be replaced: there is none, it shares the client's
+        process, or the task has broken several.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except Exception as err:
+            from gpuclassify.workers.device_errors import is_broken_device
+
+            if not is_broken_device(err):
+                raise
+            _answer(err)
+
+    return run
+
+
+def _answer(error: Exception) -> NoReturn:
+    from gpuclassify.workers.device_errors import BrokenDeviceError
+
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    worker = _replaceable_worker()
+    if worker is None:
+        raise BrokenDeviceError(
+            f"{reason}: this process can use its GPU no more, start it again"
+        ) from error
+    attempts = _count_attempt(worker)
+    logger.error("the GPU is lost to %s, which retires: %s", worker.address, reason)
+    worker.log_event(EVENT_TOPIC, {"reason": reason, "attempts": attempts, "pid": os.getpid()})
+    if attempts >= MOST_ATTEMPTS:
+        # Once the error is told: a worker that leaves takes its tasks back instead.
+        worker.loop.add_callback(worker.loop.call_later, 1.0, _start_retiring, worker, reason)
+        raise BrokenDeviceError(
+            f"{reason}: {attempts} workers, one after another, have lost their GPU to this task. "
+            "Look for a text or a model that does it, with CUDA_LAUNCH_BLOCKING=1"
+        ) from error
+    worker.loop.add_callback(_start_retiring, worker, reason)
+    _wait_until_closing(worker)
+    from distributed import Reschedule
+
+    raise Reschedule  # in case that the scheduler has not taken the task back
+
+
+def _replaceable_worker() -> Any:
+    """The worker that runs this task; None if its end would not end the process."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        worker = distributed.get_worker()
+    except ValueError:  # not in a task
+        return None
+    return None if worker.address.startswith("inproc://") else worker
+
+
+def _count_attempt(worker: Any) -> int:
+    """How often this task has broken a device; the scheduler counts, as workers do not last."""
+    place = [EVENT_TOPIC, str(worker.get_current_task())]
+
+    async def count() -> int:
+        attempts = await worker.scheduler.get_metadata(keys=place, default=0) + 1
+        left = 0 if attempts >= MOST_ATTEMPTS else attempts  # tried again later, it starts over
+        await worker.scheduler.set_metadata(keys=place, value=left)
+        return attempts
+
+    future = asyncio.run_coroutine_threadsafe(count(), worker.loop.asyncio_loop)
+    return future.result(ASK_SECONDS)
+
+
+def _start_retiring(worker: Any, reason: str) -> None:
+    if worker.nanny:  # else nobody would start the process again
+        watchdog = threading.Timer(EXIT_SECONDS + RETIRE_SECONDS, os._exit, [1])
+        watchdog.daemon = True
+        watchdog.start()
+    worker.loop.add_callback(_retire, worker, f"broken GPU: {reason}")
+
+
+async def _retire(worker: Any, reason: str) -> None:
+    """End the worker, not its nanny; what nobody takes over is computed again."""
+    from distributed.core import Status
+
+    if worker.status == Status.closing_gracefully:  # another thread's task was first
+        return
+    worker.nanny = None  # of several ways to be closed now, none may end the nanny too
+    leaving = worker.scheduler.retire_workers(
+        workers=[worker.address], close_workers=False, remove=False, stimulus_id=reason
+    )
+    try:
+        await asyncio.wait_for(leaving, RETIRE_SECONDS)
+    except Exception:
+        logger.exception("%s cannot move its results to other workers, and ends", worker.address)
+    await worker.close(nanny=False, reason=reason)
+
+
+def _wait_until_closing(worker: Any) -> None:
+    """Keep the task until the scheduler gives it to another worker."""
+    from distributed.core import Status
+
+    deadline = time.monotonic() + RETIRE_SECONDS + EXIT_SECONDS
+    over = (Status.closing, Status.closed, Status.failed)
+    while worker.status not in over and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,232 @@
+"""A loaded model knows its lengths, its padding and what padding does to it."""
+
+import dataclasses
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassification
+
+from gpuclassify.inference.batching import pad
+from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.to_device import stage
+from gpuclassify.testing import (
+    ARCHITECTURES,
+    sample_texts,
+    write_checkpoint,
+    write_sequence_classifier,
+)
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert"}
+TEXTS = sample_texts(6, seed=4, max_words=30)
+
+
+def one_by_one(directory, model_class, texts):
+    """Logits by plain transformers, one unpadded text at a time."""
+    module = model_class.from_pretrained(directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    with torch.inference_mode():
+        return torch.cat([module(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+
+
+def padded_together(model, texts, side):
+    tokens = model.text_tokenizer(None)(texts)
+    with torch.inference_mode():
+        return model.forward(
+            pad(stage(tokens, model.device), np.arange(len(tokens)), model.pad_id, side), side
+        )
+
+
+class LeakyPooling(nn.Module):
+    """Averages over padding too, so that its outputs depend on the neighbours of a text."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 3)
+
+    def forward(self, input_ids, attention_mask):
+        return self.embedding(input_ids).mean(dim=1)
+
+
+def leaky(model):
+    torch.manual_seed(0)
+    module = LeakyPooling(len(model.tokenizer)).eval()
+    return dataclasses.replace(model, module=module, accepts_positions=False, _padding_safety={})
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lengths_padding_and_outputs_are_the_checkpoints(model_of, architecture):
+    model = model_of(architecture)
+
+    assert model.max_tokens == 512
+    assert model.pad_id == model.tokenizer.pad_token_id
+    assert model.output_size == 3
+    assert not model.needs_single_rows
+    assert not model.module.training
+    assert not any(p.requires_grad for p in model.module.parameters())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_positions_are_passed_only_to_models_that_do_not_derive_them(model_of, architecture):
+    derives_them = architecture in OFFSET_POSITIONS
+
+    assert model_of(architecture).accepts_positions == (not derives_them)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_padding_on_the_right_is_found_safe_everywhere(model_of, architecture):
+    assert model_of(architecture).is_padding_safe("right")
+
+
+def test_padding_on_the_left_is_found_unsafe_for_heads_that_read_the_first_column(model_of):
+    safe = {name for name in ARCHITECTURES if model_of(name).is_padding_safe("left")}
+
+    # DeBERTa's encoder gives the state of the first token in every column.
+    assert safe == {"gpt2", "llama", "mistral", "deberta-v2"}
+
+
+def test_a_model_that_lets_padding_into_its_outputs_is_found(model_of):
+    model = leaky(model_of("bert"))
+
+    assert not model.is_padding_safe("right")
+    assert not model.is_padding_safe("left")
+
+
+def test_padding_is_measured_once_a_side(model_of):
+    model = leaky(model_of("bert"))
+    calls = []
+    model.module.register_forward_hook(lambda *_: calls.append(1))
+
+    for _ in range(3):
+        model.is_padding_safe("right")
+    once = len(calls)
+    model.is_padding_safe("left")
+
+    assert len(calls) == 2 * once > 0
+
+
+def test_positions_that_do_not_begin_at_zero_are_never_overridden_by_wrong_ones(
+    directory_of, load_directory, tmp_path
+):
+    """MPNet numbers its positions from 2, with a function that is no method of its modules."""
+    tokenizer = AutoTokenizer.from_pretrained(directory_of("roberta"))
+    config = MPNetConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        initializer_range=0.3,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    MPNetForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_directory(tmp_path)
+    expected = one_by_one(tmp_path, MPNetForSequenceClassification, TEXTS)
+
+    for text, logits in zip(TEXTS, expected, strict=True):
+        alone = padded_together(model, [text], "left")[0]
+        torch.testing.assert_close(alone, logits, atol=1e-5, rtol=1e-5)
+    if model.is_padding_safe("left"):
+        together = padded_together(model, TEXTS, "left")
+        torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_are_counted_for_relative_attention_alone(model_of):
+    assert model_of("deberta-v2").score_rule == ScoreRule(heads=4, min_span=64, item_bytes=4)
+    assert all(model_of(a).score_rule is None for a in ARCHITECTURES if a != "deberta-v2")
+
+
+def test_the_users_length_replaces_the_models(model_of):
+    model = model_of("bert")
+
+    assert model.text_tokenizer(None).max_tokens == 512
+    assert model.text_tokenizer(20).max_tokens == 20
+    assert model.text_tokenizer(20)(["the river " * 100]).lengths.tolist() == [20]
+
+
+def test_threads_share_one_tokenizer_a_length_and_none_between_lengths(model_of):
+    model = dataclasses.replace(model_of("bert"), _tokenizers={}, _lock=threading.Lock())
+    built = []
+
+    def new_tokenizer():
+        built.append(model_of("bert").new_tokenizer())
+        return built[-1]
+
+    model.new_tokenizer = new_tokenizer
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(model.text_tokenizer, [8, 16] * 3))
+
+    assert len(built) == 2
+    assert len({id(tokenizer) for tokenizer in found}) == 2
+    assert model.tokenizer not in built
+
+
+@pytest.mark.parametrize(("wanted", "side"), [(None, "left"), ("right", "right")])
+def test_the_tokenizer_decides_the_padding_side_unless_the_user_does(
+    load_directory, tmp_path, wanted, side
+):
+    model = load_directory(write_sequence_classifier(tmp_path / "m", "llama", padding_side="left"))
+
+    assert model.padding_side(wanted) == side
+
+
+def test_a_decoder_without_padding_id_takes_single_rows(load_directory, tmp_path):
+    directory = write_sequence_classifier(tmp_path / "m", "llama")
+    config = json.loads((directory / "config.json").read_text())
+    config["pad_token_id"] = None
+    (directory / "config.json").write_text(json.dumps(config))
+
+    assert load_directory(directory).needs_single_rows
+
+
+def test_the_linear_head_layout_loads_with_its_backbones_sizes(load_directory, tmp_path):
+    model = load_directory(write_checkpoint(tmp_path / "m", "quality"))
+
+    assert model.output_size == 3
+    assert model.score_rule is not None
+    assert not model.needs_single_rows
+    assert model.is_padding_safe("left")
+    assert model.is_padding_safe("right")
+
+
+def test_segment_ids_reach_the_model(model_of):
+    model = model_of("bert")
+    ids = np.array([5, 6, 7, 8], np.int32)
+    plain = TokenBatch(ids, np.array([0, 4]))
+    second = dataclasses.replace(plain, type_ids=np.ones(4, np.int32))
+
+    def outputs(tokens):
+        with torch.inference_mode():
+            return model.forward(
+                pad(stage(tokens, model.device), np.array([0]), model.pad_id), "right"
+            )
+
+    assert not torch.allclose(outputs(plain), outputs(second))
+
+
+@pytest.mark.parametrize("check", ["packed_layers", "is_padding_safe"])
+def test_memory_that_runs_out_in_a_check_says_nothing_about_the_model(model_of, check):
+    model = dataclasses.replace(model_of("bert"), _packed_layers=None, _padding_safety={})
+    errors = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def run_out(*_):
+        if errors:
+            raise errors.pop()
+
+    hook = model.module.register_forward_pre_hook(run_out)
+    try:
+        found = (
+            model.packed_layers() if check == "packed_layers" else model.is_padding_safe("right")
+        )
+    finally:
+        hook.remove()
+
+    assert found
+    assert not errors

@@ -1,0 +1,468 @@
+"""Plans: what a sample tells of a job, against transformers' tokenizers and the whole input."""
+
+import gzip
+import json
+import random
+import runpy
+from pathlib import Path
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from transformers import AutoTokenizer
+
+from gpuclassify import (
+    AegisClassifier,
+    DomainClassifier,
+    FineWebEduClassifier,
+    QualityClassifier,
+)
+from gpuclassify.commands.plan import plan
+from gpuclassify.inference.residency import MODELS
+from gpuclassify.jobs.estimate import limits, sampling
+from gpuclassify.jobs.estimate.trial import SLICES, run_trial
+from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.stages import as_chain
+from gpuclassify.testing import safety_template, sample_texts
+from gpuclassify.workers.run_events import collected_stats
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+SERVER = runpy.run_path(str(Path(__file__).parents[2] / "hub_server.py"))
+ROWS = 3_000
+TEXTS = sample_texts(400, seed=5)
+
+
+def make_rows(count, seed=0):
+    """Documents of some hundred tokens; every fiftieth is null."""
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(TEXTS, k=rng.randint(1, 10))) for _ in range(count)]
+    return [{"text": None if row % 50 == 9 else text, "id": row} for row, text in enumerate(texts)]
+
+
+def lines(rows):
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The same rows in order of their ids: as JSON lines, packed, and Parquet."""
+    folder, rows = tmp_path_factory.mktemp("corpus"), make_rows(ROWS)
+    (folder / "jsonl").mkdir()
+    (folder / "parquet").mkdir()
+    for number in range(6):
+        own = rows[number * 500 : number * 500 + 500]
+        (folder / f"jsonl/{number}.jsonl").write_bytes(lines(own))
+        pd.DataFrame(own).to_parquet(folder / f"parquet/{number}.parquet", row_group_size=60)
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(lines(rows)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make_rows(ROWS)
+
+
+def untimed(reader, *stages, **options):
+    on_error = options.pop("on_error", "raise")
+    return Pipeline([reader, *stages], on_error=on_error).plan(trial_seconds=None, **options)
+
+
+# What is counted, where the sample is everything.
+
+
+@pytest.fixture(params=["jsonl", "packed", "parquet", "frame"])
+def small(request, tmp_path):
+    """A reader of 130 rows, and the rows."""
+    own = make_rows(130, seed=1)
+    frame = pd.DataFrame(own)
+    if request.param == "parquet":
+        frame.to_parquet(tmp_path / "in.parquet", row_group_size=40)
+        return ParquetReader(f"{tmp_path}/in.parquet"), own
+    if request.param == "frame":
+        return dd.from_pandas(frame, npartitions=3), own
+    packed = request.param == "packed"
+    path = tmp_path / ("in.jsonl.gz" if packed else "in.jsonl")
+    path.write_bytes(gzip.compress(lines(own)) if packed else lines(own))
+    return JsonlReader(str(path)), own
+
+
+def test_tokens_are_those_of_the_models_own_tokenizer(small, checkpoint, tmp_path):
+    reader, own = small
+    path = checkpoint("fineweb-edu")
+    classifier = FineWebEduClassifier(
+        model=path, max_seq_length=96, max_chars=700, truncated_field="is_cut"
+    )
+    found = untimed(reader, classifier, ParquetWriter(f"{tmp_path}/out"), sample_rows=10_000)
+    texts = [row["text"] for row in own if row["text"] is not None]
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    lengths = [len(ids) for ids in tokenizer([text[:700] for text in texts])["input_ids"]]
+    assert vars(found.rows) == {"value": 130, "low": 130, "high": 130}
+    assert found.text_bytes.value == pytest.approx(sum(len(text.encode()) for text in texts))
+    assert found.null_share == pytest.approx(3 / 130)
+    (told,) = found.classifiers
+    assert told.tokens.value == pytest.approx(np.minimum(lengths, 96).sum())
+    assert told.tokens.low == told.tokens.value == told.tokens.high
+    assert told.mean_tokens == pytest.approx(np.mean(lengths))
+    quantiles = np.quantile(lengths, [0.5, 0.95, 1], method="inverted_cdf").tolist()
+    assert [told.median_tokens, told.p95_tokens, told.most_tokens] == quantiles
+    for low, high, share in told.histogram:
+        assert share == pytest.approx(np.mean([low <= n < high for n in lengths]))
+    assert told.limit_tokens == 96
+    is_cut = classifier(pd.DataFrame(own))["is_cut"]
+    assert told.truncated_share == pytest.approx(is_cut.sum() / len(texts))
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_of_long_texts_all_count(corpus, checkpoint):
+    path = checkpoint("quality")
+    options = {"max_seq_length": 64, "long_text": "windows", "window_overlap": 10}
+    found = untimed(
+        ParquetReader(f"{corpus}/parquet/0.parquet"),
+        QualityClassifier(model=path, **options),
+        sample_rows=10_000,
+    )
+    texts = [row["text"] for row in make_rows(ROWS)[:500] if row["text"] is not None]
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    windows = tokenizer(
+        texts, truncation=True, max_length=64, stride=10, return_overflowing_tokens=True
+    )["input_ids"]
+    (told,) = found.classifiers
+    assert told.tokens.value == pytest.approx(sum(map(len, windows)), rel=0.05)
+    assert told.truncated_share == 0
+
+
+def test_prompts_count_as_they_are_run(safety_models, tmp_path):
+    texts = sample_texts(30)
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "in.parquet")
+    classifier = AegisClassifier(
+        model=safety_models.defensive, base_model=safety_models.base, template=safety_template()
+    )
+    told = untimed(ParquetReader(f"{tmp_path}/in.parquet"), classifier).classifiers[0]
+    with collected_stats() as runs:
+        classifier(pd.DataFrame({"text": texts}))
+    assert told.tokens.value == sum(run.tokens for run in runs)
+    shared = sum(run.prefix_tokens for run in runs)
+    assert 0 < told.operations < told.operations_per_token * (told.tokens.value + shared)
+
+
+def test_callables_decide_which_rows_reach_a_classifier(corpus, checkpoint):
+    reader = ParquetReader(f"{corpus}/parquet")
+    classifier = DomainClassifier(model=checkpoint("domain"))
+    whole = untimed(reader, classifier, sample_rows=200).classifiers[0]
+
+    def half(frame):
+        return frame[frame["id"] % 2 == 0]
+
+    kept = untimed(reader, half, classifier, sample_rows=200)
+    assert kept.warnings == ()
+    assert 0.35 < kept.classifiers[0].tokens.value / whole.tokens.value < 0.65
+
+    def only_games(frame):
+        return frame[frame["domain_pred"] == "Games"]
+
+    edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"))
+    after = untimed(reader, classifier, only_games, edu, sample_rows=200)
+    assert "only_games" in after.warnings[0]
+    assert after.classifiers[1].tokens.value > 0
+
+
+# Samples of a part of the input.
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("jsonl", {"part_bytes": 20_000}), ("jsonl", {}), ("parquet", {}), ("packed.jsonl.gz", {})],
+)
+def test_a_sample_tells_the_whole_within_its_range(corpus, rows, name, options, monkeypatch):
+    monkeypatch.setattr(sampling, "ATTEMPTS", ((32, 4_000),))
+    monkeypatch.setattr(sampling, "BEGINNING_BYTES", 1 << 20)
+    monkeypatch.setattr(sampling, "STEP_BYTES", 1 << 10)
+    source = FileReader(f"{corpus}/{name}", **options).plan()
+    true_bytes = sum(len((row["text"] or "").encode()) for row in rows)
+    hits = []
+    for seed in range(10):
+        sample = sampling.sample_files(source, source.form, 150, seed, "raise")
+        assert len(sample.frame) < 400
+        assert sample.weights.sum() == pytest.approx(sample.rows.value)
+        sizes = np.array([len(text.encode()) for text in sample.frame["text"].fillna("")])
+        total = sample.total(sizes)
+        hits += [sample.rows.low <= ROWS <= sample.rows.high + 1e-6]
+        hits += [total.low <= true_bytes <= total.high]
+        assert abs(total.value / true_bytes - 1) < 0.3
+    assert np.mean(hits) >= 0.85
+    if name == "parquet":
+        assert sample.rows == sampling.Estimate(ROWS, ROWS, ROWS)
+
+
+@pytest.mark.parametrize("name", ["jsonl", "parquet"])
+def test_a_sample_is_from_everywhere_and_the_same_again(corpus, name):
+    source = FileReader(f"{corpus}/{name}").plan()
+    draw = [sampling.sample_files(source, source.form, 150, seed, "raise") for seed in (7, 7, 8)]
+    ids = [set(sample.frame["id"]) for sample in draw]
+    assert ids[0] == ids[1] != ids[2]
+    assert {row // 300 for row in ids[0]} == set(range(10))
+    assert len(ids[0]) == len(draw[0].frame)
+
+
+def test_partitions_of_a_dask_frame_are_sampled(rows, checkpoint):
+    frame = dd.from_pandas(pd.DataFrame(rows), npartitions=40)
+    computed = []
+
+    def note(part):
+        if len(part):
+            computed.append(int(part["id"].min()))
+        return part
+
+    frame = frame.map_partitions(note, meta=frame._meta)
+    found = untimed(frame, DomainClassifier(model=checkpoint("domain")), sample_rows=80)
+    assert len(computed) == sampling.MOST_PARTITIONS
+    assert {first // (ROWS // 4) for first in computed} == {0, 1, 2, 3}
+    assert found.rows.value == pytest.approx(ROWS, rel=0.05)
+    assert found.parts == 40
+    assert found.input_bytes is None
+
+
+def test_long_lines_and_many_short_files_are_found(tmp_path):
+    for number in range(150):
+        (tmp_path / f"{number}.jsonl").write_bytes(lines([{"text": "word " * number}]))
+    source = FileReader(str(tmp_path)).plan()
+    sample = sampling.sample_files(source, source.form, 1_000, 0, "raise")
+    assert len(sample.frame) >= sampling.FEWEST_ROWS
+    (tmp_path / "long").mkdir()
+    long_lines = [{"text": "word " * 120_000} for _ in range(6)]
+    (tmp_path / "long/a.jsonl").write_bytes(lines(long_lines))
+    source = FileReader(f"{tmp_path}/long").plan()
+    sample = sampling.sample_files(source, source.form, 1_000, 0, "raise")
+    assert sample.rows.value == pytest.approx(6)
+
+
+# Time and memory.
+
+
+def test_the_stages_are_run_and_time_is_scaled_by_tokens(corpus, checkpoint):
+    seen = []
+
+    def note(frame):
+        seen.append(set(frame.index))
+        return frame
+
+    classifiers = [
+        DomainClassifier(model=checkpoint("domain"), autocast=False),
+        FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False),
+    ]
+    pipeline = Pipeline([ParquetReader(f"{corpus}/parquet"), note, *classifiers])
+    found = pipeline.plan(trial_seconds=1e6, sample_rows=40)  # all of it, however slow the machine
+    tokens = sum(own.tokens.value for own in found.classifiers)
+    assert found.time.unit == "tokens"
+    assert found.time.seconds.value == pytest.approx(tokens / found.time.units_per_second)
+    assert found.time.seconds.low <= found.time.seconds.value <= found.time.seconds.high
+    assert 0 < found.time.rows_timed <= len(set().union(*seen))
+    assert found.worker_bytes > sum(own.weights_bytes for own in found.classifiers)
+    shown = str(found)
+    for words in ("on this machine, one process", "FLOPs", "█", "GPU-hours  not told", "a worker"):
+        assert words in " ".join(shown.split(" "))
+    assert json.loads(json.dumps(found.as_dict()))["rows"]["value"] == ROWS
+
+
+def test_slices_of_a_trial_are_random_rows_and_each_is_run_once(checkpoint):
+    frame = pd.DataFrame({"text": sample_texts(64)})
+    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
+    slices = []
+    work = np.arange(1.0, 65.0)
+    trial = run_trial(
+        as_chain([classifier]), frame, None, work, lambda rows: slices.append(rows), 1e9, 3
+    )
+    warm_up, first, *timed = [list(rows.index) for rows in slices]
+    assert warm_up == first
+    assert len(timed) == SLICES
+    assert sorted(row for own in timed for row in own) == list(range(64))
+    assert timed[0] != sorted(timed[0])
+    assert trial.work == tuple(work[own].sum() for own in timed)
+    assert trial.rows == 64
+
+
+@pytest.fixture
+def resident(checkpoint):
+    """A classifier whose model alone is in this process."""
+    MODELS.evict_idle()
+    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
+    classifier.setup()
+    return classifier
+
+
+def test_a_plan_leaves_in_this_process_the_models_that_were_there(corpus, checkpoint, resident):
+    before, seen = MODELS.keys(), set()
+
+    def look(frame):
+        seen.update(MODELS.keys())
+        return frame
+
+    edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
+    pipeline = Pipeline([ParquetReader(f"{corpus}/parquet"), resident, edu, look])
+    pipeline.plan(trial_seconds=0.1, sample_rows=20)
+    assert len(before) == 1
+    assert len(seen) == 2
+    assert MODELS.keys() == before
+
+
+def test_a_trial_that_fails_leaves_the_models_that_were_there(checkpoint, resident):
+    before, seen = MODELS.keys(), []
+
+    def fail(frame):
+        seen.extend(MODELS.keys())
+        raise ZeroDivisionError
+
+    edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
+    frame = pd.DataFrame({"text": sample_texts(8)})
+    with pytest.raises(ZeroDivisionError):
+        run_trial(as_chain([resident, edu]), frame, None, np.ones(8), fail, 1, 0)
+    assert len(seen) == 2
+    assert MODELS.keys() == before
+
+
+def test_weights_of_a_shared_decoder_count_once(safety_models, tmp_path):
+    pd.DataFrame({"text": sample_texts(10)}).to_parquet(tmp_path / "in.parquet")
+    reader = ParquetReader(f"{tmp_path}/in.parquet")
+
+    def aegis(model, label):
+        return AegisClassifier(
+            model=model, base_model=safety_models.base, template=safety_template(),
+            label_field=label,
+        )  # fmt: skip
+
+    one = untimed(reader, aegis(safety_models.defensive, "a"))
+    two = untimed(reader, aegis(safety_models.defensive, "a"), aegis(safety_models.permissive, "b"))
+    base = (Path(safety_models.base) / "model.safetensors").stat().st_size
+    assert 0 < two.worker_bytes - one.worker_bytes < base
+
+
+# What is refused, and what is warned of.
+
+
+def test_parts_too_large_for_a_column_are_told(corpus, checkpoint, monkeypatch):
+    classifier = DomainClassifier(model=checkpoint("domain"), score_field="scores")
+    reader = ParquetReader(f"{corpus}/parquet", part_bytes=10**9)
+    monkeypatch.setattr(limits, "COLUMN_LIMIT", 20_000)
+    warnings = untimed(reader, classifier, sample_rows=100).warnings
+    assert len(warnings) == 2
+    assert "its text" in warnings[0]
+    assert "'scores' has about 13,000 numbers" in warnings[1]  # 500 rows, 26 labels
+    assert all("--part-size" in warning for warning in warnings)
+    monkeypatch.setattr(limits, "COLUMN_LIMIT", 2**31 - 1)
+    assert untimed(reader, classifier, sample_rows=100).warnings == ()
+
+
+def test_broken_files_and_lines_stop_a_plan_or_are_counted(tmp_path, checkpoint):
+    own = lines(make_rows(60)) + b'{"text": 5}\n'
+    (tmp_path / "a.jsonl").write_bytes(own)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(own)[:-40])
+    classifier = DomainClassifier(model=checkpoint("domain"))
+    with pytest.raises(UnreadableInputError, match=r"b\.jsonl\.gz"):
+        untimed(JsonlReader([f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl.gz"]), classifier)
+    found = untimed(JsonlReader(str(tmp_path)), classifier, on_error="quarantine")
+    assert found.left_out == {"line": 1, "file": 1}
+    pd.DataFrame(make_rows(60)).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:500])
+    found = untimed(ParquetReader(f"{tmp_path}/*.parquet"), classifier, on_error="quarantine")
+    assert found.left_out == {"file": 1}
+    assert found.rows.value == 60
+
+
+def test_inputs_without_rows_are_refused(tmp_path, checkpoint):
+    classifier = DomainClassifier(model=checkpoint("domain"))
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(UnreadableInputError, match="neither rows nor columns"):
+        untimed(JsonlReader(str(tmp_path)), classifier)
+    empty = pd.DataFrame({"text": pd.Series([], dtype="str")})
+    empty.to_parquet(tmp_path / "a.parquet")
+    for reader in (ParquetReader(f"{tmp_path}/a.parquet"), dd.from_pandas(empty, npartitions=1)):
+        with pytest.raises(UnreadableInputError, match="no rows to plan"):
+            untimed(reader, classifier)
+    with pytest.raises(TypeError, match="no stages"):
+        Pipeline([]).plan()
+    with pytest.raises(ValueError, match="sample_rows=0"):
+        Pipeline([ParquetReader(f"{tmp_path}/a.parquet"), classifier]).plan(sample_rows=0)
+
+
+def test_rows_without_any_text_are_planned(tmp_path, checkpoint):
+    pd.DataFrame({"text": pd.Series([None] * 5, dtype="str")}).to_parquet(tmp_path / "a.parquet")
+    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
+    found = Pipeline([ParquetReader(f"{tmp_path}/a.parquet"), classifier]).plan(trial_seconds=0.1)
+    assert found.null_share == 1
+    assert found.classifiers[0].tokens.value == 0
+    assert found.time.unit == "rows"
+    assert "100.0% of the rows without text" in str(found)
+
+
+# The command.
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(plan, [*map(str, words)], obj={"debug": False})
+
+
+def test_the_command_shows_a_plan_and_writes_nothing(run, corpus, checkpoint, tmp_path):
+    words = ["--classifier", "domain", "--model", checkpoint("domain"), "--sample-rows", 60]
+    done = run(f"{corpus}/parquet", *words, "--no-time")
+    assert done.exit_code == 0, done.output
+    assert "3,000 rows" in done.stdout
+    assert "not read to their end (limit 512 tokens, 2,000 characters)" in done.stdout
+    told = json.loads(run(f"{corpus}/parquet", *words, "--no-time", "--json").stdout)
+    assert (told["rows"]["value"], told["time"]) == (ROWS, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_weights_everything_but_the_time_is_told(run, corpus, checkpoint, tmp_path):
+    for path in checkpoint("domain").rglob("*.json"):
+        copy = tmp_path / "model" / path.relative_to(checkpoint("domain"))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    words = [f"{corpus}/parquet", "--classifier", "domain", "--model", "./model"]
+    done = run(*words)
+    assert (done.exit_code, "With --no-time" in done.output) == (2, True)
+    told = json.loads(run(*words, "--no-time", "--json", "--sample-rows", 60).stdout)
+    (classifier,) = told["classifiers"]
+    assert classifier["parameters"] is classifier["weights_bytes"] is told["worker_bytes"] is None
+    assert classifier["operations"] > classifier["tokens"]["value"] > 0
+
+
+def test_no_weights_are_fetched_for_a_plan_without_time(corpus, checkpoint, run_python, tmp_path):
+    path = checkpoint("domain")
+    files = {
+        found.relative_to(path).as_posix(): found.read_bytes()
+        for found in path.rglob("*")
+        if found.is_file()
+    }
+    weights = len(files["model.safetensors"])
+    with SERVER["HubServer"](tokens=[]) as server:
+        server.add("acme/domains", files)
+        script = f"""
+from click.testing import CliRunner
+from gpuclassify.commands.plan import plan
+words = ["{corpus}/parquet", "--classifier", "domain", "--model", "acme/domains", "--no-time",
+         "--json", "--sample-rows", "60"]
+print(CliRunner().invoke(plan, words, obj={{"debug": True}}, catch_exceptions=False).stdout)
+"""
+        home = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        (told,) = json.loads(run_python(script, **home))["classifiers"]
+        largest = max(request.sent_bytes for request in server.requests)
+    assert told["weights_bytes"] > weights / 3  # in bfloat16, or in float32
+    assert largest < weights
+
+
+def test_options_and_files_of_settings_are_those_of_a_job(run, corpus, checkpoint, tmp_path):
+    words = [f"{corpus}/parquet", "--classifier", "domain", "--model", checkpoint("domain")]
+    assert run(*words, "--max-seq-length", 32, "--dump-config", "job.yaml").exit_code == 0
+    done = run("--config", "job.yaml", "--no-time", "--json", "--sample-rows", 60)
+    assert json.loads(done.stdout)["classifiers"][0]["limit_tokens"] == 32
+    done = run(*words[:1], "out", *words[1:])
+    assert (done.exit_code, "leave OUTPUT out" in done.output) == (2, True)
+    done = run(*words[1:])
+    assert (done.exit_code, "input must be given" in done.output) == (2, True)

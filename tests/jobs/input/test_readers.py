@@ -1,0 +1,407 @@
+import gzip
+import json
+from pathlib import Path
+
+import dask.dataframe as dd
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpuclassify.jobs.files import UnreadableInputError, find_files
+from gpuclassify.jobs.input import samples
+from gpuclassify.jobs.input.find_parts import plan_source
+from gpuclassify.jobs.input.parts import read_part
+from gpuclassify.jobs.input.readers import FileReader, JsonlReader, read_files
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+
+
+def write_json(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture
+def records():
+    return [{"id": i, "text": f"text {i} " + "ü" * (i % 40)} for i in range(500)]
+
+
+@pytest.mark.parametrize("part_bytes", [100, 1_000, 10_000_000])
+def test_byte_ranges_hold_every_line_once_and_in_order(tmp_path, records, part_bytes):
+    path = write_json(tmp_path / "a.jsonl", records)
+    ddf = read_files([path], part_bytes=part_bytes)
+    read = ddf.compute()
+    assert read["id"].tolist() == [record["id"] for record in records]
+    assert read["text"].tolist() == [record["text"] for record in records]
+    assert (ddf.npartitions > 100) == (part_bytes == 100)
+
+
+def test_a_line_longer_than_the_part_is_read_whole(tmp_path):
+    texts = ["a" * 5_000, "b", "c" * 3_000]
+    path = write_json(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    assert read_files([path], part_bytes=64).compute()["text"].tolist() == texts
+
+
+@pytest.mark.parametrize("part_bytes", [1, 20_000, None])
+def test_row_groups_are_parts_finer_than_a_file(tmp_path, records, part_bytes):
+    path = tmp_path / "a.parquet"
+    pd.DataFrame(records).to_parquet(path, row_group_size=100)
+    ddf = read_files([str(path)], part_bytes=part_bytes)
+    assert ddf.compute()["id"].tolist() == list(range(500))
+    if part_bytes == 1:
+        assert ddf.npartitions == 5
+
+
+def test_meta_is_the_dtype_of_every_part(tmp_path):
+    rows = [{"text": None, "n": None, "ok": None, "tags": None, "x": None}] * 50
+    rows += [{"text": "t", "n": 3, "ok": True, "tags": ["a"], "x": 1.5}] * 50
+    path = write_json(tmp_path / "a.jsonl", rows)
+    ddf = read_files([path], part_bytes=400)
+    for part in ddf.to_delayed():
+        pd.testing.assert_series_equal(part.compute().dtypes, ddf.dtypes)
+    assert pd.api.types.is_string_dtype(ddf.dtypes["text"])
+    assert ddf.dtypes["n"] == pd.Int64Dtype()
+    assert ddf.dtypes["ok"] == pd.BooleanDtype()
+
+
+def test_strings_that_look_like_dates_stay_as_they_are(tmp_path):
+    record = {"text": "2024-01-01", "when": "2024-01-01T00:00:00Z", "at": {"all": ["2024-01-02"]}}
+    path = write_json(tmp_path / "a.jsonl", [record])
+    ddf = read_files([path])
+    row = ddf.compute().iloc[0]
+    assert (row["text"], row["when"]) == ("2024-01-01", "2024-01-01T00:00:00Z")
+    assert list(row["at"]["all"]) == ["2024-01-02"]
+    assert pd.api.types.is_string_dtype(ddf.dtypes["when"])
+
+
+@pytest.mark.parametrize("late", [{"extra": 1}, {"meta": {"a": 1, "extra": 2}}])
+def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, monkeypatch, late):
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 1_000)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
+    records = [{"text": "x" * 100, "meta": {"a": 1}} for _ in range(50)]
+    path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", "extra": None}])
+    assert len(read_files([path]).compute()) == 51  # a null is no loss
+    path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", **late}])
+    with pytest.raises(UnreadableInputError, match=rf"{next(iter(late))} has fields.*--field"):
+        read_files([path]).compute(scheduler="sync")
+    assert len(read_files([path], fields=["text"]).compute()) == 51
+
+
+def test_a_column_that_one_file_lacks_is_null_there(tmp_path):
+    pq.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["b"]}), tmp_path / "b.parquet")
+    assert read_files([str(tmp_path)]).compute()["id"].isna().tolist() == [False, True]
+
+
+def test_dictionary_encoded_text_is_text(tmp_path):
+    values = pa.array(["a", None, "a"]).dictionary_encode()
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    ddf = read_files([str(tmp_path / "a.parquet")])
+    assert pd.api.types.is_string_dtype(ddf.dtypes["text"])
+    assert ddf.compute()["text"].isna().tolist() == [False, True, False]
+
+
+def test_a_file_without_row_groups_has_no_rows(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.ParquetWriter(path, pa.schema([("text", pa.string())])).close()
+    assert len(read_files([str(path)]).compute()) == 0
+
+
+def test_a_name_with_brackets_is_a_name_where_such_a_file_is(tmp_path, records):
+    path = write_json(tmp_path / "a[1].jsonl", records)
+    assert len(read_files([path]).compute()) == 500
+
+
+def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 100)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in ("a" * 5_000, "b"))
+    assert read_files([str(tmp_path / "a.jsonl.gz")]).compute()["text"].str.len().tolist() == [
+        5_000,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl.gz", b"no gzip"),
+        ("b.jsonl.gz", gzip.compress(bytes(range(256)) * 40)[:-20]),
+        ("c.jsonl", '{"text": "ü"}\n'.encode("latin-1")),
+    ],
+)
+def test_broken_bytes_name_the_file(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UnreadableInputError, match=f"{name}.* cannot be read"):
+        read_files([str(tmp_path / name)]).compute(scheduler="sync")
+
+
+def test_integers_keep_all_their_digits_beside_nulls(tmp_path):
+    big = 2**62 + 1
+    path = write_json(tmp_path / "a.jsonl", [{"text": "a", "id": big}, {"text": "b", "id": None}])
+    assert read_files([path]).compute()["id"][0] == big
+
+
+def test_compressed_files_globs_and_directories(tmp_path, records):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with gzip.open(folder / "a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records[:250])
+    write_json(folder / "b.jsonl", records[250:])
+    (folder / "_SUCCESS").write_text("")
+    for source in (str(folder), f"{folder}/*.jsonl*"):
+        assert read_files([source]).compute()["id"].tolist() == list(range(500))
+
+
+def test_zstandard_is_read_without_another_package(tmp_path, records):
+    plain = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    path = str(tmp_path / "a.jsonl.zst")
+    with pa.OSFile(path, "wb") as sink, pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(plain)
+    assert len(read_files([path]).compute()) == 500
+
+
+def test_fields_project_the_columns(tmp_path, records):
+    path = write_json(tmp_path / "a.jsonl", records)
+    assert list(read_files([path], fields=["text"]).columns) == ["text"]
+    with pytest.raises(
+        UnreadableInputError, match=r"no column 'txt'.*Did you mean 'text'.*id, text"
+    ):
+        read_files([path], fields=["txt"])
+
+
+def test_urls_are_read(records):
+    frame = pd.DataFrame(records)
+    frame.to_parquet("memory://in/a.parquet")
+    assert len(read_files(["memory://in/*.parquet"]).compute()) == 500
+
+
+def test_errors_name_file_and_cure(tmp_path, records):
+    with pytest.raises(UnreadableInputError, match=r"no such input: .*nothing\.parquet"):
+        read_files([str(tmp_path / "nothing.parquet")])
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UnreadableInputError, match=r"notes\.txt.*wanted names ending in \.parquet"):
+        read_files([str(tmp_path)])
+    (tmp_path / "bad.parquet").write_bytes(b"not parquet")
+    with pytest.raises(UnreadableInputError, match=r"bad\.parquet cannot be read"):
+        read_files([str(tmp_path / "bad.parquet")])
+    write_json(tmp_path / "good.jsonl", records)
+    with pytest.raises(UnreadableInputError, match="several formats"):
+        read_files([str(tmp_path / "good.jsonl"), str(tmp_path / "bad.parquet")])
+
+
+def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, records, monkeypatch):
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 1_000)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
+    path = tmp_path / "a.jsonl"
+    write_json(path, records)
+    with path.open("a") as file:
+        file.write('{"text": "no end\n')
+    ddf = read_files([str(path)], part_bytes=5_000)
+    with pytest.raises(UnreadableInputError, match=r"a\.jsonl, from byte \d+ cannot be read"):
+        ddf.compute(scheduler="sync")
+
+
+def test_inputs_that_do_not_fit_together_are_refused(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": [[1]]}), tmp_path / "b.parquet")
+    with pytest.raises(UnreadableInputError, match="do not fit together"):
+        read_files([str(tmp_path)])
+
+
+def test_a_file_named_twice_is_read_once_and_parts_are_deterministic(tmp_path, records):
+    path = write_json(tmp_path / "a.jsonl", records)
+    inputs = [path, f"{tmp_path}/*.jsonl"]
+    assert [file.path for file in find_files(inputs, {})] == [path]
+    assert plan_source(inputs, part_bytes=1_000) == plan_source(inputs, part_bytes=1_000)
+
+
+@pytest.fixture
+def hive(tmp_path):
+    """Folders as pandas writes them, with what needs escapes, a null and integers."""
+    langs = ["de", "e n/ü", None, "x%=y"]
+    frame = pd.DataFrame({"id": range(4), "lang": langs, "day": [10, 2, 3, 10], "text": "a"})
+    frame.to_parquet(tmp_path / "rows", partition_cols=["lang", "day"])
+    for path in sorted((tmp_path / "rows").rglob("*.parquet")):
+        lines = tmp_path / "lines" / path.parent.relative_to(tmp_path / "rows")
+        lines.mkdir(parents=True)
+        pd.read_parquet(path).to_json(lines / "a.jsonl", orient="records", lines=True)
+    return tmp_path
+
+
+def pyarrow_rows(folder):
+    table = pq.read_table(folder)
+    rows = sorted(table.to_pylist(), key=lambda row: row["id"])
+    return {name: [row[name] for row in rows] for name in table.column_names}
+
+
+def rows_of(frame):
+    frame = frame.sort_values("id").astype(object)
+    return frame.where(frame.notna(), None).to_dict("list")
+
+
+@pytest.mark.parametrize("kind", ["rows", "lines"])
+def test_columns_that_names_of_folders_tell_are_those_of_pyarrow(hive, kind):
+    known = pyarrow_rows(hive / "rows")
+    ddf = read_files(hive / kind, part_bytes=1)
+    assert rows_of(ddf.compute()) == known
+    assert list(ddf.columns) == list(known)  # with those of folders behind
+    for part in ddf.to_delayed():
+        pd.testing.assert_series_equal(part.compute().dtypes, ddf.dtypes)
+    assert pd.api.types.is_string_dtype(ddf.dtypes["lang"])
+    assert ddf.dtypes["day"] == pd.Int64Dtype()
+
+
+@pytest.mark.parametrize("kind", ["rows", "lines"])
+def test_columns_of_folders_can_be_chosen_and_come_out_of_a_job(hive, kind):
+    known = pyarrow_rows(hive / "rows")
+    ddf = read_files(hive / kind, fields=["lang", "id"])
+    assert rows_of(ddf.compute()) == {name: known[name] for name in ("lang", "id")}
+    assert list(read_files(hive / kind, fields="text").columns) == ["text"]
+    Pipeline([FileReader(hive / kind), lambda frame: frame, ParquetWriter(f"{hive}/out")]).run()
+    assert rows_of(pd.concat(map(pd.read_parquet, (hive / "out").glob("*.parquet")))) == known
+
+
+def test_folders_tell_the_same_however_the_files_are_named_as_in_dask(tmp_path):
+    root = tmp_path / "run=5" / "in"
+    pd.DataFrame({"text": ["a", "b"], "lang": ["de", "en"]}).to_parquet(
+        root, partition_cols=["lang"]
+    )
+    files = sorted(map(str, root.rglob("*.parquet")))
+    for inputs in (str(root), f"{root}/*/*.parquet", files):
+        assert list(read_files(inputs).columns) == list(dd.read_parquet(inputs).columns)
+    assert read_files(root / "lang=de").compute()["lang"].tolist() == ["de"]
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ["k=01", "k=-2"],
+        ["k=1", "k=+3"],
+        ["k=1", "k=a"],
+        ["k=2147483647", "k=5"],
+        ["k=2147483648", "k=5"],
+        ["k=1.5"],
+        ["k=", "k=a"],
+        ["k=5", "k=__HIVE_DEFAULT_PARTITION__"],
+        ["k%20x=a", "k x=b"],
+        ["k=a/k=b"],
+        ["k=a/j=1", "j=2/k=c", "k=d", "plain"],
+    ],
+)
+def test_names_of_folders_are_understood_as_pyarrow_does(tmp_path, folders):
+    for number, folder in enumerate(folders):
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(pa.table({"id": [number]}), tmp_path / folder / "a.parquet")
+    assert rows_of(read_files(tmp_path).compute()) == pyarrow_rows(tmp_path)
+
+
+def test_a_type_can_be_given_to_a_column_of_folders(tmp_path):
+    (tmp_path / "day=01").mkdir()
+    write_json(tmp_path / "day=01" / "a.jsonl", [{"text": "a"}])
+    source = JsonlReader(tmp_path, types={"day": "string"}).plan()
+    assert read_part(source.parts[0], source.form)["day"].tolist() == ["01"]
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(tmp_path):
+    (tmp_path / "k=%FF").mkdir()
+    write_json(tmp_path / "k=%FF" / "a.jsonl", [{"text": "a"}])
+    with pytest.raises(UnreadableInputError, match=r"'k=%FF' of .* not UTF-8: rename it"):
+        read_files(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_column_that_files_hold_is_theirs_and_one_that_some_hold_is_refused(tmp_path, kind):
+    def write(folder, records):
+        (tmp_path / folder).mkdir()
+        if kind == "jsonl":
+            write_json(tmp_path / folder / "a.jsonl", records)
+        else:
+            pd.DataFrame(records).to_parquet(tmp_path / folder / "a.parquet")
+
+    write("lang=de", [{"text": "a", "lang": "fr"}, {"text": "b", "lang": None}])
+    held = read_files(tmp_path).compute()["lang"]
+    assert held[0] == "fr"
+    assert held.isna().tolist() == [False, True]
+    write("lang=en", [{"text": "c"}])
+    for on_error in ("raise", "quarantine") if kind == "jsonl" else ("raise",):
+        with pytest.raises(UnreadableInputError, match=r"lang=en/a.*tell lang, which other"):
+            FileReader(tmp_path).plan(on_error)
+    assert len(read_files(tmp_path, fields=["text"]).compute()) == 3
+
+
+def test_samples_are_from_all_files(tmp_path):
+    for number in range(20):
+        price = 3 if number < 17 else 3.5
+        write_json(tmp_path / f"{number:02}.jsonl", [{"text": "a", "price": price}])
+    assert read_files(tmp_path).compute()["price"].tolist() == [3] * 17 + [3.5] * 3
+
+
+@pytest.mark.parametrize("at", [0, 1_000, 1_999])
+def test_samples_are_from_beginning_middle_and_end(tmp_path, monkeypatch, at):
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
+    monkeypatch.setattr(samples, "SAMPLES", 3)
+    prices = [{"price": 3.5 if abs(number - at) < 20 else 3} for number in range(2_000)]
+    path = write_json(tmp_path / "a.jsonl", prices)
+    assert read_files(path).compute()["price"].sum() > 6_000
+
+
+def test_files_of_blanks_do_not_use_up_the_samples(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number:03}.jsonl").write_text("\n")
+    write_json(tmp_path / "050.jsonl", [{"text": "a"}])
+    assert read_files(tmp_path).compute()["text"].tolist() == ["a"]
+
+
+def test_a_type_that_changes_beyond_the_samples_names_column_file_and_cures(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
+    monkeypatch.setattr(samples, "SAMPLES", 1)
+    records = [{"text": "a", "price": 3} for _ in range(100)]
+    path = write_json(tmp_path / "a.jsonl", [*records, {"text": "a", "price": 3.5}])
+    message = r"a\.jsonl, from byte \d+ .*column price \(int64.*3\.5; .*fields=.*quarantine"
+    with pytest.raises(UnreadableInputError, match=message):
+        read_files(path).compute(scheduler="sync")
+    assert len(read_files(path, fields="text").compute()) == 101
+    reader = JsonlReader(path, types={"price": "double", "late": "string"})
+    Pipeline([reader, lambda frame: frame, ParquetWriter(f"{tmp_path}/out")]).run()
+    [written] = (tmp_path / "out").glob("*.parquet")
+    assert pq.read_table(written)["price"].to_pylist() == [3.0] * 100 + [3.5]
+    assert pq.read_schema(written).names == ["text", "price", "late"]
+    with pytest.raises(ValueError, match=r"types=\{'price': 'dubl'\}: Arrow has no such type"):
+        JsonlReader(path, types={"price": "dubl"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"text": "a"}, {"text": "b"}]', r"one object a line.*jq -c '\.\[\]'"),
+        (b'[\n{"text": "a"}\n]', r"one object a line.*jq -c '\.\[\]'"),
+        (b'{\n"text": "a"\n}', "one object a line.*jq -c . FILE"),
+        ('{"text": "café"}\n'.encode("latin-1"), "byte 13 of the line is not UTF-8.*iconv"),
+        ('{"text": "a"}\n'.encode("utf-16"), "byte 0 of the line is not UTF-8.*iconv"),
+    ],
+)
+def test_files_that_are_no_lines_of_json_are_told_with_their_cure(tmp_path, content, message):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(UnreadableInputError, match=message):
+        read_files(tmp_path)
+
+
+def test_one_name_is_one_name(tmp_path, records):
+    path = write_json(tmp_path / "a.jsonl", records)
+    assert JsonlReader(path, fields="text").fields == ("text",)
+    assert JsonlReader(Path(path)).paths == JsonlReader([Path(path)]).paths == [path]
+    for inputs in (path, Path(path), [Path(path)], f"{tmp_path}/*.jsonl"):
+        assert list(read_files(inputs, fields="text").columns) == ["text"]
+
+
+@pytest.mark.parametrize("name", ["co::lon", "a b::c", "x/co::lon"])
+def test_names_that_look_like_urls_are_refused_with_the_cure(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(parents=True)
+    write_json(tmp_path / name / "a.jsonl", [{"text": "a"}])
+    for inputs in (name, "."):
+        with pytest.raises(UnreadableInputError, match=r'"://" and "::".*rename the file'):
+            read_files(inputs)

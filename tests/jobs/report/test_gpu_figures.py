@@ -1,0 +1,110 @@
+"""How busy GPUs were, and their memory: while a job runs, and in its report."""
+
+import inspect
+import io
+import json
+import time
+from collections import deque
+
+import pytest
+from distributed import Client, LocalCluster
+from distributed.system_monitor import SystemMonitor
+from rich.console import Console
+
+from gpuclassify.jobs import task
+from gpuclassify.jobs.output.manifest import JOB
+from gpuclassify.jobs.output.records import RECORDS, Record
+from gpuclassify.jobs.report.progress import JobProgress
+from gpuclassify.jobs.report.report import progress, write_report
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.storage import open_directory
+from gpuclassify.workers.run_stats import RunStats
+
+RUNS = [
+    {"device_sampled_seconds": 4.0, "device_busy_seconds": 3.0, "peak_device_bytes": 6_000_000},
+    {"device_sampled_seconds": 6.0, "device_busy_seconds": 6.0, "peak_device_bytes": 7_000_000},
+]  # fmt: skip
+
+
+def report_of_runs(folder, runs):
+    """The report of a job whose parts had these stats, and its page."""
+    (folder / RECORDS).mkdir(parents=True)
+    job = {"key": "k", "created": "2026-11-01T00:00:00Z", "parts": len(runs), "identity": {}}
+    (folder / JOB).write_text(json.dumps({**job, "versions": {}, "code": "Pipeline()"}))
+    for number, stats in enumerate(runs):
+        record = Record(f"part-{number}.parquet", {}, 5, 5, 100, "", stats=stats, finished=1e9)
+        (folder / RECORDS / f"part-{number}.json").write_bytes(record.as_json())
+    return write_report(open_directory(str(folder))), (folder / "_report/report.html").read_text()
+
+
+def test_a_report_tells_the_mean_use_and_the_highest_peak(tmp_path):
+    report, _ = report_of_runs(tmp_path, RUNS)
+    assert report["gpu"] == {"busy_share": 0.9, "peak_device_bytes": 7_000_000}
+    assert report["totals"]["peak_device_bytes"] == 7_000_000
+
+
+def test_what_slices_do_not_tell_is_not_zero(tmp_path):
+    report, _ = report_of_runs(tmp_path, [{"peak_torch_bytes": 5}])
+    assert report["gpu"] == {"busy_share": None, "peak_torch_bytes": 5}
+
+
+def test_a_report_of_cpus_has_no_figures_of_gpus(tmp_path):
+    report, page = report_of_runs(tmp_path, [{"tokens": 7}])
+    assert report["gpu"] is None
+    assert "GPU" not in page
+
+
+def test_a_parts_runs_add_up_and_their_highest_peak_stays():
+    runs = [RunStats(tokens=3, **stats) for stats in RUNS]
+    sums = task._sums(runs)
+    assert (sums["tokens"], sums["device_busy_seconds"]) == (6, 9.0)
+    assert sums["peak_device_bytes"] == 7_000_000
+
+
+def test_distributed_still_tells_the_use_of_gpus_under_this_name():
+    assert 'result["gpu_utilization"]' in inspect.getsource(SystemMonitor)
+
+
+@pytest.fixture
+def client():
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client  # fmt: skip
+
+
+def test_a_running_job_shows_what_workers_tell_of_their_gpus(client, monkeypatch):
+    """No GPU is here: the worker's own monitor is given the figure that it would have of one."""
+    monkeypatch.setattr(progress, "LOOK_EVERY_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    summary = JobSummary(rows_in=10, elapsed_seconds=1.0)
+
+    def note(dask_worker):
+        dask_worker.monitor.quantities["gpu_utilization"] = deque([83.0], maxlen=10)
+
+    with JobProgress("domain", console, client) as bar:
+        bar.parts(1, 2, summary)
+        assert "GPU" not in bar._line
+        client.run(note)
+        deadline = time.monotonic() + 60
+        while "GPU" not in bar._line and time.monotonic() < deadline:
+            time.sleep(0.05)
+            bar.parts(1, 2, summary)
+        assert bar._line.endswith("left, GPU 83% busy")
+
+
+def test_the_page_shows_use_and_memory(tmp_path):
+    _, page = report_of_runs(tmp_path, [{**RUNS[0], "peak_device_bytes": 3 * 2**30}, RUNS[1]])
+    assert "<b>90%</b><span>GPUs busy" in page
+    assert "<b>3.0 GiB</b><span>of a GPU at most" in page
+
+
+def test_a_summary_keeps_the_highest_peak():
+    summary = JobSummary()
+    for stats in RUNS:
+        summary.add(Record("a.parquet", {}, 5, 5, 100, "", stats=stats), "a.parquet")
+    assert summary.totals["device_busy_seconds"] == 9.0
+    assert summary.totals["peak_device_bytes"] == 7_000_000

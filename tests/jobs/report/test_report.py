@@ -1,0 +1,225 @@
+"""A job's report, its page, and its progress while it runs."""
+
+import io
+import json
+import shutil
+import time
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from gpuclassify import DomainClassifier, FineWebEduClassifier
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.report.charts import histogram, readable_time, short_number
+from gpuclassify.jobs.report.counts import add_counts, count_labels, count_lengths, count_scores
+from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
+from gpuclassify.jobs.report.report import progress, report_of, write_report
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.storage import open_directory
+from gpuclassify.testing import sample_texts
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+TEXTS = [*sample_texts(50, seed=4), None, "<b>&</b>" + "long " * 800]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, checkpoint):
+    """The folder of a job that left two lines out."""
+    folder = tmp_path_factory.mktemp("<report>")
+    records = [json.dumps({"id": row, "text": text}) for row, text in enumerate(TEXTS)]
+    (folder / "in.jsonl").write_text("\n".join([*records, "<script>", "[]"]))
+    Pipeline(
+        [
+            JsonlReader(f"{folder}/in.jsonl", part_bytes=800),
+            DomainClassifier(model=checkpoint("domain"), confidence_field="sure", autocast=False),
+            FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False),
+            ParquetWriter(f"{folder}/out"),
+        ],
+        on_error="quarantine",
+    ).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(finished):
+    return json.loads((finished / "out/_report/report.json").read_text())
+
+
+def test_the_report_agrees_with_the_rows(finished, report):
+    rows = pd.concat(map(pd.read_parquet, sorted((finished / "out").glob("*.parquet"))))
+    assert (report["rows_in"], report["rows_out"]) == (52, len(rows))
+    assert report["labels"]["domain_pred"] == rows["domain_pred"].value_counts().to_dict()
+    for name, column in (("sure", "sure"), ("fineweb-edu-score-float",) * 2):
+        for low, high, count in report["scores"][name]:
+            expected = ((rows[column] >= low) & (rows[column] < high)).sum()
+            is_last = high > rows[column].max()
+            assert count == expected or is_last, (low, high)
+        assert sum(count for *_, count in report["scores"][name]) == rows[column].notna().sum()
+    lengths = [len(text) for text in TEXTS if text is not None]
+    for low, high, count in report["text_lengths"]["text"]:
+        assert count == sum(low <= length < high for length in lengths)
+    assert 1 <= report["truncated_texts"] <= 2  # the long one, by one model or both
+    assert report["left_out"] == {"line": 2}
+    assert [problem["content"] for problem in report["problems"]] == ["<script>", "[]"]
+
+
+def test_the_report_tells_speed_times_settings_and_how_to_reproduce(finished, report, checkpoint):
+    assert report["rows_per_second"] == pytest.approx(52 / report["busy_seconds"])
+    steps = np.diff([time for time, _ in report["throughput"]], append=np.nan)[0]
+    rows = sum(rate * steps for _, rate in report["throughput"])
+    assert rows == pytest.approx(52, rel=0.01)
+    assert {"read", "model", "write"} <= set(report["worker_seconds"])
+    assert report["settings"]["stage 1 DomainClassifier"]["confidence_field"] == "sure"
+    assert report["versions"]["pyarrow"] == pa.__version__
+    assert f"DomainClassifier(model={str(checkpoint('domain'))!r}" in report["code"]
+    assert report["parts_done"] == report["parts"]
+
+
+def test_an_unfinished_job_has_a_report_too(finished, tmp_path):
+    shutil.copytree(finished / "out", tmp_path / "out")
+    records = sorted((tmp_path / "out/_gpuclassify/records").iterdir())
+    records[0].unlink()
+    found = write_report(open_directory(str(tmp_path / "out")))
+    assert found["parts_done"] == found["parts"] - 1
+    assert f"{len(records) - 1} of {len(records)} parts done" in (
+        (tmp_path / "out/_report/report.html").read_text()
+    )
+    with pytest.raises(FileNotFoundError, match="is no output of a job"):
+        report_of(open_directory(str(tmp_path)))
+
+
+def test_pauses_between_runs_do_not_count_as_work(finished, tmp_path):
+    shutil.copytree(finished / "out", tmp_path / "out")
+    before = report_of(open_directory(str(finished / "out")))["busy_seconds"]
+    for path in sorted((tmp_path / "out/_gpuclassify/records").iterdir())[3:]:
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "finished": record["finished"] + 86_400}))
+    after = report_of(open_directory(str(tmp_path / "out")))
+    assert after["busy_seconds"] == pytest.approx(before, abs=0.5)
+    assert max(time for time, _ in after["throughput"]) <= after["busy_seconds"]
+
+
+class Tags(HTMLParser):
+    """Every tag, and that they are closed in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.outside = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.handle_startendtag(tag, attributes)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.append(tag)
+        self.outside += [v for k, v in attributes if k in ("src", "href", "action", "data")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(finished):
+    text = (finished / "out/_report/report.html").read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.outside == []
+    assert "script" not in tags.seen
+    assert "http" not in text.replace("text/html", "")
+    assert "&lt;script&gt;" in text or "no JSON object" in text
+    assert tags.seen.count("svg") == 3 + 2 + 1 + 2  # labels, scores, lengths, speed and times
+
+
+def test_charts_of_nothing_are_charts():
+    assert "svg" in histogram([0, 1], [0], ["0", "1"])
+    assert [short_number(n) for n in (0.5, 999, 1_234, 5e9)] == ["0.5", "999", "1.23k", "5G"]
+    assert [readable_time(s) for s in (7, 3_723)] == ["0:07", "1:02:03"]
+
+
+# What records count.
+
+
+def test_counts_add_up_over_parts_to_those_of_the_whole():
+    rng = np.random.default_rng(5)
+    scores = np.concatenate([rng.normal(1, 3, 500), [np.nan, np.inf, 0.15, 0.3, 99, -99]])
+    table = pa.table(
+        {
+            "label": [f"l{n}" for n in rng.integers(0, 5, len(scores) - 1)] + [None],
+            "score": pa.array(scores.astype("float32"), from_pandas=True),
+            "text": ["ü" * n for n in rng.integers(0, 300, len(scores))],
+        }
+    )
+    sums = {}
+    for start in range(0, len(table), 100):
+        add_counts(sums, count_scores(table.slice(start, 100), ["score"]))
+    assert sums == count_scores(table, ["score"])
+    finite = scores[np.isfinite(scores)]
+    assert sum(sums["score"].values()) == len(finite)
+    assert sums["score"]["3"] == ((finite >= 0.1499) & (finite < 0.1999)).sum()
+    labels = count_labels(table, ["label"])["label"]
+    assert labels == pd.Series(table["label"].to_pylist()).value_counts().to_dict()
+    lengths = count_lengths({"text": table["text"]})["text"]
+    assert lengths["8"] == sum(128 <= len(t) < 256 for t in table["text"].to_pylist())
+    assert lengths.get("0", 0) == table["text"].to_pylist().count("")
+
+
+# Progress.
+
+
+@pytest.fixture
+def summary():
+    return JobSummary(
+        rows_in=3_000, resumed_rows=1_000, resumed_parts=10, elapsed_seconds=20,
+        totals={"tokens": 900_000}, resumed_tokens=100_000, left_out={"line": 2},
+    )  # fmt: skip
+
+
+def test_a_terminal_gets_a_live_line(summary):
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    with JobProgress("domain", console) as bar:
+        bar.parts(30, 100, summary)
+    text = console.file.getvalue()
+    assert "30/100 parts, 3,000 rows, 100 rows/s, 40k tokens/s, 1:10 left, 2 in quarantine" in text
+
+
+def test_a_log_gets_a_line_a_minute_and_one_at_the_end(summary, monkeypatch):
+    assert progress.LOG_EVERY_SECONDS == 60
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.05)
+    console = Console(file=io.StringIO())
+    with JobProgress("[/red]", console) as lines:
+        started = time.monotonic()
+        for done in range(31):
+            lines.parts(done, 30, summary)
+        while "30/30" not in console.file.getvalue() and time.monotonic() < started + 60:
+            time.sleep(0.01)
+        logged, seconds = len(console.file.getvalue().splitlines()), time.monotonic() - started
+    written = console.file.getvalue().splitlines()
+    assert 1 <= logged <= 1 + seconds / 0.05
+    assert len(written) > logged  # the last one comes at the end
+    assert written[-1].startswith("[/red]: 100% 30/30 parts")
+
+
+def test_python_s_log_gets_the_lines_where_there_is_no_terminal(finished, caplog, capsys):
+    caplog.set_level("INFO", logger="gpuclassify")
+    stages = [JsonlReader(f"{finished}/in.jsonl"), str_lengths, ParquetWriter(f"{finished}/logged")]
+    Pipeline(stages, on_error="quarantine").run()
+    [line] = [text for text in caplog.messages if "parts" in text]
+    assert line.startswith("str_lengths: 100% 1/1 parts, 52 rows, ")
+    assert capsys.readouterr() == ("", "")
+
+
+def str_lengths(frame):
+    return frame.assign(length=frame["text"].str.len())
+
+
+def test_gpus_are_shown_by_their_use():
+    assert shown_gpus([None, None]) == ""
+    assert shown_gpus([97, None, 8.4]) == ", GPU 97% 8% busy"
+    assert shown_gpus([90.0] * 9 + [10.0]) == ", 10 GPUs 82% busy, one 10%"

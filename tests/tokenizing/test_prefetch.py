@@ -1,0 +1,211 @@
+"""Texts are tokenized ahead of the model, in blocks that change nothing."""
+
+import contextvars
+import statistics
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from gpuclassify.testing import sample_texts
+from gpuclassify.tokenizing import prefetch
+from gpuclassify.tokenizing.prefetch import Feed, HostSource, ahead, cut_blocks
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_cache import shared_tokens
+from gpuclassify.tokenizing.windows import all_windows, first_windows
+from gpuclassify.workers.run_stats import RunStats
+
+TEXTS = ["", *sample_texts(40, max_words=80)]
+
+
+@pytest.fixture
+def tokenizer(sequence_classifier):
+    return TextTokenizer(AutoTokenizer.from_pretrained(sequence_classifier("bert")), 24, 5)
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(prefetch, "FIRST_BLOCK_CHARS", 300)
+    monkeypatch.setattr(prefetch, "MOST_BLOCK_CHARS", 1_000)
+
+
+@given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(1, 40), st.integers(40, 90))
+def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetch, "FIRST_BLOCK_CHARS", first)
+        patch.setattr(prefetch, "MOST_BLOCK_CHARS", most)
+        bounds = list(cut_blocks([len(text) for text in texts]))
+
+    blocks = [texts[start:stop] for start, stop in bounds]
+    assert [text for block in blocks for text in block] == texts
+    assert all(blocks)
+    bound = first
+    for block in blocks:
+        assert len(block) == 1 or sum(map(len, block)) <= bound
+        bound = min(2 * bound, most)
+
+
+def feed_of(tokenizer, texts, has_all_windows, stats):
+    return Feed(HostSource(tokenizer, texts, has_all_windows), stats)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("has_all_windows", [False, True])
+def test_a_feed_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all_windows):
+    stats = RunStats()
+    feed = feed_of(tokenizer, TEXTS, has_all_windows, stats)
+    whole = (all_windows if has_all_windows else first_windows)(tokenizer.encode(TEXTS))
+
+    blocks = list(feed)
+
+    assert len(blocks) > 3
+    distinct = [block.take([row]).ids for block in blocks for row in range(len(block))]
+    given_back = np.concatenate([distinct[place] for place in feed.places])
+    np.testing.assert_array_equal(given_back, whole.tokens.ids)
+    np.testing.assert_array_equal(feed.counts, whole.counts)
+    np.testing.assert_array_equal(feed.window_counts, whole.found)
+    np.testing.assert_array_equal(feed.lengths, whole.tokens.lengths)
+    np.testing.assert_array_equal(feed.seen_share, whole.seen_share)
+    assert stats.windows == len(whole.tokens)
+    assert stats.truncated_texts == whole.tokens.truncated
+    assert stats.tokenize_seconds > 0
+    owners = np.repeat(np.arange(len(TEXTS)), whole.counts)
+    np.testing.assert_array_equal(feed.text_of, owners)
+    for window in (0, 1, len(owners) // 2, len(owners) - 1):
+        np.testing.assert_array_equal(feed.take(window).ids, whole.tokens.take([window]).ids)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_windows_of_equal_tokens_are_given_once(tokenizer):
+    start, other = "the beginning of a page " * 10, "quite another text"
+    texts = [start + end for end in ("one", "two", "three")]
+    texts += [other, other.upper(), *(["in between"] * 40), start + "four", other]
+    first, every = RunStats(), RunStats()
+
+    windows = [
+        block.take([row])
+        for block in feed_of(tokenizer, texts, False, first)
+        for row in range(len(block))
+    ]
+    feed = feed_of(tokenizer, texts, True, every)
+    list(feed)
+
+    assert tokenizer.encode([other])[0].windows[0].tolist() == windows[1].ids.tolist()
+    assert len(windows) == 3
+    assert (first.windows, first.folded_windows) == (len(texts), len(texts) - 3)
+    assert len(set(feed.places.tolist())) == every.windows - every.folded_windows
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_the_thread_that_tokenizes_shares_tokens_with_the_pass_it_works_for(tokenizer):
+    stats = RunStats()
+
+    with shared_tokens():
+        list(feed_of(tokenizer, TEXTS, False, RunStats()))
+        list(feed_of(tokenizer, TEXTS, False, stats))
+    list(feed_of(tokenizer, TEXTS, False, outside := RunStats()))
+
+    assert stats.shared_texts == len(TEXTS)
+    assert outside.shared_texts == 0
+
+
+def test_work_is_done_ahead_in_order_on_one_other_thread():
+    done = []
+
+    def work(item):
+        done.append((item, threading.current_thread()))
+        return -item
+
+    results = ahead(work, range(6))
+    first = next(results)
+    deadline = time.monotonic() + 60
+    while len(done) < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+    assert first == 0
+    assert [item for item, _ in done] == [0, 1, 2]  # two ahead of the one that is used, no more
+    assert list(results) == [-1, -2, -3, -4, -5]
+    assert len({thread for _, thread in done}) == 1
+    assert done[0][1] is not threading.current_thread()
+
+
+def test_an_error_ahead_is_raised_where_its_result_is_asked_for():
+    def work(item):
+        if item == 1:
+            raise LookupError("a broken text")
+        return item
+
+    results = ahead(work, range(5))
+
+    assert next(results) == 0
+    with pytest.raises(LookupError, match="a broken text"):
+        next(results)
+
+
+def test_whoever_stops_early_leaves_no_thread_and_little_work_behind():
+    done, before = [], set(threading.enumerate())
+    results = ahead(lambda item: done.append(item), range(1_000))
+    next(results)
+
+    results.close()
+
+    assert len(done) <= 4
+    left = set(threading.enumerate()) - before
+    assert not [t for t in left if t.name.startswith("gpuclassify-tokens")]
+
+
+def test_context_variables_are_those_of_the_caller():
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("the caller's")
+
+    assert list(ahead(lambda _: variable.get(), range(3))) == ["the caller's"] * 3
+
+
+def waits_of(feed, stats, before_each):
+    """Seconds that each block was waited for; `before_each` is given its number."""
+    blocks, waits = iter(feed), []
+    while True:
+        before_each(len(waits))
+        waited = stats.wait_tokens_seconds
+        if next(blocks, None) is None:
+            return waits
+        waits.append(stats.wait_tokens_seconds - waited)
+
+
+def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypatch, tokenizer):
+    monkeypatch.setattr(prefetch, "FIRST_BLOCK_CHARS", 500)
+    monkeypatch.setattr(prefetch, "MOST_BLOCK_CHARS", 500)
+    encode, asked, made = tokenizer.encode, threading.Semaphore(0), []
+
+    def slowly(texts):
+        assert asked.acquire(timeout=60)
+        time.sleep(0.1)
+        made.append(encode(texts))
+        return made[-1]
+
+    monkeypatch.setattr(tokenizer, "encode", slowly)
+    fast, slow = RunStats(), RunStats()
+
+    # A model that takes no time: a block is tokenized when it is asked for, and not before.
+    hurried = waits_of(feed_of(tokenizer, TEXTS, False, fast), fast, lambda _: asked.release())
+    blocks = len(made)
+    made.clear()
+    asked.release(blocks)
+
+    def wait_for_block(number):
+        """A model that is busy until its next block is there."""
+        deadline = time.monotonic() + 60
+        while 0 < number < blocks and len(made) <= number and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    calm = waits_of(feed_of(tokenizer, TEXTS, False, slow), slow, wait_for_block)
+
+    assert blocks == len(hurried) == len(calm) > 4
+    # Medians: this thread may be held up between any two of its steps.
+    assert statistics.median(hurried) > 0.05
+    assert statistics.median(calm[1:]) < 0.05
+    assert min(fast.tokenize_seconds, slow.tokenize_seconds) > 0.1 * blocks

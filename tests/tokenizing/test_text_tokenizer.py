@@ -1,0 +1,157 @@
+"""Ragged tokens equal the tokenizer's own, one text at a time."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, ByT5Tokenizer
+
+from gpuclassify.testing import ARCHITECTURES, sample_texts
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, fold
+
+ODD_TEXTS = [
+    " ",
+    "\n\t",
+    "a",
+    "NUL \x00 inside",
+    "lead and trail  ",
+    "é decomposed e\u0301 ﬁ ☃ 🦄 学习语言",
+    "[SEP] <s> </s> [PAD] <pad> <|endoftext|> [MASK]",
+    "river " * 2_000,
+]
+TEXTS = sample_texts(40, seed=3) + ODD_TEXTS
+WITHOUT_SPECIAL_TOKENS = {"gpt2"}
+
+
+def rows_of(batch):
+    return [row.tolist() for row in np.split(batch.ids, batch.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("max_tokens", [24, 512])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_ids_equal_the_tokenizer_called_on_one_text_at_a_time(
+    directory_of, architecture, max_tokens
+):
+    one_by_one = AutoTokenizer.from_pretrained(directory_of(architecture))
+    ours = TextTokenizer(AutoTokenizer.from_pretrained(directory_of(architecture)), max_tokens)
+
+    batch = ours(TEXTS)
+
+    expected = [one_by_one(t, truncation=True, max_length=max_tokens)["input_ids"] for t in TEXTS]
+    assert rows_of(batch) == expected
+    assert max(map(len, expected)) == max_tokens
+    assert batch.ids.dtype == np.int32
+    assert batch.offsets.dtype == batch.lengths.dtype == np.int64
+    assert batch.type_ids is None
+    assert len(batch) == len(TEXTS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_empty_text_is_never_an_empty_row(directory_of, architecture):
+    tokenizer = AutoTokenizer.from_pretrained(directory_of(architecture))
+    expected = tokenizer("")["input_ids"]
+    assert bool(expected) != (architecture in WITHOUT_SPECIAL_TOKENS)
+
+    batch = TextTokenizer(tokenizer, 16)(["", "the river", ""])
+
+    assert rows_of(batch)[0] == rows_of(batch)[2] == (expected or [tokenizer.bos_token_id])
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
+def test_truncation_on_the_left_keeps_the_end(directory_of, architecture):
+    directory = directory_of(architecture)
+    one_by_one = AutoTokenizer.from_pretrained(directory, truncation_side="left")
+    right = TextTokenizer(AutoTokenizer.from_pretrained(directory), 12)(TEXTS)
+
+    left = TextTokenizer(AutoTokenizer.from_pretrained(directory, truncation_side="left"), 12)(
+        TEXTS
+    )
+
+    expected = [one_by_one(t, truncation=True, max_length=12)["input_ids"] for t in TEXTS]
+    assert rows_of(left) == expected
+    assert rows_of(left) != rows_of(right)
+    assert left.truncated == right.truncated > 0
+
+
+def test_no_texts_give_an_empty_batch(directory_of):
+    batch = TextTokenizer(AutoTokenizer.from_pretrained(directory_of("bert")), 64)([])
+
+    assert len(batch) == 0
+    assert batch.ids.dtype == np.int32
+    assert batch.offsets.tolist() == [0]
+
+
+def test_truncated_counts_texts_that_lost_tokens_and_no_others(directory_of):
+    tokenizer = AutoTokenizer.from_pretrained(directory_of("bert"))
+    texts = ["the river", "the river the river", "the river the river the", "the " * 5_000]
+    lengths = [len(tokenizer(text)["input_ids"]) for text in texts]
+    limit = lengths[1]
+
+    batch = TextTokenizer(tokenizer, limit)(texts)
+
+    assert batch.truncated == sum(length > limit for length in lengths) == 2
+    assert batch.lengths.tolist() == [min(length, limit) for length in lengths]
+
+
+def test_a_tokenizer_written_in_python_gives_the_same_and_counts_exactly():
+    texts = ["", "abcde", "abcdef", "abcdefghij"]
+
+    batch = TextTokenizer(ByT5Tokenizer(), 6)(texts)
+
+    one_by_one = ByT5Tokenizer()
+    assert rows_of(batch) == [
+        one_by_one(text, truncation=True, max_length=6)["input_ids"] for text in texts
+    ]
+    assert batch.lengths.tolist() == [1, 6, 6, 6]
+    assert batch.truncated == 2
+
+
+def test_segment_ids_are_kept_where_the_tokenizer_gives_other_than_zero(directory_of):
+    def with_segments():
+        tokenizer = AutoTokenizer.from_pretrained(directory_of("bert"))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="[CLS]:2 $A:0 [SEP]:1",
+            special_tokens=[("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)],
+        )
+        return tokenizer
+
+    batch = TextTokenizer(with_segments(), 10)(TEXTS)
+
+    expected = [
+        with_segments()(text, truncation=True, max_length=10)["token_type_ids"] for text in TEXTS
+    ]
+    assert batch.type_ids.dtype == np.int32
+    assert [r.tolist() for r in np.split(batch.type_ids, batch.offsets[1:-1])] == expected
+
+
+def test_two_lengths_in_two_threads_do_not_disturb_each_other(model_of):
+    model = model_of("bert")
+    lengths = [16, 40]
+    texts = sample_texts(300, seed=8)
+    expected = {n: TextTokenizer(model.new_tokenizer(), n)(texts).ids for n in lengths}
+    start = threading.Barrier(4)
+
+    def tokenize(length):
+        start.wait()
+        return [model.text_tokenizer(length)(texts).ids for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(tokenize, lengths * 2))
+
+    for length, runs in zip(lengths * 2, results, strict=True):
+        for ids in runs:
+            np.testing.assert_array_equal(ids, expected[length])
+
+
+@given(st.lists(st.one_of(st.none(), st.sampled_from(["", " ", "a", "A", "b", "é", "e\u0301"]))))
+def test_folding_keeps_each_distinct_text_once_and_every_row_finds_its_own(texts):
+    distinct, positions = fold(texts)
+
+    assert len(set(distinct)) == len(distinct)
+    assert positions.dtype == np.int64
+    assert [None if p < 0 else distinct[p] for p in positions] == texts
+    assert distinct == list(dict.fromkeys(text for text in texts if text is not None))

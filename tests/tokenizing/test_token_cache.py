@@ -1,0 +1,93 @@
+"""Shared tokens are those that each tokenizer would have made itself."""
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer, ByT5Tokenizer
+
+from gpuclassify.testing import sample_texts, write_sequence_classifier
+from gpuclassify.tokenizing import token_cache
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+
+TEXTS = ["", *sample_texts(40, max_words=150)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of(sequence_classifier):
+    def tokenizer(architecture="bert", length=24, overlap=None, **options):
+        loaded = AutoTokenizer.from_pretrained(sequence_classifier(architecture), **options)
+        return TextTokenizer(loaded, length, overlap)
+
+    return tokenizer
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.whole_length == other.whole_length
+        assert [w.tolist() for w in one.windows] == [w.tolist() for w in other.windows]
+
+
+def shares(first, second, texts=TEXTS):
+    """How many texts the second got from the first, each as it would have made it itself."""
+    with token_cache.shared_tokens():
+        _, known = token_cache.encode(first, texts)
+        assert known == 0
+        found, known = token_cache.encode(second, texts)
+    assert_same(found, second.encode(texts))
+    return known
+
+
+def test_equal_tokenizers_share_everything(tokenizer_of):
+    assert tokenizer_of().fingerprint == tokenizer_of().fingerprint
+    assert shares(tokenizer_of(), tokenizer_of()) == len(TEXTS)
+
+
+@pytest.mark.parametrize("lengths", [(24, 64), (64, 24)])
+def test_other_lengths_share_the_texts_that_neither_cuts(tokenizer_of, lengths):
+    first, second = (tokenizer_of(length=length) for length in lengths)
+    whole = [tokens.whole_length for tokens in second.encode(TEXTS)]
+
+    assert shares(first, second) == sum(n <= min(lengths) for n in whole) not in (0, len(TEXTS))
+
+
+def test_windows_and_cut_texts_are_not_mixed(tokenizer_of):
+    short = sum(tokens.whole_length <= 24 for tokens in tokenizer_of().encode(TEXTS))
+
+    assert shares(tokenizer_of(), tokenizer_of(overlap=4)) == short
+    assert shares(tokenizer_of(overlap=4), tokenizer_of(overlap=5)) == short
+    assert shares(tokenizer_of(overlap=4), tokenizer_of(overlap=4)) == len(TEXTS)
+
+
+def test_other_sides_are_other_tokenizers(tokenizer_of):
+    assert shares(tokenizer_of(), tokenizer_of(truncation_side="left")) == 0
+
+
+def test_other_vocabularies_share_nothing(tokenizer_of, tmp_path):
+    other = write_sequence_classifier(tmp_path / "other", "bert", texts=["quite other words here"])
+
+    assert shares(tokenizer_of(), TextTokenizer(AutoTokenizer.from_pretrained(other), 24)) == 0
+    assert shares(tokenizer_of(), tokenizer_of("roberta")) == 0
+
+
+def test_a_tokenizer_written_in_python_shares_with_itself_only():
+    tokenizer = TextTokenizer(ByT5Tokenizer(), 24)
+
+    assert shares(tokenizer, TextTokenizer(ByT5Tokenizer(), 24)) == 0
+    assert shares(tokenizer, tokenizer) == len(TEXTS)
+
+
+def test_texts_that_were_filtered_out_are_not_needed(tokenizer_of):
+    with token_cache.shared_tokens():
+        token_cache.encode(tokenizer_of(), TEXTS)
+        found, known = token_cache.encode(tokenizer_of(), [*TEXTS[10:15], "a new text"])
+
+    assert known == 5
+    assert_same(found, tokenizer_of().encode([*TEXTS[10:15], "a new text"]))
+
+
+def test_nothing_is_remembered_outside(tokenizer_of):
+    with token_cache.shared_tokens():
+        token_cache.encode(tokenizer_of(), TEXTS)
+    found, known = token_cache.encode(tokenizer_of(), TEXTS)
+
+    assert known == 0
+    assert all(isinstance(window, np.ndarray) for tokens in found for window in tokens.windows)
