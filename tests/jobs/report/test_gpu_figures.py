@@ -14,8 +14,9 @@ from rich.console import Console
 from gpuclassify.jobs import task
 from gpuclassify.jobs.output.manifest import JOB
 from gpuclassify.jobs.output.records import RECORDS, Record
+from gpuclassify.jobs.report import progress
 from gpuclassify.jobs.report.progress import JobProgress
-from gpuclassify.jobs.report import progress, write_report
+from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
 from gpuclassify.workers.run_stats import RunStats

@@ -16,10 +16,11 @@ from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.report import progress
 from gpuclassify.jobs.report.charts import histogram, readable_time, short_number
 from gpuclassify.jobs.report.counts import add_counts, count_labels, count_lengths, count_scores
 from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
-from gpuclassify.jobs.report import progress, report_of, write_report
+from gpuclassify.jobs.report.report import report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
 from gpuclassify.testing import sample_texts
