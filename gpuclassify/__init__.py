@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gpuclassify.chain import classify
     from gpuclassify.classifiers import (
         AegisClassifier,
         ContentTypeClassifier,
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, to_parquet
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.jobs.stages import ToBackend
-    from gpuclassify.model_mapper import ModelMapper
     from gpuclassify.models.deberta import Deberta
+    from gpuclassify.partition_map import classify
+    from gpuclassify.text_mapper import ModelMapper
 
 # Public names and where they live. They are imported on first use, so that importing the package
 # costs milliseconds and loads no framework.
@@ -53,7 +53,7 @@ _HOMES = {
     "InstructionDataGuardClassifier": "gpuclassify.classifiers",
     "JsonlReader": "gpuclassify.jobs.input.readers",
     "JsonlWriter": "gpuclassify.jobs.output.writers",
-    "ModelMapper": "gpuclassify.model_mapper",
+    "ModelMapper": "gpuclassify.text_mapper",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
     "ParquetReader": "gpuclassify.jobs.input.readers",
     "ParquetWriter": "gpuclassify.jobs.output.writers",
@@ -61,7 +61,7 @@ _HOMES = {
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
     "ToBackend": "gpuclassify.jobs.stages",
-    "classify": "gpuclassify.chain",
+    "classify": "gpuclassify.partition_map",
     "get_client": "gpuclassify.cluster",
     "push_to_hub": "gpuclassify.jobs.output.hub_writer",
     "read_files": "gpuclassify.jobs.input.readers",

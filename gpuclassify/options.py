@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gpuclassify.checks import (
     check_choice,
@@ -106,6 +106,9 @@ class ModelOptions:
         Output column (boolean) that says whether the model read less than the whole text.
     """
 
+    # The settings that filter rows.
+    filter_names: ClassVar[tuple[str, ...]] = ()
+
     model: str
     base_model: str | None = None
     revision: str | None = None
@@ -168,6 +171,21 @@ class ModelOptions:
         """Whether long texts are read in windows."""
         return self.long_text == "windows"
 
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What these settings say of the checkpoint in place of its own files."""
+        return {}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether a client can plan with a model that is out of its reach."""
+        return False
+
     def _check_tokenizer(self) -> None:
         if self.tokenizer != "gpu":
             return
@@ -215,6 +233,8 @@ class LabelOptions(ModelOptions):
         Write the filters' decision to this boolean column and drop nothing.
     """
 
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
+
     label_field: str | None = None
     filter_by: tuple[str, ...] | None = None
     keep_field: str | None = None
@@ -233,30 +253,16 @@ class LabelOptions(ModelOptions):
         """The labels to keep as a sorted tuple, or None for all."""
         return label_tuple("filter_by", labels)
 
-    @property
-    def filter_names(self) -> tuple[str, ...]:
-        """The settings that filter rows."""
-        return ("filter_by",)
-
-    @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return any(getattr(self, name) is not None for name in self.filter_names)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierOptions(LabelOptions):
-    """Settings of a classifier with scores, beside those of `LabelOptions`.
+class ScoreOptions(LabelOptions):
+    """Settings of every mapper that gives labels and scores, beside those of `LabelOptions`.
 
     Attributes
     ----------
     score_field : str, optional
         Output column of the scores: list<float32> of all classes in id order for category and
         multi-label models, float32 for a regression model. ``None`` writes none.
-    confidence_field : str, optional
-        Output column (float32) of the probability of the label given.
-    min_confidence : float, optional
-        Keep only rows whose label has at least this probability.
     min_score : float or dict of str to float, optional
         Keep only rows that score at least this much; with several classes, a minimum by label.
     labels : list of str, optional
@@ -266,30 +272,57 @@ class ClassifierOptions(LabelOptions):
         checkpoint whose configuration does not say.
     """
 
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score")
+
     score_field: str | None = None
-    confidence_field: str | None = None
-    min_confidence: float | None = None
     min_score: float | tuple[tuple[str, float], ...] | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_optional_texts(self, ("score_field", "confidence_field"), "a column name or None")
+        check_optional_texts(self, ("score_field",), "a column name or None")
         check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         object.__setattr__(self, "min_score", _minimum_score(self.min_score))
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The kind of problem, where the checkpoint's configuration does not say it."""
+        return {"problem_type": self.problem_type}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels are given, so that the model need not be in reach."""
+        return self.labels is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierOptions(ScoreOptions):
+    """Settings of a classifier with probabilities, beside those of `ScoreOptions`.
+
+    Attributes
+    ----------
+    confidence_field : str, optional
+        Output column (float32) of the probability of the label given.
+    min_confidence : float, optional
+        Keep only rows whose label has at least this probability.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+
+    confidence_field: str | None = None
+    min_confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optional_texts(self, ("confidence_field",), "a column name or None")
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)
             if not 0 <= self.min_confidence <= 1:
                 raise ValueError(
                     f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
                 )
-
-    @property
-    def filter_names(self) -> tuple[str, ...]:
-        """The settings that filter rows."""
-        return ("filter_by", "min_confidence", "min_score")
 
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")

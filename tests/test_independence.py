@@ -16,7 +16,7 @@ from gpuclassify.inference import engine
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.packed.packed_layers import NotPackableError
-from gpuclassify.model_mapper import NonFiniteOutputError
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_stats import RunStats
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked

@@ -16,7 +16,7 @@ from gpuclassify.jobs.input.readers import FileReader, JsonlReader
 from gpuclassify.jobs.output.writers import make_writer
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.stages import as_chain, text_fields
+from gpuclassify.jobs.stages import as_chain
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class JobSettings:
         chain = as_chain([_classifier(settings) for settings in self.classifiers])
         read = self.fields
         if read is not None:
-            read = [*text_fields(chain.mappers), *read]
+            read = [*chain.text_fields, *read]
         kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
         reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
         stages = [reader, *chain.mappers]

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpuclassify import AegisClassifier
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.model_mapper import NonFiniteOutputError
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.safety.template import TemplateError
 from gpuclassify.testing import safety_template, sample_texts
@@ -288,7 +288,7 @@ def test_equal_settings_have_equal_keys_and_pickle_small(aegis):
 def test_teardown_frees_the_decoder(aegis):
     classifier = aegis()
     classifier.setup()
-    base = classifier.checkpoint.base
+    base = classifier.model.checkpoint.base
     assert base in resident_identities()
     classifier.teardown()
     assert base not in resident_identities()
