@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         QualityClassifier,
     )
     from gpuclassify.classifiers.embedder import Embedder
+    from gpuclassify.classifiers.own_model import ModelMapper
     from gpuclassify.cluster import get_client
     from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
     from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.stages import ToBackend
     from gpuclassify.models.deberta import Deberta
     from gpuclassify.partition_map import classify
-    from gpuclassify.text_mapper import ModelMapper
 
 # Public names and where they live. They are imported on first use, so that importing the package
 # costs milliseconds and loads no framework.
@@ -53,7 +53,7 @@ _HOMES = {
     "InstructionDataGuardClassifier": "gpuclassify.classifiers",
     "JsonlReader": "gpuclassify.jobs.input.readers",
     "JsonlWriter": "gpuclassify.jobs.output.writers",
-    "ModelMapper": "gpuclassify.text_mapper",
+    "ModelMapper": "gpuclassify.classifiers.own_model",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
     "ParquetReader": "gpuclassify.jobs.input.readers",
     "ParquetWriter": "gpuclassify.jobs.output.writers",

@@ -12,11 +12,8 @@ import pyarrow as pa
 from gpuclassify.checks import nearest
 from gpuclassify.columns import COLUMN_TYPES, SCORES, label_array, list_array
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from gpuclassify.pinned_model import PinnedModel
-
-SINGLE_LABEL = "single_label_classification"
-MULTI_LABEL = "multi_label_classification"
-REGRESSION = "regression"
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
 Columns = Mapping[str, Any]

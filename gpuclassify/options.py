@@ -1,4 +1,4 @@
-"""Settings shared by mappers, and the one table of older constructor spellings.
+"""Settings of mappers.
 
 Settings are frozen dataclasses whose values are normalised (sequences become tuples, paths become
 strings), so that equal settings are equal in every process and give equal Dask keys.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, TypeVar
@@ -33,6 +32,9 @@ PADDING_SIDES = ("left", "right")
 LONG_TEXT = ("truncate", "windows")
 AGGREGATIONS = ("mean", "max", "first", "tokens")
 COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
+SINGLE_LABEL = "single_label_classification"
+MULTI_LABEL = "multi_label_classification"
+REGRESSION = "regression"
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
@@ -282,7 +284,9 @@ class ScoreOptions(LabelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optional_texts(self, ("score_field",), "a column name or None")
-        check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
+        check_choice(
+            "problem_type", self.problem_type, (None, SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+        )
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         object.__setattr__(self, "min_score", _minimum_score(self.min_score))
 
@@ -325,63 +329,6 @@ class ClassifierOptions(ScoreOptions):
                 )
 
 
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """An older spelling of today's argument `name`."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Withdrawn:
-    """An older argument that has no effect here; `harmless` values pass, others are refused."""
-
-    harmless: tuple[Any, ...]
-    reason: str
-    is_refused: bool = True
-
-
-_TOKENS_ARE_SHARED = "tokens are never stored in the dataset"
-_PROMPTS_ARE_NOT_STORED = "prompts are never stored in the dataset"
-
-# Constructor spellings of NeMo Curator's Dask generation (0.x) and of its stages (1.x), keyed by
-# (family, older name); "*" stands for every family.
-OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
-    ("*", "device_type"): Renamed("device"),
-    ("*", "hf_token"): Renamed("token"),
-    ("*", "model_inference_batch_size"): Renamed("batch_size"),
-    ("*", "max_mem_gb"): Withdrawn(
-        (None,), "batches are sized by the memory that is measured to be free", is_refused=False
-    ),
-    ("*", "keep_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
-    ("*", "use_existing_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
-    ("aegis", "aegis_variant"): Renamed("model"),
-    ("aegis", "pred_column"): Renamed("label_field"),
-    ("aegis", "raw_pred_column"): Renamed("raw_field"),
-    ("aegis", "raw_output_field"): Renamed("raw_field"),
-    ("aegis", "keep_raw_pred"): Renamed("keep_raw"),
-    ("aegis", "keep_raw_output"): Renamed("keep_raw"),
-    ("aegis", "aegis_prompt_field"): Withdrawn((None,), _PROMPTS_ARE_NOT_STORED),
-    ("aegis", "keep_aegis_prompt_field"): Withdrawn((False,), _PROMPTS_ARE_NOT_STORED),
-    ("guard", "pred_column"): Renamed("label_field"),
-    ("guard", "prob_column"): Renamed("score_field"),
-    ("prompts", "filter_by"): Withdrawn(
-        (None, (), []), "a prompt gets several labels and scores: compare the columns instead"
-    ),
-    ("checkpoint", "model_identifier"): Renamed("model"),
-    ("checkpoint", "pred_column"): Renamed("label_field"),
-    ("checkpoint", "prob_column"): Renamed("score_field"),
-    ("category", "pred_column"): Renamed("label_field"),
-    ("category", "prob_column"): Renamed("score_field"),
-    ("education", "pred_column"): Renamed("score_field"),
-    ("education", "float_score_field"): Renamed("score_field"),
-    ("education", "int_column"): Renamed("int_score_field"),
-    ("education", "quality_label_column"): Renamed("label_field"),
-}
-
 Options = TypeVar("Options")
 
 
@@ -402,7 +349,7 @@ def parse_options(
     defaults : mapping
         The class's own defaults, which win over those of `options_type`.
     given : mapping
-        What the caller passed, as `modern_spellings` gives it.
+        What the caller passed, in today's spelling.
 
     Raises
     ------
@@ -414,32 +361,15 @@ def parse_options(
     names = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
-            raise TypeError(_unknown_argument(owner, name, [*names, "token"]))
+            known = [*names, "token"]
+            raise TypeError(
+                f"{owner} has no argument {name!r}.{nearest(name, known)} "
+                f"Arguments are {', '.join(known)}."
+            )
     settings = {**defaults, **given}
     if "model" in names and settings.get("model") is None:
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     return options_type(**{name: _normal(value) for name, value in settings.items()})
-
-
-def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the older spellings of `OLD_SPELLINGS` replaced by today's names.
-
-    Raises
-    ------
-    TypeError
-        One is given in two spellings, or has no effect any more; the message shows no token.
-    """
-    given: dict[str, Any] = {}
-    for name, value in arguments.items():
-        spelling = OLD_SPELLINGS.get((family, name)) or OLD_SPELLINGS.get(("*", name))
-        if isinstance(spelling, Withdrawn):
-            _pass_or_refuse(owner, name, value, spelling)
-            continue
-        today = spelling.name if spelling else name
-        if today in given or (today != name and today in arguments):
-            raise TypeError(f"{owner} got {today!r} twice: {name!r} is an older spelling of it")
-        given[today] = value
-    return given
 
 
 def signature_of(
@@ -483,18 +413,3 @@ def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:
         return None
     check_number("min_score", value, "a number, or a dict of label to number")
     return float(value)
-
-
-def _pass_or_refuse(owner: str, name: str, value: Any, spelling: Withdrawn) -> None:
-    if value in spelling.harmless:
-        return
-    message = f"{owner}: {name}={value!r} has no effect, because {spelling.reason}"
-    if spelling.is_refused:
-        raise TypeError(f"{message}. Leave it out.")
-    warnings.warn(message, UserWarning, stacklevel=4)
-
-
-def _unknown_argument(owner: str, name: str, names: list[str]) -> str:
-    return (
-        f"{owner} has no argument {name!r}.{nearest(name, names)} Arguments are {', '.join(names)}."
-    )

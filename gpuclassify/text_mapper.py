@@ -21,7 +21,8 @@ from gpuclassify.columns import arrow_array, check_column_types
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts
 from gpuclassify.heads import Columns, Head, OwnColumns
-from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
+from gpuclassify.old_spellings import modern_spellings
+from gpuclassify.options import ModelOptions, parse_options, signature_of
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
@@ -55,7 +56,7 @@ class TextMapper(PartitionMap):
     runner_type: ClassVar[type[Runner]] = EncoderRunner
     head_type: ClassVar[type[Head]]
     defaults: ClassVar[dict[str, Any]] = {}
-    # Whose older spellings of arguments are accepted: see `gpuclassify.options.OLD_SPELLINGS`.
+    # Whose older spellings of arguments are accepted: see `gpuclassify.old_spellings`.
     family: ClassVar[str] = "checkpoint"
     # What `gpuclassify models` shows of a published model.
     purpose: ClassVar[str] = ""
@@ -360,59 +361,6 @@ class TextMapper(PartitionMap):
         keep = np.zeros(len(positions), dtype=bool)
         keep[positions >= 0] = kept[positions[positions >= 0]]
         return arrays, keep
-
-
-class ModelMapper(TextMapper):
-    """Runs a torch module of your own, or reads a model's outputs in your own way.
-
-    A subclass declares three things, of which the first may be left out for a network that
-    transformers knows:
-
-    ``build_module(self, config)``
-        Makes the torch module, with random weights, from the parsed ``config.json`` (a dict, empty
-        without that file). The weights in ``model.safetensors`` are loaded into it by name. Its
-        ``forward(input_ids, attention_mask)`` takes int64 (rows, width) tensors, the mask with 1
-        for a token and 0 for padding, and returns (rows, outputs).
-    ``new_columns``
-        Names of the new columns and their kinds: "str", "float32", "int64", "bool",
-        "list<float32>" or "list<float16>".
-    ``columns(self, outputs)``
-        The columns' values, one a text, from the outputs, float32 (texts, outputs): a dict of
-        arrays or lists.
-
-    `DistributedDataClassifier` takes the same declarations. There, ``new_columns`` and ``columns``
-    may be left out if the outputs are logits of labels.
-
-    Parameters
-    ----------
-    model : str
-        Hub name or directory of the checkpoint.
-    **options
-        See `gpuclassify.options.ModelOptions`.
-
-    Raises
-    ------
-    TypeError
-        ``new_columns`` is not declared.
-
-    Examples
-    --------
-    >>> class Readability(ModelMapper):
-    ...     new_columns = {"readability": "float32"}
-    ...
-    ...     def build_module(self, config):
-    ...         return ReadabilityNet(config["vocabulary"])
-    ...
-    ...     def columns(self, outputs):
-    ...         return {"readability": outputs[:, 0]}
-    """
-
-    def make_heads(self) -> tuple[Head, ...]:
-        """There is none but that of the declared columns."""
-        raise TypeError(
-            f"{type(self).__qualname__} declares no new_columns: declare them and write "
-            "columns(outputs), or use DistributedDataClassifier, which makes labels of its outputs"
-        )
 
 
 def _evict(mapper: TextMapper) -> None:

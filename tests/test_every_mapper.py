@@ -14,8 +14,8 @@ from gpuclassify import (
     Embedder,
     InstructionDataGuardClassifier,
 )
-from gpuclassify.partition_map import Chain
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.partition_map import Chain
 from gpuclassify.testing import safety_template, sample_texts
 from tests.oracle import assert_close
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gpuclassify.heads import HEADS, SINGLE_LABEL, CategoryHead, Head
-from gpuclassify.options import ClassifierOptions
+from gpuclassify.heads import HEADS, CategoryHead, Head
+from gpuclassify.options import SINGLE_LABEL, ClassifierOptions
 from gpuclassify.text_mapper import TextMapper
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 from gpuclassify.checks import check_optional_texts
 from gpuclassify.columns import label_array
 from gpuclassify.heads import (
-    REGRESSION,
     Columns,
     LabelHead,
     check_kind,
@@ -19,7 +18,7 @@ from gpuclassify.heads import (
     named_fields,
 )
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import ScoreOptions
+from gpuclassify.options import REGRESSION, ScoreOptions
 from gpuclassify.text_mapper import TextMapper
 
 LOWEST, HIGHEST = 0.0, 5.0

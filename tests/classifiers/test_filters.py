@@ -163,8 +163,6 @@ FILTERS_WITHOUT_MEANING = [
     ("fineweb-edu", {"filter_by": "high"}, "no label 'high'.*low_quality, high_quality"),
     ("fineweb-edu", {"min_score": {"high_quality": 1}}, "pass a number"),
     ("fineweb-edu", {"min_score": 5.5}, "keeps nothing: scores run from 0 to 5"),
-    ("fineweb-edu", {"min_confidence": 0.5}, "min_confidence has no meaning"),
-    ("fineweb-edu", {"confidence_field": "c"}, "confidence_field has no meaning"),
 ]
 
 
@@ -174,6 +172,12 @@ def test_a_filter_without_meaning_is_refused_at_the_call(checkpoint, family, opt
     frame = dd.from_pandas(pd.DataFrame({"text": ["a"]}), npartitions=1)
     with pytest.raises(ValueError, match=message):
         kind(model=checkpoint(family), **options)(frame)
+
+
+@pytest.mark.parametrize("name", ["min_confidence", "confidence_field"])
+def test_a_score_has_no_confidence(name):
+    with pytest.raises(TypeError, match=f"FineWebEduClassifier has no argument '{name}'"):
+        FineWebEduClassifier(**{name: 0.5})
 
 
 @pytest.mark.parametrize(

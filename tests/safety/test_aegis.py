@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpuclassify import AegisClassifier
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.safety.template import TemplateError
 from gpuclassify.testing import safety_template, sample_texts
 from gpuclassify.workers.run_events import collected_stats

@@ -57,7 +57,10 @@ def test_models_on_one_decoder_name_the_same_place(safety_models, tmp_path):
         model=safety_models.guard, adapter=safety_models.defensive, **base
     )
     aegis = AegisClassifier(model=safety_models.defensive, template=safety_template(), **base)
-    of_guard, of_aegis = count_parameters(guard.model.checkpoint), count_parameters(aegis.model.checkpoint)
+    of_guard, of_aegis = (
+        count_parameters(guard.model.checkpoint),
+        count_parameters(aegis.model.checkpoint),
+    )
     assert set(of_aegis) < set(of_guard)
     assert len(of_guard) == 3
     assert read_network(guard.model.checkpoint) == read_network(aegis.model.checkpoint)
