@@ -7,6 +7,7 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.testing import sample_texts
+from gpuclassify.workers.run_events import collected_stats
 from tests.oracle import stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -105,14 +106,12 @@ def test_keep_field_writes_the_decision_and_drops_nothing(domain, documents, sco
     assert not found.kept[found.text.isna()].any()
 
 
-def test_dropped_rows_are_not_scored_by_the_next_classifier(domain, documents, monkeypatch):
-    rows = []
-    monkeypatch.setattr("gpuclassify.model_mapper.publish", lambda stats: rows.append(stats.rows))
+def test_dropped_rows_are_not_scored_by_the_next_classifier(domain, documents):
     label = domain()(documents).domain_pred.mode()[0]
-    rows.clear()
-    kept = documents.pipe(domain(filter_by=label))
-    kept.pipe(domain(overwrite=True))
-    assert rows == [len(documents), len(kept)]
+    with collected_stats() as runs:
+        kept = documents.pipe(domain(filter_by=label))
+        kept.pipe(domain(overwrite=True))
+    assert [run.rows for run in runs] == [len(documents), len(kept)]
 
 
 def test_min_score_of_a_regression_is_a_number(sequence_classifier, documents):
