@@ -22,7 +22,7 @@ from gpuclassify.testing import safety_template, sample_texts, write_safety_mode
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 logging.disable_progress_bar()
 
-TEXTS = sample_texts(40, seed=5)
+TEXTS = sample_texts(30, seed=5)
 TEMPLATE = parse_template(safety_template(), "the small prompt")
 CODE = "O([1-9]|1[0-3])"
 ANSWER = re.compile(rf"safe|unsafe\n{CODE}(,{CODE})*")
@@ -30,8 +30,8 @@ ADAPTERS = ("defensive", "permissive")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return write_safety_models(tmp_path_factory.mktemp("safety") / "models")
+def models(safety_models):
+    return safety_models
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,11 @@ def tokenizer(models):
 @pytest.fixture(scope="module")
 def answers(models, tokenizer):
     """What plain transformers and peft answer to whole prompts, by adapter."""
-    decoders = {name: decoder(models, name) for name in (*ADAPTERS, None)}
-    return {
-        name: [answer(model, tokenizer, text) for text in TEXTS] for name, model in decoders.items()
-    }
+    found = {}
+    for name in (*ADAPTERS, None):
+        model = decoder(models, name)
+        found[name] = [answer(model, tokenizer, text) for text in TEXTS]
+    return found
 
 
 def decoder(models, adapter=None):
@@ -212,13 +213,13 @@ def test_answers_follow_the_grammar_and_vary(answers, adapter):
 def test_adapters_change_answers(answers):
     for name in ("permissive", None):
         pairs = zip(answers["defensive"], answers[name], strict=True)
-        assert sum(one != other for one, other in pairs) >= 8
+        assert sum(one != other for one, other in pairs) >= 6
 
 
 def test_answers_end_by_themselves(models, tokenizer):
     model = decoder(models, "defensive")
     long_texts = sample_texts(4, seed=9, min_words=300, max_words=500)
-    for text in [*TEXTS[:8], *long_texts]:
+    for text in [*TEXTS[:4], *long_texts]:
         assert answer(model, tokenizer, text, 12) == answer(model, tokenizer, text, 40)
 
 
@@ -271,9 +272,9 @@ def test_guard_has_the_published_layout(models):
 def test_guard_scores_lie_on_both_sides_of_one_half(models, tokenizer):
     model = decoder(models, "defensive")
     scores = torch.tensor([guard_score(models, model, tokenizer, text) for text in TEXTS])
-    assert 8 <= (scores >= 0.5).sum() <= 32
+    assert 6 <= (scores >= 0.5).sum() <= 24
     assert scores.std() > 0.15 and scores.max() - scores.min() > 0.6
-    assert len(scores.round(decimals=3).unique()) >= 30
+    assert len(scores.round(decimals=3).unique()) >= 24
 
 
 SCRIPT = """
@@ -297,8 +298,9 @@ def test_same_arguments_give_the_same_bytes_in_another_process_without_a_network
     assert digests(tmp_path / "m") == digests(models.base.parent)
 
 
-def test_seed_changes_all_weights_and_leaves_the_tokenizer(models, tmp_path):
+def test_seed_changes_all_weights_and_leaves_tokenizer_and_random_state(models, tmp_path):
     first = digests(models.base.parent)
+    torch.manual_seed(3)
     other = digests(write_safety_models(tmp_path / "m", seed=1).base.parent)
     assert {name for name in first if first[name] != other[name]} == {
         "base/model.safetensors",
@@ -306,14 +308,9 @@ def test_seed_changes_all_weights_and_leaves_the_tokenizer(models, tmp_path):
         "permissive/adapter_model.safetensors",
         "guard/model.safetensors",
     }
-
-
-def test_random_state_of_the_caller_is_untouched(tmp_path):
+    found = torch.rand(4)
     torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    write_safety_models(tmp_path / "m", texts=["one text"])
-    assert torch.equal(torch.rand(4), expected)
+    assert torch.equal(torch.rand(4), found), "the caller's random state is as it was"
 
 
 def test_sizes_and_texts_are_the_callers(tmp_path):

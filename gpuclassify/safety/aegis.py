@@ -15,13 +15,13 @@ from gpuclassify.coverage import Reading
 from gpuclassify.model_mapper import NonFiniteOutputError
 from gpuclassify.partition_map import NewColumns
 from gpuclassify.safety.answers import ANSWER_LABELS, final_verdict, read_answer
-from gpuclassify.safety.lora_checkpoint import BASE_MODEL, DEFENSIVE, MAX_TOKENS, AdaptedCheckpoint
+from gpuclassify.safety.lora import BASE_MODEL, DEFENSIVE, MAX_TOKENS, LoraCheckpoint
 from gpuclassify.safety.lora_mapper import AdaptedMapper, AdaptedOptions, adapter_key
 from gpuclassify.safety.template import full_digest, read_template
 
 if TYPE_CHECKING:
     from gpuclassify.safety.decoder import Decoder
-    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.safety.prompt_tokens import PromptTokenizer
     from gpuclassify.tokenizing.text_tokenizer import TokenBatch
     from gpuclassify.workers.run_stats import RunStats
 
@@ -112,7 +112,7 @@ class AegisClassifier(AdaptedMapper, LabelMapper):
         """``unknown``, ``safe`` and ``O1`` to ``O13``."""
         return list(ANSWER_LABELS)
 
-    def read_checkpoint(self) -> AdaptedCheckpoint:
+    def read_checkpoint(self) -> LoraCheckpoint:
         """Read what adapter and decoder declare, and the prompt."""
         checkpoint = super().read_checkpoint()
         options = self.options
@@ -210,7 +210,7 @@ class AegisClassifier(AdaptedMapper, LabelMapper):
         return answer(task, key, prompts, self._batch_settings(), stats)
 
     def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
-        from gpuclassify.safety.prompts import PromptTokenizer
+        from gpuclassify.safety.prompt_tokens import PromptTokenizer
 
         prompt, length = self.checkpoint.prompt, self.options.max_seq_length
         assert prompt is not None, "read_checkpoint sets it"

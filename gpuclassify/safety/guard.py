@@ -18,11 +18,11 @@ from gpuclassify.classifiers.outputs import sigmoid
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes
 from gpuclassify.partition_map import NewColumns
-from gpuclassify.safety.lora_checkpoint import (
+from gpuclassify.safety.lora import (
     BASE_MODEL,
     DEFENSIVE,
     MAX_TOKENS,
-    AdaptedCheckpoint,
+    LoraCheckpoint,
     read_required_json,
 )
 from gpuclassify.safety.lora_mapper import AdaptedMapper, AdaptedOptions, adapter_key
@@ -121,7 +121,7 @@ class InstructionDataGuardClassifier(AdaptedMapper, LabelMapper):
         """Hub name or directory of the adapter."""
         return self.options.adapter
 
-    def read_checkpoint(self) -> AdaptedCheckpoint:
+    def read_checkpoint(self) -> LoraCheckpoint:
         """Read what guard, adapter and decoder declare; no weights."""
         checkpoint = super().read_checkpoint()
         config = read_required_json(

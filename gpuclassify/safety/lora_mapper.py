@@ -14,10 +14,10 @@ from gpuclassify import hub
 from gpuclassify.checks import check_optional_texts, check_text
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.options import LabelOptions
-from gpuclassify.safety.lora_checkpoint import (
-    AdaptedCheckpoint,
-    check_adapted_tensors,
-    read_adapted,
+from gpuclassify.safety.lora import (
+    LoraCheckpoint,
+    check_lora_tensors,
+    read_lora,
 )
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ class AdaptedMapper(ModelMapper):
         return list(dict.fromkeys([self.options.model, self.adapter, self.options.base_model]))
 
     @property
-    def checkpoint(self) -> AdaptedCheckpoint:
+    def checkpoint(self) -> LoraCheckpoint:
         """What model, adapter and decoder declare, read once."""
-        return cast(AdaptedCheckpoint, super().checkpoint)
+        return cast(LoraCheckpoint, super().checkpoint)
 
-    def read_checkpoint(self) -> AdaptedCheckpoint:
+    def read_checkpoint(self) -> LoraCheckpoint:
         """Read what model, adapter and decoder declare; no weights."""
         cache_dir = self.options.cache_dir
         adapter = self.identity
@@ -75,11 +75,11 @@ class AdaptedMapper(ModelMapper):
             adapter = hub.resolve(self.adapter, revision, cache_dir=cache_dir)
         options = self.options
         base = hub.resolve(options.base_model, options.base_revision, cache_dir=cache_dir)
-        return read_adapted(self.identity, base, adapter, cache_dir)
+        return read_lora(self.identity, base, adapter, cache_dir)
 
     def check_weights(self) -> None:
         """Raise CheckpointError if base and adapter do not fit each other."""
-        check_adapted_tensors(self.checkpoint, self.options.cache_dir)
+        check_lora_tensors(self.checkpoint, self.options.cache_dir)
 
     def prepare(self) -> None:
         """Check the directories among the parts too; see `ModelMapper.prepare`."""

@@ -178,7 +178,7 @@ def test_filters_and_decisions(aegis):
 
 
 def test_a_document_that_is_too_long_keeps_the_question(safety_models, aegis):
-    long = " ".join(sample_texts(30, seed=5, min_words=50, max_words=60))
+    long = " ".join(sample_texts(5, seed=5, min_words=50, max_words=60))
     tokenizer = AutoTokenizer.from_pretrained(safety_models.base)
     limit = len(tokenizer(prompt_of(""))["input_ids"]) + 100
     classifier = aegis(
