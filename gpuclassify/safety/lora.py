@@ -233,7 +233,7 @@ def import_peft() -> ModuleType:
 def _lora_config(settings: Mapping[str, Any]) -> Any:
     # Some ways to initialise an adapter would change the weights below it.
     fixed = {"inference_mode": True, "init_lora_weights": False}
-    return import_peft().LoraConfig.from_peft_type(**settings | fixed)
+    return import_peft().LoraConfig.from_peft_type(**{**settings, **fixed})
 
 
 def _decoder_without_memory(sizes: Mapping[str, Any]) -> Any:
