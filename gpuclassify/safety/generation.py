@@ -38,8 +38,8 @@ class AnswerTask:
     adapter : str
         The name of one of its adapters.
     prefix : ndarray of int32, shape (tokens,)
-        With what most prompts begin; may be empty. A prompt that leaves it early is answered
-        right, and more slowly.
+        What most prompts begin with; may be empty. A prompt that leaves it early is answered
+        correctly, but more slowly.
     is_decided : callable
         ``is_decided(text, is_complete)`` says whether the answer so far is enough; asked after
         every new token. Depends on nothing but its arguments.
@@ -70,11 +70,11 @@ def answer(
     ----------
     task : AnswerTask
     key : hashable
-        By which limits that were found for the model are remembered.
+        Under which the batch limits that were found for the model are kept.
     prompts : TokenBatch
         Whole prompts, prefix included.
     settings : BatchSettings
-        Of which the order and the most rows count; rows are cut and padded in one way only.
+        Only `sort_by_length` and `batch_size` count: there is one loader and one engine here.
     stats : RunStats
         Counts of this run are added to it.
 
@@ -112,7 +112,7 @@ def answer(
 
 
 class _Memory:
-    """What stays with a decoder for one of its adapters: answers, and the latest prefix."""
+    """What a decoder keeps between runs of one adapter: its answers, and the latest prefix."""
 
     def __init__(self) -> None:
         self.seen = SeenAnswers()
@@ -143,7 +143,7 @@ class _Row:
 
     @property
     def next_column(self) -> int:
-        """Where the first token belongs that has not run yet."""
+        """Column of the first token that has not run yet."""
         return len(self.prompt) + len(self.answer) - 1 if self.answer else 0
 
     @property
@@ -267,9 +267,10 @@ class _Group:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids of the next forward, their columns, and after which the next token is asked for.
+    """Ids of the next forward, their columns, and after which of them a prediction is needed.
 
-    Each (rows, width), padded on the right; a row is asked after its last token and its draft's.
+    Each (rows, width), padded on the right. Predictions are needed after a row's last token and
+    after each token of its draft.
     """
     next_ids = [row.next_ids for row in rows]
     lengths = np.array([[len(ids)] for ids in next_ids])

@@ -51,7 +51,7 @@ class RowState:
     Parameters
     ----------
     prefix : Prefix, optional
-        What stands before all rows.
+        Of all rows.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ def attend_plainly(
 def _attend_shared(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
 ) -> Pair:
-    """Attention of all rows to keys and values of one: queries of all rows are one row's."""
+    """Attention of all rows to keys and values of one row, in one call as if of one row."""
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]
     per_row = query.reshape(rows, key_heads, -1, size)  # heads that share a key are queries too

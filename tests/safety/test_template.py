@@ -163,7 +163,7 @@ def test_all_defects_stand_in_one_error():
 
 
 @pytest.mark.parametrize("text", ["", "# A model\n", MENTIONS.replace("<BEGIN CONVERSATION>", "")])
-def test_a_text_without_a_prompt_is_told_in_one_clause(text):
+def test_a_text_without_a_prompt_is_explained_in_one_clause(text):
     with pytest.raises(TemplateError, match=r"prompt: (it has no text from|<BEGIN UNS).*\. Pass "):
         parse_template(text, "the card")
 
