@@ -74,7 +74,8 @@ class ModelOptions:
     device : str
         "auto" (CUDA, then MPS, then CPU) or a torch device such as "cuda" or "cpu".
     loader : {"sorted", "crossfit"}
-        What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader.
+        What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader. Prompts
+        that a decoder answers go through the first in either case.
     engine : {"auto", "packed", "padded", "reference"}
         How an encoder's batches run. "packed": its layers see texts end to end without padding,
         which is an error for models that this would change. "padded": in rectangles. "auto": packed

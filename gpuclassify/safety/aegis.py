@@ -17,11 +17,11 @@ from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.read_share import ReadShare
 from gpuclassify.runners import NonFiniteOutputError, Outputs
 from gpuclassify.safety.answers import ANSWER_LABELS, final_verdict, read_answer
-from gpuclassify.safety.lora_checkpoint import (
+from gpuclassify.safety.lora import (
     BASE_MODEL,
     DEFENSIVE,
     MAX_TOKENS,
-    AdaptedCheckpoint,
+    LoraCheckpoint,
 )
 from gpuclassify.safety.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
 from gpuclassify.safety.template import full_digest, read_template
@@ -30,7 +30,7 @@ from gpuclassify.workers.run_stats import RunStats
 
 if TYPE_CHECKING:
     from gpuclassify.safety.decoder import Decoder
-    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.safety.prompt_tokens import PromptTokenizer
     from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 MAX_NEW_TOKENS = 100
@@ -79,7 +79,7 @@ class AegisOptions(LoraOptions):
 class AegisModel(LoraModel):
     """An Aegis adapter, with the prompt from its model card."""
 
-    def read(self) -> AdaptedCheckpoint:
+    def read(self) -> LoraCheckpoint:
         """Read what adapter and decoder declare, and the prompt."""
         checkpoint, options = super().read(), self.options
         prompt = read_template(
@@ -156,7 +156,7 @@ class AnswerRunner(DecoderRunner):
         return answer(task, key, prompts, self.batch_settings(), stats)
 
     def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
-        from gpuclassify.safety.prompts import PromptTokenizer
+        from gpuclassify.safety.prompt_tokens import PromptTokenizer
 
         prompt, length = self.model.checkpoint.prompt, self.options.max_seq_length
         assert prompt is not None and length is not None, "both have values in every Aegis"

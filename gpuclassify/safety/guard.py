@@ -18,11 +18,11 @@ from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes
 from gpuclassify.runners import EncoderRunner
-from gpuclassify.safety.lora_checkpoint import (
+from gpuclassify.safety.lora import (
     BASE_MODEL,
     DEFENSIVE,
     MAX_TOKENS,
-    AdaptedCheckpoint,
+    LoraCheckpoint,
     read_required_json,
 )
 from gpuclassify.safety.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
@@ -88,7 +88,7 @@ class GuardModel(LoraModel):
         options = self.options
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
-    def read(self) -> AdaptedCheckpoint:
+    def read(self) -> LoraCheckpoint:
         """Read what guard, adapter and decoder declare; no weights."""
         checkpoint = super().read()
         config = read_required_json(

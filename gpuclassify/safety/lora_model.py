@@ -14,10 +14,10 @@ from gpuclassify.hub import Identity
 from gpuclassify.options import LabelOptions
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.runners import Runner
-from gpuclassify.safety.lora_checkpoint import (
-    AdaptedCheckpoint,
-    check_adapted_tensors,
-    read_adapted,
+from gpuclassify.safety.lora import (
+    LoraCheckpoint,
+    check_lora_tensors,
+    read_lora,
 )
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class LoraModel(PinnedModel):
         return list(dict.fromkeys([self.options.model, self.options.base_model]))
 
     @property
-    def checkpoint(self) -> AdaptedCheckpoint:
+    def checkpoint(self) -> LoraCheckpoint:
         """What model, adapter and decoder declare, read once."""
-        return cast(AdaptedCheckpoint, super().checkpoint)
+        return cast(LoraCheckpoint, super().checkpoint)
 
     @property
     def identities(self) -> list[Identity]:
@@ -61,11 +61,11 @@ class LoraModel(PinnedModel):
         checkpoint = self.checkpoint
         return list(dict.fromkeys([checkpoint.base, checkpoint.identity, checkpoint.adapter]))
 
-    def read(self) -> AdaptedCheckpoint:
+    def read(self) -> LoraCheckpoint:
         """Read what model, adapter and decoder declare; no weights."""
         options = self.options
         base = hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
-        return read_adapted(self.identity, base, self.resolve_adapter(), options.cache_dir)
+        return read_lora(self.identity, base, self.resolve_adapter(), options.cache_dir)
 
     def resolve_adapter(self) -> Identity:
         """The adapter pinned to a revision."""
@@ -97,7 +97,7 @@ class DecoderRunner(Runner):
 
     def check_weights(self) -> None:
         """Raise CheckpointError if base and adapter do not fit each other."""
-        check_adapted_tensors(self.model.checkpoint, self.options.cache_dir)
+        check_lora_tensors(self.model.checkpoint, self.options.cache_dir)
 
     @contextlib.contextmanager
     def lease_decoder(self, device: Any, dtype: Any) -> Iterator[Decoder]:

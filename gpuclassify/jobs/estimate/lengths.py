@@ -13,7 +13,7 @@ from gpuclassify.frames import backend_of
 from gpuclassify.hub.explanations import explained
 from gpuclassify.hub.paths import cache_folder
 from gpuclassify.models.checkpoint import OWN_MODULE
-from gpuclassify.safety.lora_checkpoint import AdaptedCheckpoint
+from gpuclassify.safety.lora import LoraCheckpoint
 from gpuclassify.text_mapper import TextMapper
 
 TEXTS_AT_A_TIME = 256  # encodings are alive together
@@ -110,7 +110,7 @@ def _in_windows(
 def _in_prompts(
     mapper: TextMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
 ) -> Lengths:
-    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.safety.prompt_tokens import PromptTokenizer
 
     prompt, limit = _prompt(mapper), mapper.options.max_seq_length
     tokenizer = PromptTokenizer(_tokenizer(mapper), prompt.head, prompt.tail, limit)
@@ -138,7 +138,7 @@ def _tokenizer(mapper: TextMapper) -> Any:
 
     checkpoint = mapper.model.checkpoint
     home = checkpoint.tokenizer or checkpoint.identity
-    if isinstance(checkpoint, AdaptedCheckpoint):
+    if isinstance(checkpoint, LoraCheckpoint):
         home = checkpoint.base
     return load_tokenizer(checkpoint, _without_weights(home, mapper.options.cache_dir))
 
