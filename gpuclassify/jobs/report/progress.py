@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gpuclassify.jobs.report.charts import readable_time, short_number
+from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.summary import JobSummary
 
 logger = logging.getLogger(__name__)
