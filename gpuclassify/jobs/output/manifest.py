@@ -22,7 +22,7 @@ from typing import Any
 from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
-    BOOKS,
+    METADATA,
     QUARANTINE,
     RECORDS,
     SCRATCH,
@@ -37,7 +37,7 @@ from gpuclassify.jobs.storage import Directory
 
 logger = logging.getLogger(__name__)
 
-JOB, MANIFEST, SUCCESS = f"{BOOKS}/job.json", f"{BOOKS}/manifest.jsonl", "_SUCCESS"
+JOB, MANIFEST, SUCCESS = f"{METADATA}/job.json", f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
@@ -51,12 +51,12 @@ class JobChangedError(ValueError):
     """The output directory holds parts of a job with other settings, another model or input."""
 
 
-class DamagedBooksError(ValueError):
+class DamagedMetadataError(ValueError):
     """What says which job an output directory holds cannot be read."""
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Manifest:
     """The books of one job.
 
     Attributes
@@ -103,7 +103,7 @@ class Ledger:
             There are data files that no job wrote.
         JobChangedError
             There are parts of a job with another identity, unless it starts over.
-        DamagedBooksError
+        DamagedMetadataError
             Nobody can tell whose parts there are, unless it starts over.
         """
         if self.directory.filesystem.isfile(self.directory.root):
@@ -128,7 +128,7 @@ class Ledger:
 
         Raises
         ------
-        NotADirectoryError, FileExistsError, JobChangedError, DamagedBooksError
+        NotADirectoryError, FileExistsError, JobChangedError, DamagedMetadataError
             See `check`.
         UnsupportedStorageError
             Files cannot be created exclusively here.
@@ -139,7 +139,7 @@ class Ledger:
         earlier = self._earlier(restart)
         if restart and earlier is not None:
             self._clear(earlier)
-        self.directory.make(BOOKS, RECORDS, SCRATCH, QUARANTINE)
+        self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
         check_creates(self.directory, SCRATCH)
         if restart or earlier is None:
             self._write_job(earlier)
@@ -192,7 +192,7 @@ class Ledger:
             return read_job(self.directory)
         except FileNotFoundError:
             return None
-        except DamagedBooksError:
+        except DamagedMetadataError:
             if not restart:
                 raise
         named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
@@ -284,7 +284,7 @@ def read_job(directory: Directory) -> dict[str, Any]:
         None has.
     NotADirectoryError
         A file has the directory's name, or that of one above it.
-    DamagedBooksError
+    DamagedMetadataError
         It cannot be read.
     """
     try:
@@ -297,7 +297,7 @@ def read_job(directory: Directory) -> dict[str, Any]:
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:
             return job
-    raise DamagedBooksError(
+    raise DamagedMetadataError(
         f"{directory.path(JOB)} is damaged, {len(content)} bytes that are no job's: start over, "
         "which removes the parts that are there (restart=True, --restart), or write to another "
         "directory"

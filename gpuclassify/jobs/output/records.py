@@ -23,8 +23,8 @@ from gpuclassify.jobs.output.exclusive import create
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
 
-BOOKS = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
-RECORDS, SCRATCH = f"{BOOKS}/records", f"{BOOKS}/attempts"
+METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
+RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
 QUARANTINE = "_quarantine"
 
 

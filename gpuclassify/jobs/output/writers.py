@@ -66,19 +66,19 @@ class FileWriter:
     def check(self, parts: int) -> None:
         """Raise unless so many parts may be written, as far as it is known beforehand."""
 
-    def publish(self, client: Any, *, restart: bool = False) -> str:
-        """Bring a job's output, once it is whole, to where it belongs.
+    def upload(self, client: Any, *, restart: bool = False) -> str:
+        """Upload a finished output, where the writer has a place to upload it to.
 
         Parameters
         ----------
         client : distributed.Client or None
         restart : bool
-            Do it again, even if it is done.
+            Ask again what is there, even if an earlier run has uploaded everything.
 
         Returns
         -------
         str
-            Where it is then; empty if that is where it was written.
+            Its address; empty for an output that stays where it was written.
         """
         return ""
 

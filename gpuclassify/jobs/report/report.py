@@ -35,7 +35,7 @@ def write_report(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         No job has begun there.
-    DamagedBooksError
+    DamagedMetadataError
         The job's books cannot be read.
     """
     report = report_of(directory)
@@ -53,7 +53,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         No job has begun there.
-    DamagedBooksError
+    DamagedMetadataError
         The job's books cannot be read.
     """
     try:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from job_faults import in_process, job, result, slowly, write_input
 
-from gpuclassify.jobs.output.manifest import DamagedBooksError, JobChangedError
+from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError
 from gpuclassify.jobs.output.records import complete
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -97,7 +97,7 @@ def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, expected, link,
 
 def test_of_racing_attempts_one_counts_and_all_know_which(folder):
     prepared = job(folder, faults.with_process).prepare()
-    assert list(prepared.ledger.begin()) == []
+    assert list(prepared.manifest.begin()) == []
     barrier, answers = faults.PROCESSES.Barrier(4), faults.PROCESSES.Queue()
     processes = [in_process(faults.race, folder, barrier, answers) for _ in range(4)]
     told = [answers.get(timeout=240) for _ in range(20)]
@@ -120,7 +120,7 @@ def test_a_loser_completes_the_work_of_a_winner_that_died(folder, expected):
     prepared = job(folder).prepare()
     name = max((folder / "out").glob("*.parquet")).name
     assert not any(name.startswith(path.stem) for path in books(folder, "records").iterdir())
-    assert complete(prepared.ledger.directory, name).name == name
+    assert complete(prepared.manifest.directory, name).name == name
     assert len(records(folder)) == 2
     job(folder).run()
     assert_whole(folder, expected)
@@ -149,7 +149,7 @@ def triple(frame):
 
 def assert_of_other(folder):
     """The output is whole, and all of it of the job that has started over."""
-    other = job(folder, triple).prepare().ledger
+    other = job(folder, triple).prepare().manifest
     assert "tripled" in result(folder)
     assert sorted(path.name for path in (folder / "out").glob("*.parquet")) == other.names()
     manifest = books(folder, "manifest.jsonl").read_text().splitlines()
@@ -195,12 +195,12 @@ def test_partitions_of_a_frame_stop_too(folder):
 def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     first = job(folder).prepare()
     first.run()
-    part, name = first.source.planned.parts[0], first.ledger.names()[0]
+    part, name = first.source.planned.parts[0], first.manifest.names()[0]
     late = [folder / "out" / name, books(folder, f"records/{Path(name).stem}.json")]
     contents = [path.read_bytes() for path in late]
     job(folder, triple).run(restart=True)
     with pytest.raises(JobChangedError, match="another run has started over in"):
-        first.ledger.finish()
+        first.manifest.finish()
     assert_of_other(folder)
     for path, content in zip(late, contents, strict=True):  # an attempt that came late
         path.write_bytes(content)
@@ -214,7 +214,7 @@ def test_books_that_vanish_are_told(folder, count):
     prepared.run()
     next(books(folder, "records").iterdir()).unlink()
     with pytest.raises(JobChangedError, match=r"books of this job are gone from .*/out: "):
-        prepared.ledger.finish()
+        prepared.manifest.finish()
 
     def remove(done, total, summary):
         if done == count:
@@ -228,9 +228,9 @@ def test_books_that_vanish_are_told(folder, count):
 def test_damaged_books_are_told_and_starting_over_cures_them(folder, expected, content):
     job(folder, triple).run()
     books(folder, "job.json").write_bytes(content)
-    with pytest.raises(DamagedBooksError, match=r"job\.json is damaged, .*: start over"):
+    with pytest.raises(DamagedMetadataError, match=r"job\.json is damaged, .*: start over"):
         job(folder).run()
-    with pytest.raises(DamagedBooksError, match="another directory"):
+    with pytest.raises(DamagedMetadataError, match="another directory"):
         report_of(open_directory(f"{folder}/out"))
     foreign = folder / "out" / "part-00007-01234567.parquet"  # of no job that was here
     foreign.write_bytes(b"mine")
