@@ -89,19 +89,11 @@ class Target:
     def make(self) -> None:
         """Create the repository and the branch, unless they are there."""
         api = self.api()
-        try:
-            self.head()
-            return
-        except DatasetMissingError:
-            pass  # no such branch
-        except DatasetAccessError as err:
-            if err.status != 404:
-                raise
-            create = functools.partial(api.create_repo, private=self.private)
-            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+        make_repo = functools.partial(api.create_repo, private=self.private)
+        retried(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
         if self.revision != MAIN:
-            create = functools.partial(api.create_branch, branch=self.revision)
-            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+            make_branch = functools.partial(api.create_branch, branch=self.revision)
+            retried(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
 
     def digests(self, commit: str) -> dict[str, str]:
         """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""

@@ -56,11 +56,6 @@ class Staging:
     path: str
     options_name: str
 
-    @property
-    def directory(self) -> Directory:
-        """The directory, with the storage options that this process knows."""
-        return open_directory(self.path, options_for(self.options_name))
-
 
 def staged_files(directory: Directory, target: Target, suffix: str) -> list[StagedFile]:
     """The files of a finished job, except those without rows.
@@ -135,7 +130,7 @@ def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str
     """
     from huggingface_hub import CommitOperationAdd
 
-    directory = staging.directory
+    directory = open_directory(staging.path, options_for(staging.options_name))
     with _local(directory, file.name) as path:
         addition = CommitOperationAdd(file.path, path)
         if addition.upload_info.sha256.hex() != file.digest:

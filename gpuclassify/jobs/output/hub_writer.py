@@ -14,17 +14,11 @@ from gpuclassify.hub.datasets import keep_token, token_name
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
-from gpuclassify.jobs.output.hub_upload import (
-    StagedFile,
-    Staging,
-    staged_files,
-    upload_and_commit,
-)
+from gpuclassify.jobs.output.hub_upload import Staging, staged_files, upload_and_commit
 from gpuclassify.jobs.output.manifest import SUCCESS
 from gpuclassify.jobs.output.records import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.storage import Directory
 
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
@@ -167,29 +161,28 @@ class HubWriter(FileWriter):
         note = f"{METADATA}/commit-{target.key}.json"
         files = staged_files(directory, target, self.encoding.suffix)
         digests = {file.path: file.digest for file in files}
-        commit = None
         if restart:
             directory.remove(note)
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
             earlier = json.loads(directory.read(note))
-            commit = earlier["commit"] if earlier["files"] == digests else None
-        if commit is None:
-            target.make()
-            commit = self._upload_and_commit(client, directory, files)
-            content = json.dumps({"commit": commit, "files": digests}, indent=1)
-            directory.replace(note, content.encode())
-        return f"{target.endpoint}/datasets/{target.repo}/commit/{commit}"
-
-    def _upload_and_commit(self, client: Any, directory: Directory, files: list[StagedFile]) -> str:
-        path = directory.root if directory.is_local else self.path
-        staging = Staging(path, f"staging {redacted(self.path)}")
+            if earlier["files"] == digests:
+                return self._address(earlier["commit"])
+        staging = Staging(
+            directory.root if directory.is_local else self.path, f"staging {redacted(self.path)}"
+        )
         remember_options(staging.options_name, self.storage_options)
-        if client is None:
-            return upload_and_commit(None, files, self.target, staging)
-        with client.as_current():
-            share_options_with_workers(client, [staging.options_name])
-            share_tokens_with_workers([token_name("dataset", self.target.repo)])
-            return upload_and_commit(client, files, self.target, staging)
+        with contextlib.nullcontext() if client is None else client.as_current():
+            if client is not None:
+                share_options_with_workers(client, [staging.options_name])
+                share_tokens_with_workers([token_name("dataset", target.repo)])
+            target.make()
+            commit = upload_and_commit(client, files, target, staging)
+        content = json.dumps({"commit": commit, "files": digests}, indent=1)
+        directory.replace(note, content.encode())
+        return self._address(commit)
+
+    def _address(self, commit: str) -> str:
+        return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"
 
 
 def push_to_hub(
@@ -245,16 +238,12 @@ def _current_client() -> Any:
 
 
 def _check_names(repo: str, path: str, split: str) -> None:
-    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as err:
-        raise ValueError(f"{repo!r} is no name of a repository: {err}") from err
+    validate_repo_id(repo)
     if repo.count("/") != 1:
         raise ValueError(f"{repo!r} is no name of a repository: pass OWNER/NAME")
     if not _SPLIT.fullmatch(split):
         raise ValueError(f"split={split!r}: pass letters, digits and underscores, such as 'train'")
-    if any(step in ("", ".", "..") for step in path.strip("/").split("/")) and path.strip("/"):
+    if path.strip("/") and {"", ".", ".."} & {*path.strip("/").split("/")}:
         raise ValueError(f"path={path!r} is no folder of a repository: pass one such as 'data'")

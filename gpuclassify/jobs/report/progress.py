@@ -40,7 +40,7 @@ class JobProgress:
 
     def __init__(self, title: str, console: Console | None = None, client: Any = None) -> None:
         self._title = title
-        self._tells = logger.info if console is None else console_line(console)
+        self._write = logger.info if console is None else console_line(console)
         console = console or Console(stderr=True)
         self._client = client
         self._gpus, self._looked = "", 0.0
@@ -103,10 +103,10 @@ class JobProgress:
 
     def _print(self) -> None:
         if self._line:
-            self._tells(self._line)
+            self._write(self._line)
 
     def _busy_gpus(self) -> str:
-        """How busy each GPU is, as its worker tells now and then."""
+        """How busy each GPU is, as its worker reported last."""
         if self._client is not None and time.monotonic() - self._looked > LOOK_EVERY_SECONDS:
             self._looked = time.monotonic()
             workers = self._client.scheduler_info()["workers"].values()

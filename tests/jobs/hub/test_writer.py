@@ -306,7 +306,7 @@ def test_another_job_does_not_mix_with_what_is_staged(hub, push, frame):
     ("options", "message"),
     [
         ({"repo": "books"}, "pass OWNER/NAME"),
-        ({"repo": "acme/bo oks"}, "no name of a repository"),
+        ({"repo": "acme/bo oks"}, "acme/bo oks"),
         ({"split": "a-b"}, "split='a-b'"),
         ({"path": "a/../b"}, "no folder of a repository"),
         ({"file_format": "csv"}, "file_format"),
