@@ -107,7 +107,7 @@ def _write_json_lines(table: pa.Table, file: Any) -> None:
 
 
 def _dump(record: dict[str, Any]) -> str:
-    """One line of JSON; ValueError if a number is not finite, for which JSON has no word."""
+    """One line of JSON; ValueError if a number is not finite, which JSON cannot express."""
     return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
 
 

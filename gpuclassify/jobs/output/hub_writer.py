@@ -28,7 +28,8 @@ class HubWriter(FileWriter):
 
     The job writes its parts to `staging` first, as any other job does, so that a lost client loses
     no work. Then workers upload the files, and the client makes one commit. Running the same job
-    again computes and uploads only what is missing, and does nothing when the commit is made.
+    again computes and uploads only what is missing (workers read the staged files, and send those
+    that the Hub's store lacks), and does nothing when the commit is made.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class FileWriter:
         return self.file_format == PARQUET
 
     def check(self, parts: int) -> None:
-        """Raise unless so many parts may be written, as far as it is known beforehand."""
+        """Raise unless so many parts may be written, as far as can be known beforehand."""
 
     def upload(self, client: Any, *, restart: bool = False) -> str:
         """Upload a finished output, where the writer has a place to upload it to.
@@ -86,8 +86,8 @@ class FileWriter:
 class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
-    What JSON has no word for: NaN and infinities become null, bytes become base64, times and
-    decimals become text.
+    JSON has no value for NaN and infinities, which become null, nor for bytes, which become base64,
+    nor for times and decimals, which become text.
     """
 
     file_format = JSONL

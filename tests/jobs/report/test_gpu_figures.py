@@ -9,15 +9,13 @@ from distributed import Client, LocalCluster
 from distributed.diagnostics import nvml
 from rich.console import Console
 
-from gpuclassify.jobs import task
 from gpuclassify.jobs.output.manifest import JOB
 from gpuclassify.jobs.output.records import RECORDS, Record
-from gpuclassify.jobs.report import progress
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_stats import RunStats, add_up
 
 RUNS = [
     {"device_sampled_seconds": 4.0, "device_busy_seconds": 3.0, "peak_device_bytes": 6_000_000},
@@ -55,7 +53,9 @@ def test_a_report_of_cpus_has_no_figures_of_gpus(tmp_path):
 
 def test_a_parts_runs_add_up_and_their_highest_peak_stays():
     runs = [RunStats(tokens=3, **stats) for stats in RUNS]
-    sums = task._sums(runs)
+    sums = {}
+    for run in runs:
+        add_up(sums, run.as_dict())
     assert (sums["tokens"], sums["device_busy_seconds"]) == (6, 9.0)
     assert sums["peak_device_bytes"] == 7_000_000
 
@@ -75,11 +75,10 @@ def client(monkeypatch):
         yield client  # fmt: skip
 
 
-def test_a_running_job_shows_how_busy_the_workers_gpus_are(client, monkeypatch):
-    monkeypatch.setattr(progress, "LOOK_EVERY_SECONDS", 0.0)
+def test_a_running_job_shows_how_busy_the_workers_gpus_are(client):
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     summary = JobSummary(rows_in=10, elapsed_seconds=1.0)
-    with JobProgress("domain", console, client) as bar:
+    with JobProgress("domain", console, client, look_every_seconds=0.0) as bar:
         deadline = time.monotonic() + 60
         while "GPU" not in console.file.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -16,7 +16,6 @@ from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.report import progress
 from gpuclassify.jobs.report.counts import add_counts, count_labels, count_lengths, count_scores
 from gpuclassify.jobs.report.page import join_bins, page
 from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
@@ -212,11 +211,9 @@ def test_a_terminal_gets_a_live_line(summary):
     assert "30/100 parts, 3,000 rows, 100 rows/s, 40k tokens/s, 1:10 left, 2 in quarantine" in text
 
 
-def test_a_log_gets_a_line_a_minute_and_one_at_the_end(summary, monkeypatch):
-    assert progress.LOG_EVERY_SECONDS == 60
-    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.05)
+def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(summary):
     console = Console(file=io.StringIO())
-    with JobProgress("[/red]", console) as lines:
+    with JobProgress("[/red]", console, log_every_seconds=0.05) as lines:
         started = time.monotonic()
         for done in range(31):
             lines.parts(done, 30, summary)
