@@ -146,16 +146,18 @@ class DatasetServer(HttpServer):
         tree = repo.tree(revision)
         lines = [line.split() for line in tree[".gitattributes"].data.decode().splitlines()]
         patterns = [pattern for pattern, *flags in lines if "filter=lfs" in flags]
-        files = []
-        for asked in json.loads(call.body)["files"]:
+        sent, files = json.loads(call.body), []
+        ignored = tree.get(".gitignore", File(b"")).data.decode()
+        ignored = sent.get("gitIgnore", ignored).split()
+        for asked in sent["files"]:
             name = asked["path"].rpartition("/")[2]
             is_large = any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
             there = tree.get(asked["path"])
             oid = there and (there.digest if there.is_large else there.blob)
             mode = "lfs" if is_large else "regular"
-            files.append(
-                {"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid}
-            )
+            is_ignored = any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
+            described = {"uploadMode": mode, "shouldIgnore": is_ignored, "oid": oid}
+            files.append({"path": asked["path"], **described})
         return json_answer({"files": files})
 
     def _batch(self, repo, call):
@@ -211,14 +213,9 @@ class DatasetServer(HttpServer):
                 )
             for change in changes:
                 self._change(repo, tree, change["key"], change["value"])
-            if call.query.get("create_pr"):
-                branch = f"refs/pr/{sum(b.startswith('refs/pr/') for b in repo.branches) + 1}"
             sha = repo.commit(tree, header["value"]["summary"], branch)
-        url = f"{self.url}/datasets/{repo.name}"
-        found = {"commitOid": sha, "commitUrl": f"{url}/commit/{sha}"}
-        if branch.startswith("refs/pr/"):
-            found["pullRequestUrl"] = f"{url}/discussions/{branch.rpartition('/')[2]}"
-        return json_answer(found)
+        url = f"{self.url}/datasets/{repo.name}/commit/{sha}"
+        return json_answer({"commitOid": sha, "commitUrl": url})
 
     @staticmethod
     def _change(repo, tree, key, value):

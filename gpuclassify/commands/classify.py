@@ -60,8 +60,8 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         console = open_console()
         print_summary(summary, console)
         console.print(f"Report: {summary.output}/_report/report.html", soft_wrap=True)
-        if summary.published:
-            console.print(f"Published: {summary.published}", soft_wrap=True)
+        if summary.commit_url:
+            console.print(f"Uploaded: {summary.commit_url}", soft_wrap=True)
     context.exit(LEFT_OUT if summary.left_out else 0)
 
 

@@ -13,7 +13,7 @@ from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sources import FileSource, FrameSource
 from gpuclassify.jobs.output.encoding import arrow_table
-from gpuclassify.jobs.output.manifest import JobChangedError, Ledger
+from gpuclassify.jobs.output.manifest import JobChangedError, Manifest
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
@@ -34,25 +34,25 @@ class Job:
     ----------
     source : FileSource or FrameSource
     work : Work
-    ledger : Ledger
+    manifest : Manifest
     restart : bool
         Whether `run` begins with removing what earlier runs wrote.
     writer : FileWriter, optional
-        Publishes the output when it is whole.
+        Uploads the finished output, where it has a place to upload it to.
     """
 
     source: Source
     work: Work
-    ledger: Ledger
+    manifest: Manifest
     restart: bool = False
     writer: FileWriter | None = None
 
     def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
         """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
-        summary = JobSummary(output=str(self.ledger.directory))
+        summary = JobSummary(output=str(self.manifest.directory))
         with self._current(client):
             done = set()
-            for record in self.ledger.begin(self.restart):
+            for record in self.manifest.begin(self.restart):
                 self._add(summary, record, is_resumed=True)
                 done.add(record.name)
             _show(report, len(done), self.source.count, summary)
@@ -66,28 +66,28 @@ class Job:
                     f"{summary.output}: run the same job again to continue"
                 )
                 raise
-        self.ledger.check_current()
-        write_report(self.ledger.directory)
-        self.ledger.finish()
+        self.manifest.check_current()
+        write_report(self.manifest.directory)
+        self.manifest.finish()
         summary.files.sort()
-        self._publish(client, summary)
+        self._upload(client, summary)
         return summary
 
-    def _publish(self, client: Any, summary: JobSummary) -> None:
+    def _upload(self, client: Any, summary: JobSummary) -> None:
         if self.writer is None:
             return
         try:
-            summary.published = self.writer.publish(client, restart=self.restart)
+            summary.commit_url = self.writer.upload(client, restart=self.restart)
         except (Exception, KeyboardInterrupt) as err:
             err.add_note(
-                f"all parts are written to {summary.output}: run the same job again to publish them"
+                f"all parts are written to {summary.output}: run the same job again to upload them"
             )
             raise
 
     def _run_rest(
         self, client: Any, done: set[str], summary: JobSummary, report: Report | None
     ) -> None:
-        names = self.ledger.names()
+        names = self.manifest.names()
         todo = [number for number, name in enumerate(names) if name not in done]
         if client is not None and todo:
             check_cluster(client, self.work.chain.mappers, self.work.backend)

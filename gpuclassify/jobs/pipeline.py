@@ -12,7 +12,7 @@ from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import UnreadableInputError, redacted
 from gpuclassify.jobs.input.sources import FileSource, FrameSource, as_source
 from gpuclassify.jobs.job import Job, identity_of, plan_work
-from gpuclassify.jobs.output.manifest import Ledger
+from gpuclassify.jobs.output.manifest import Manifest
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.progress import JobProgress
@@ -84,7 +84,7 @@ class Pipeline:
             The input cannot be read.
         JobChangedError
             The output has parts of a job that differs from this one, and `restart` is false.
-        DamagedBooksError
+        DamagedMetadataError
             What says whose parts the output has cannot be read, and `restart` is false.
         FileExistsError, NotADirectoryError
             The output has data files that no job wrote, or is a file.
@@ -98,16 +98,16 @@ class Pipeline:
         directory = writer.directory
         _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
         work = plan_work(reader, source, chain, writer, self.backend, self.on_error)
-        ledger = Ledger(
+        manifest = Manifest(
             directory,
             identity_of(source, work),
             source.count,
             writer.encoding.suffix,
             code=repr(self),
         )
-        ledger.check(restart)
+        manifest.check(restart)
         writer.check(source.count)
-        return Job(source, work, ledger, restart, writer)
+        return Job(source, work, manifest, restart, writer)
 
     def run(
         self, client: Any = None, *, restart: bool = False, report: Report | None = None

@@ -104,7 +104,7 @@ def run_job_until_link(folder, last_link, is_done):
 def race(folder, barrier, answers):
     """One of several attempts at the same parts, all at once."""
     prepared = job(folder, with_process).prepare()
-    for number, name in enumerate(prepared.ledger.names()[:5]):
+    for number, name in enumerate(prepared.manifest.names()[:5]):
         barrier.wait()
         record = run_part(prepared.source.planned.parts[number], name, PackedWork.of(prepared.work))
         answers.put((name, record.digest))

@@ -142,7 +142,7 @@ def test_urls_and_storage_options_work_and_stay_secret(records, tmp_path, caplog
     job = pipeline.prepare()
     summary = job.run()
     assert access.options_for(job.work.output_name) == options
-    assert summary.files == [f"memory:///secret/out/{name}" for name in job.ledger.names()]
+    assert summary.files == [f"memory:///secret/out/{name}" for name in job.manifest.names()]
     assert len(pd.read_parquet(summary.files[0])) == 42
     shown = f"{pipeline} {reader} {writer} {job.work} {summary} {caplog.text}"
     filesystem = writer.directory.filesystem

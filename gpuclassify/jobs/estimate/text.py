@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dask.utils import format_bytes
 
-from gpuclassify.jobs.report.charts import readable_time, short_number
+from gpuclassify.jobs.report.readable import readable_time, short_number
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan

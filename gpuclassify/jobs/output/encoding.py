@@ -31,7 +31,7 @@ class Encoding:
 
     @property
     def suffix(self) -> str:
-        """With which names of part files end."""
+        """What names of part files end with."""
         if self.file_format == PARQUET or self.compression is None:
             return f".{self.file_format}"
         shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
@@ -69,7 +69,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises
     ------
     TypeError
-        Columns have other names, or values that their announced types cannot hold.
+        Columns have other names, or values that the types of `schema` cannot hold.
     """
     if table.column_names != schema.names:
         raise TypeError(
@@ -107,7 +107,7 @@ def _write_json_lines(table: pa.Table, file: Any) -> None:
 
 
 def _dump(record: dict[str, Any]) -> str:
-    """One line of JSON; ValueError if a number is not finite, for which JSON has no word."""
+    """One line of JSON; ValueError if a number is not finite, which JSON cannot express."""
     return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
 
 

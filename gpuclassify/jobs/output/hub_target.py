@@ -1,4 +1,4 @@
-"""A place in a dataset repository: what its files are called, what is there, and what may be."""
+"""A folder of a dataset repository: the names of its files, what is there, and what may be."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpuclassify.hub.datasets import (
 )
 from gpuclassify.jobs.files import file_format
 
-CARD, MAIN = "README.md", "main"
+MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000
 
 
 @dataclass(frozen=True)
 class Target:
-    """A folder of a dataset repository, and what is to become of it.
+    """A folder of a dataset repository.
 
     Attributes
     ----------
@@ -34,19 +34,17 @@ class Target:
     path : str
         Folder in the repository; empty for its root.
     split : str
-        With which names of files begin.
+        Which names of files begin with.
     revision : str
         Branch.
     endpoint : str
         Address of the Hub.
     private : bool, optional
-        Of a repository that is created.
-    create_pr : bool
-        Open a pull request instead of committing to the branch.
+        Whether a repository that is created is private.
     overwrite : bool
-        Replace and remove files of the same split that are there.
+        Whether files of the same split that are there are replaced and removed.
     message : str, optional
-        Of the commit.
+        Commit message.
     """
 
     repo: str
@@ -55,27 +53,21 @@ class Target:
     revision: str
     endpoint: str
     private: bool | None = None
-    create_pr: bool = False
     overwrite: bool = False
     message: str | None = None
 
     @property
     def key(self) -> str:
-        """Tells places apart."""
-        place = [self.endpoint, self.repo, self.revision, self.path, self.split, self.create_pr]
+        """A short digest that differs between targets."""
+        place = [self.endpoint, self.repo, self.revision, self.path, self.split]
         return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
 
-    @property
-    def pattern(self) -> str:
-        """What matches the split's files, as dataset cards name them."""
-        return posixpath.join(self.path, f"{self.split}-*")
-
     def name(self, number: int, count: int, suffix: str) -> str:
-        """The path of the file with a number."""
+        """The path of the file with a number, as loaders of datasets expect it."""
         return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
 
     def api(self) -> Any:
-        """The client library's, with the token that this process knows."""
+        """The client library's `HfApi`, with the token that this process knows."""
         from huggingface_hub import HfApi
 
         return HfApi(endpoint=self.endpoint, token=token_of("dataset", self.repo))
@@ -86,7 +78,7 @@ class Target:
         Raises
         ------
         DatasetAccessError, DatasetMissingError, HubUnreachableError
-            There is none that the Hub would tell.
+            There is no such repository or branch, or the Hub does not answer.
         """
         api = self.api()
         return retried(
@@ -97,32 +89,26 @@ class Target:
     def make(self) -> None:
         """Create the repository and the branch, unless they are there."""
         api = self.api()
-        try:
-            self.head()
-            return
-        except DatasetMissingError:
-            pass  # no such branch
-        except DatasetAccessError as err:
-            if err.status != 404 or self.create_pr:
-                raise
-            create = functools.partial(api.create_repo, private=self.private)
-            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+        make_repo = functools.partial(api.create_repo, private=self.private)
+        retried(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
         if self.revision != MAIN:
-            create = functools.partial(api.create_branch, branch=self.revision)
-            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+            make_branch = functools.partial(api.create_branch, branch=self.revision)
+            retried(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
 
     def digests(self, commit: str) -> dict[str, str]:
         """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
         api = self.api()
 
         def ask() -> dict[str, str]:
+            from huggingface_hub import RepoFile
+
             entries = api.list_repo_tree(
                 self.repo, self.path or None, revision=commit, repo_type="dataset"
             )
             return {
                 entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
                 for entry in entries
-                if hasattr(entry, "blob_id")
+                if isinstance(entry, RepoFile)
             }
 
         try:
@@ -130,18 +116,13 @@ class Target:
         except DatasetMissingError:
             return {}  # no such folder
 
-    def has_card(self, commit: str) -> bool:
-        """Whether the repository describes itself at a commit."""
-        api = self.api()
-        return bool(
-            retried(
-                self.repo,
-                lambda: api.get_paths_info(self.repo, [CARD], revision=commit, repo_type="dataset"),
-            )
-        )
-
-    def strangers(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    def foreign_files(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
         """Files of the same split that differ from ours.
+
+        Parameters
+        ----------
+        there, ours : mapping of str to str
+            Digests by path.
 
         Raises
         ------
@@ -165,26 +146,23 @@ class Target:
         return found
 
     def check(self) -> None:
-        """Raise unless a first upload may go here; looks only.
+        """Raise unless a first upload may go here; only reads.
 
         Raises
         ------
         FileExistsError
-            See `strangers`.
+            See `foreign_files`.
         DatasetAccessError
-            The repository is not there, and the token is none that could create it.
+            The repository is not there, and there is no token to create it with.
         """
+        from huggingface_hub import get_token
+
         try:
             there = self.digests(self.head())
         except DatasetMissingError:
             return  # a branch that will be created
         except DatasetAccessError as err:
-            if err.status == 404 and self._has_token() and not self.create_pr:
+            if err.status == 404 and (token_of("dataset", self.repo) or get_token()) is not None:
                 return  # a repository that will be created
             raise
-        self.strangers(there, {})
-
-    def _has_token(self) -> bool:
-        from huggingface_hub import get_token
-
-        return (token_of("dataset", self.repo) or get_token()) is not None
+        self.foreign_files(there, {})

@@ -1,30 +1,30 @@
-"""Uploading a job's files from where they are staged to the Hub, on workers, each once."""
+"""A job's files from where they are staged to the Hub: uploaded by workers, in one commit."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
+import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.hub.datasets import HubRefusedError, asked
+from gpuclassify.hub.datasets import TRIES, HubBusyError, HubRefusedError, asked, wait
 from gpuclassify.jobs.access import options_for
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.hub_target import Target
 from gpuclassify.jobs.output.manifest import MANIFEST
-from gpuclassify.jobs.output.records import BOOKS, Record, parse_record, stem_of
+from gpuclassify.jobs.output.records import parse_record
 from gpuclassify.jobs.storage import Directory, open_directory
 
-LARGE, REGULAR = "lfs", "regular"
+MOST_INSIDE_BYTES = 1 << 30  # of files that are not large and so travel inside of the commit
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A part of the output, and what it is to be called on the Hub.
+    """A part of the output, and its name on the Hub.
 
     Attributes
     ----------
@@ -32,20 +32,18 @@ class StagedFile:
         In the staging directory.
     path : str
         In the repository.
-    size_bytes : int
     digest : str
         SHA-256.
     """
 
     name: str
     path: str
-    size_bytes: int
     digest: str
 
 
 @dataclass(frozen=True)
 class Staging:
-    """Where a job's files lie.
+    """The directory of a job's files, for any worker.
 
     Attributes
     ----------
@@ -58,117 +56,137 @@ class Staging:
     path: str
     options_name: str
 
-    @property
-    def directory(self) -> Directory:
-        """The directory, on any worker."""
-        return open_directory(self.path, options_for(self.options_name))
-
 
 def staged_files(directory: Directory, target: Target, suffix: str) -> list[StagedFile]:
-    """The files of a job that is done, those without rows left out.
+    """The files of a finished job, except those without rows.
 
-    If all of them are, the first one stays, for its columns.
+    If no file has rows, the first one stays, for its columns.
     """
-    records = list(_records(directory))
-    records = [record for record in records if record.rows_out] or records[:1]
+    records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
+    whole = [record for record in records if record is not None]
+    kept = [record for record in whole if record.rows_out] or whole[:1]
     return [
-        StagedFile(
-            record.name,
-            target.name(number, len(records), suffix),
-            record.file_bytes,
-            record.digest,
-        )
-        for number, record in enumerate(records)
+        StagedFile(record.name, target.name(number, len(kept), suffix), record.digest)
+        for number, record in enumerate(kept)
     ]
 
 
-def upload_all(
+def upload_and_commit(
     client: Any, files: Sequence[StagedFile], target: Target, staging: Staging
-) -> dict[str, str]:
-    """Upload what is not uploaded yet; how each file is stored, by its path in the repository.
+) -> str:
+    """Upload what the Hub lacks, and make all files visible at once.
 
-    Large files are in the Hub's store then, and in no commit. Others, by the repository's
-    ``.gitattributes``, travel inside of the commit.
-    """
-    directory, folder = staging.directory, _folder(target)
-    directory.make(folder)
-    there = directory.sizes(folder)
-    notes = [file for file in files if f"{stem_of(file.name)}.json" in there]
-    contents = directory.read_all([_note(file, target) for file in notes])
-    modes = {}
-    for file, content in zip(notes, contents, strict=True):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            noted = json.loads(content)
-            if {**noted, "mode": None} == {**asdict(file), "mode": None}:
-                modes[file.path] = noted["mode"]
-    calls = ((file, target, staging) for file in files if file.path not in modes)
-    modes.update(run_tasks(client, upload, calls))
-    return modes
+    Workers read the staged files, and the Hub's store takes only those that it does not have.
 
-
-def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[str, str]:
-    """Upload one file, and note it beside the job's books; on a worker.
+    Parameters
+    ----------
+    client : distributed.Client or None
+    files : sequence of StagedFile
+    target : Target
+    staging : Staging
 
     Returns
     -------
-    (str, str)
-        Path in the repository, and `LARGE` or `REGULAR`.
+    str
+        A commit that has all files.
+
+    Raises
+    ------
+    FileExistsError
+        There are files of the same split that are not of this job.
+    ValueError
+        A staged file has changed, or more would travel inside of the commit than it takes.
+    HubRefusedError, DatasetAccessError
+        The Hub does not take the files.
+    HubUnreachableError
+        It does not answer, after several tries.
+    """
+    there = target.digests(target.head())
+    digests = {file.path: file.digest for file in files}
+    calls = ((file, target, staging) for file in files if there.get(file.path) != file.digest)
+    additions, inside_bytes = [], 0
+    for addition, digest in run_tasks(client, upload, calls):
+        inside_bytes += len(addition.path_or_fileobj)
+        if inside_bytes > MOST_INSIDE_BYTES:
+            raise ValueError(
+                f"more than {MOST_INSIDE_BYTES:,} bytes of files would travel inside of the "
+                "commit: add a line such as '*.jsonl filter=lfs diff=lfs merge=lfs -text' to the "
+                "repository's .gitattributes, or write Parquet"
+            )
+        additions.append(addition)
+        digests[addition.path_in_repo] = digest
+    return _commit(additions, digests, target)
+
+
+def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str]:
+    """Upload one file to the Hub's store, if it is a large one; on a worker.
+
+    Returns
+    -------
+    huggingface_hub.CommitOperationAdd
+        Without content if that is in the store.
+    str
+        Digest by which the Hub knows the content: SHA-256 of large files, Git's SHA-1 of others.
     """
     from huggingface_hub import CommitOperationAdd
 
-    directory = staging.directory
+    directory = open_directory(staging.path, options_for(staging.options_name))
     with _local(directory, file.name) as path:
-        operation = CommitOperationAdd(file.path, path)
-        if operation.upload_info.sha256.hex() != file.digest:
+        addition = CommitOperationAdd(file.path, path)
+        if addition.upload_info.sha256.hex() != file.digest:
             raise ValueError(f"{directory}/{file.name} is not what the job wrote: start over")
         send = functools.partial(
             target.api().preupload_lfs_files,
             target.repo,
-            [operation],
+            [addition],
             repo_type="dataset",
             revision=target.revision,
-            create_pr=target.create_pr,
             num_threads=1,
+            gitignore_content="\n",  # else the repository's own could leave files out silently
         )
         with _without_bars():
             asked(target.repo, send)
-    mode = operation._upload_mode
-    if operation._should_ignore or mode not in (LARGE, REGULAR):
-        raise HubRefusedError(
-            f"{target.repo} does not take {file.path}: its .gitignore names it; change that, or "
-            "choose another path="
+        if addition.path_or_fileobj == b"":
+            return addition, file.digest
+        content = Path(path).read_bytes()
+    addition.path_or_fileobj = content  # of a small file, for the client to commit
+    return addition, hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -> str:
+    """One commit of all files, whoever else commits, and although an answer may be lost."""
+    from huggingface_hub import CommitOperationDelete
+
+    for attempt in range(1, TRIES + 1):
+        head = target.head()
+        there = target.digests(head)
+        foreign = target.foreign_files(there, digests)
+        if not foreign and digests.items() <= there.items():
+            return head  # by an earlier run, or by a try whose answer was lost
+        removals = [CommitOperationDelete(path) for path in foreign if path not in digests]
+        send = functools.partial(
+            target.api().create_commit,
+            target.repo,
+            [*removals, *additions],
+            commit_message=target.message or f"Add {len(digests)} files with gpuclassify",
+            repo_type="dataset",
+            revision=target.revision,
+            parent_commit=head,
         )
-    directory.replace(_note(file, target), json.dumps({**asdict(file), "mode": mode}).encode())
-    return file.path, mode
-
-
-def forget_uploads(directory: Directory, target: Target) -> None:
-    """Let everything be uploaded anew."""
-    folder = _folder(target)
-    directory.remove(*(f"{folder}/{name}" for name in directory.sizes(folder)))
-
-
-def addition(file: StagedFile, mode: str, directory: Directory) -> Any:
-    """What a commit says of a file: of a large one that it is in the store, without content."""
-    from huggingface_hub import CommitOperationAdd
-    from huggingface_hub.lfs import UploadInfo
-
-    if mode == REGULAR:
-        return CommitOperationAdd(file.path, directory.read(file.name))
-    operation = CommitOperationAdd(file.path, b"")
-    operation.upload_info = UploadInfo(
-        size=file.size_bytes, sample=b"", sha256=bytes.fromhex(file.digest)
-    )
-    operation._upload_mode = "lfs"
-    operation._is_uploaded = True
-    return operation
-
-
-def _records(directory: Directory) -> Iterator[Record]:
-    for line in directory.read(MANIFEST).splitlines():
-        record = parse_record(line)
-        assert record is not None, "a job that is done has whole records"
-        yield record
+        try:
+            made = asked(target.repo, send).oid
+        except HubBusyError as err:
+            if attempt == TRIES:
+                raise
+            wait(err, attempt)
+            continue
+        if not digests.items() <= target.digests(made).items():
+            raise HubRefusedError(
+                f"the commit {made} of {target.repo} lacks files that were there when this job "
+                "began to upload: run the same job again"
+            )
+        return str(made)
+    raise AssertionError("the last try returns or raises")
 
 
 @contextlib.contextmanager
@@ -178,9 +196,9 @@ def _local(directory: Directory, name: str) -> Iterator[str]:
         yield directory.path(name)
         return
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "file")
-        directory.filesystem.get_file(directory.path(name), str(copy))
-        yield str(copy)
+        copy = str(Path(folder, "file"))
+        directory.filesystem.get_file(directory.path(name), copy)
+        yield copy
 
 
 @contextlib.contextmanager
@@ -192,19 +210,10 @@ def _without_bars() -> Iterator[None]:
         enable_progress_bars,
     )
 
-    if are_progress_bars_disabled():
-        yield
-        return
+    were_disabled = are_progress_bars_disabled()
     disable_progress_bars()
     try:
         yield
     finally:
-        enable_progress_bars()
-
-
-def _folder(target: Target) -> str:
-    return f"{BOOKS}/uploads-{target.key}"
-
-
-def _note(file: StagedFile, target: Target) -> str:
-    return f"{_folder(target)}/{stem_of(file.name)}.json"
+        if not were_disabled:
+            enable_progress_bars()

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import re
 import sys
 from typing import Any
 
 from gpuclassify.checks import check_choice
 from gpuclassify.hub import share_tokens_with_workers
-from gpuclassify.hub.datasets import HubRefusedError, keep_token, token_name
+from gpuclassify.hub.datasets import keep_token, token_name
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
-from gpuclassify.jobs.output.hub_commit import commit
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
-from gpuclassify.jobs.output.hub_upload import (
-    StagedFile,
-    Staging,
-    forget_uploads,
-    staged_files,
-    upload_all,
-)
+from gpuclassify.jobs.output.hub_upload import Staging, staged_files, upload_and_commit
 from gpuclassify.jobs.output.manifest import SUCCESS
-from gpuclassify.jobs.output.records import BOOKS
+from gpuclassify.jobs.output.records import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.storage import Directory
-
-logger = logging.getLogger(__name__)
 
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
@@ -39,7 +28,8 @@ class HubWriter(FileWriter):
 
     The job writes its parts to `staging` first, as any other job does, so that a lost client loses
     no work. Then workers upload the files, and the client makes one commit. Running the same job
-    again computes and uploads only what is missing, and does nothing when the commit is made.
+    again computes and uploads only what is missing (workers read the staged files, and send those
+    that the Hub's store lacks), and does nothing when the commit is made.
 
     Parameters
     ----------
@@ -54,12 +44,10 @@ class HubWriter(FileWriter):
     revision : str
         Branch; created if it is not there.
     private : bool, optional
-        Of a repository that is created. Default: what its owner has chosen.
+        Whether a repository that is created is private. Default: its owner's setting.
     token : str, optional
-        That may write. Kept in memory alone, and handed to workers directly. Default: HF_TOKEN or
+        That may write. Kept in memory alone, and sent to workers directly. Default: HF_TOKEN or
         the Hub login, which workers on other machines need too.
-    create_pr : bool
-        Open a pull request instead of committing to the branch; the repository must be there.
     overwrite : bool
         Replace files of the same split, and remove those that this job does not write; in the same
         commit. Other files always stay.
@@ -71,6 +59,11 @@ class HubWriter(FileWriter):
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
         For `staging`.
+
+    Raises
+    ------
+    ValueError
+        A name or format is none that the Hub takes.
     """
 
     def __init__(
@@ -83,7 +76,6 @@ class HubWriter(FileWriter):
         revision: str = MAIN,
         private: bool | None = None,
         token: str | None = None,
-        create_pr: bool = False,
         overwrite: bool = False,
         commit_message: str | None = None,
         file_format: str = PARQUET,
@@ -91,6 +83,8 @@ class HubWriter(FileWriter):
         endpoint: str | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
+        from huggingface_hub import constants
+
         check_choice("file_format", file_format, (PARQUET, JSONL))
         is_parquet = file_format == PARQUET
         self.file_format = file_format
@@ -99,27 +93,25 @@ class HubWriter(FileWriter):
             compression = "zstd"
         super().__init__(staging, compression=compression, storage_options=storage_options)
         _check_names(repo, path, split)
-        if create_pr and revision != MAIN:
-            raise ValueError(f"a pull request goes to main: leave out revision={revision!r}")
         keep_token("dataset", repo, token)
         self.target = Target(
             repo,
             path.strip("/"),
             split,
             revision,
-            endpoint or _endpoint(),
+            endpoint or constants.ENDPOINT,
             private=private,
-            create_pr=create_pr,
             overwrite=overwrite,
             message=commit_message,
         )
 
     def __repr__(self) -> str:
         target = self.target
-        shown = [f"{target.repo!r}", f"staging={redacted(self.path)!r}"]
-        shown += [f"{name}={getattr(target, name)!r}" for name in ("path", "split", "revision")]
-        shown.append(f"file_format={self.file_format!r}")
-        return f"HubWriter({', '.join(shown)})"
+        return (
+            f"HubWriter({target.repo!r}, staging={redacted(self.path)!r}, path={target.path!r}, "
+            f"split={target.split!r}, revision={target.revision!r}, "
+            f"file_format={self.file_format!r})"
+        )
 
     @property
     def keeps_index(self) -> bool:
@@ -127,7 +119,7 @@ class HubWriter(FileWriter):
         return False
 
     def check(self, parts: int) -> None:
-        """Raise unless so many parts may go there, as far as looking tells.
+        """Raise unless so many parts may go there, as far as a look at it can show.
 
         Raises
         ------
@@ -147,8 +139,19 @@ class HubWriter(FileWriter):
         if not directory.filesystem.exists(directory.path(SUCCESS)):
             self.target.check()
 
-    def publish(self, client: Any, *, restart: bool = False) -> str:
-        """Upload and commit what the job has written; returns where it is.
+    def upload(self, client: Any, *, restart: bool = False) -> str:
+        """Upload and commit what the job has written.
+
+        Parameters
+        ----------
+        client : distributed.Client or None
+        restart : bool
+            Ask the Hub even if an earlier run has made the commit.
+
+        Returns
+        -------
+        str
+            Address of the commit.
 
         Raises
         ------
@@ -156,47 +159,31 @@ class HubWriter(FileWriter):
             What is staged and uploaded stays: run the same job again.
         """
         directory, target = self.directory, self.target
+        note = f"{METADATA}/commit-{target.key}.json"
         files = staged_files(directory, target, self.encoding.suffix)
+        digests = {file.path: file.digest for file in files}
         if restart:
-            directory.remove(self._note)
-        done = self._committed(directory, files)
-        if done is None:
-            target.make()
-            done = self._upload_and_commit(client, directory, files)
-            note = {"commit": done, "files": _digests(files)}
-            directory.replace(self._note, json.dumps(note, indent=1).encode())
-        if "://" in done:
-            return done
-        return f"{target.endpoint}/datasets/{target.repo}/commit/{done}"
-
-    @property
-    def _note(self) -> str:
-        return f"{BOOKS}/commit-{self.target.key}.json"
-
-    def _committed(self, directory: Directory, files: list[StagedFile]) -> str | None:
-        """The commit that an earlier run made of the same files."""
+            directory.remove(note)
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-            note = json.loads(directory.read(self._note))
-            return note["commit"] if note["files"] == _digests(files) else None
-        return None
-
-    def _upload_and_commit(self, client: Any, directory: Directory, files: list[StagedFile]) -> str:
-        target = self.target
-        path = directory.root if directory.is_local else self.path
-        staging = Staging(path, f"staging {redacted(self.path)}")
+            earlier = json.loads(directory.read(note))
+            if earlier["files"] == digests:
+                return self._address(earlier["commit"])
+        staging = Staging(
+            directory.root if directory.is_local else self.path, f"staging {redacted(self.path)}"
+        )
         remember_options(staging.options_name, self.storage_options)
         with contextlib.nullcontext() if client is None else client.as_current():
             if client is not None:
                 share_options_with_workers(client, [staging.options_name])
                 share_tokens_with_workers([token_name("dataset", target.repo)])
-            modes = upload_all(client, files, target, staging)
-            try:
-                return commit(files, modes, target, directory)
-            except HubRefusedError as err:
-                # The store need not keep for ever what no commit names.
-                logger.warning("the files are uploaded once more: %s", err)
-                forget_uploads(directory, target)
-                return commit(files, upload_all(client, files, target, staging), target, directory)
+            target.make()
+            commit = upload_and_commit(client, files, target, staging)
+        content = json.dumps({"commit": commit, "files": digests}, indent=1)
+        directory.replace(note, content.encode())
+        return self._address(commit)
+
+    def _address(self, commit: str) -> str:
+        return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"
 
 
 def push_to_hub(
@@ -227,7 +214,7 @@ def push_to_hub(
     Returns
     -------
     JobSummary
-        Its `published` is the address of the commit.
+        Its `commit_url` is the address of the commit.
 
     Raises
     ------
@@ -251,27 +238,13 @@ def _current_client() -> Any:
         return None
 
 
-def _digests(files: list[StagedFile]) -> dict[str, str]:
-    return {file.path: file.digest for file in files}
-
-
 def _check_names(repo: str, path: str, split: str) -> None:
-    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as err:
-        raise ValueError(f"{repo!r} is no name of a repository: {err}") from err
+    validate_repo_id(repo)
     if repo.count("/") != 1:
         raise ValueError(f"{repo!r} is no name of a repository: pass OWNER/NAME")
     if not _SPLIT.fullmatch(split):
         raise ValueError(f"split={split!r}: pass letters, digits and underscores, such as 'train'")
-    if any(step in ("", ".", "..") for step in path.strip("/").split("/")) and path.strip("/"):
+    if path.strip("/") and {"", ".", ".."} & {*path.strip("/").split("/")}:
         raise ValueError(f"path={path!r} is no folder of a repository: pass one such as 'data'")
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT

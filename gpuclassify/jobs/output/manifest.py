@@ -1,4 +1,4 @@
-"""A job's books: what it is, which parts are done, and what it leaves when all are.
+"""A job's metadata: what it is, which parts are done, and what it leaves when all are.
 
 Everything lies in the output directory, under names that readers of datasets pass over. Records
 of parts are the truth; only the client reads them together, and writes the manifest at the end.
@@ -22,7 +22,7 @@ from typing import Any
 from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
-    BOOKS,
+    METADATA,
     QUARANTINE,
     RECORDS,
     SCRATCH,
@@ -37,13 +37,13 @@ from gpuclassify.jobs.storage import Directory
 
 logger = logging.getLogger(__name__)
 
-JOB, MANIFEST, SUCCESS = f"{BOOKS}/job.json", f"{BOOKS}/manifest.jsonl", "_SUCCESS"
+JOB, MANIFEST, SUCCESS = f"{METADATA}/job.json", f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 MOST_CHANGES_SHOWN = 5
 _JOB_NAMES = {"key", "parts", "identity", "versions"}
-_HEAD_BYTES = 64  # of the first page, which begins with the job's key
+_HEAD_BYTES = 64  # of job.json, which begins with the job's key
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
@@ -51,27 +51,27 @@ class JobChangedError(ValueError):
     """The output directory holds parts of a job with other settings, another model or input."""
 
 
-class DamagedBooksError(ValueError):
-    """What says which job an output directory holds cannot be read."""
+class DamagedMetadataError(ValueError):
+    """The file that describes the job of an output directory cannot be read."""
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """The books of one job.
+class Manifest:
+    """The metadata of one job, in its output directory.
 
     Attributes
     ----------
     directory : Directory
         The output.
     identity : dict
-        What the job is, by name of what it consists of: JSON values, no secret. Parts of jobs
-        that differ in it never mix.
+        Settings of each input, stage and output by its name: JSON values, no secret. Parts of
+        jobs that differ in it never mix.
     count : int
         Number of parts.
     suffix : str
         Of part files.
     code : str
-        What makes the job again, for people.
+        Python code that makes the same job again, for people.
     """
 
     directory: Directory
@@ -82,7 +82,7 @@ class Ledger:
 
     @functools.cached_property
     def key(self) -> str:
-        """Tells this job from others; in the names of its parts."""
+        """A short digest of the identity; part of the names of all files of this job."""
         content = json.dumps(self.identity, sort_keys=True).encode("utf-8", "backslashreplace")
         return hashlib.sha256(content).hexdigest()[:KEY_DIGITS]
 
@@ -103,13 +103,13 @@ class Ledger:
             There are data files that no job wrote.
         JobChangedError
             There are parts of a job with another identity, unless it starts over.
-        DamagedBooksError
-            Nobody can tell whose parts there are, unless it starts over.
+        DamagedMetadataError
+            It cannot be read whose parts there are, unless it starts over.
         """
         if self.directory.filesystem.isfile(self.directory.root):
             raise NotADirectoryError(f"{self.directory} is a file: name a directory for the output")
         earlier = self._earlier(restart)
-        self._refuse_strangers(earlier)
+        self._refuse_foreign_files(earlier)
         if earlier is not None and not restart and earlier["key"] != self.key:
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
@@ -119,7 +119,7 @@ class Ledger:
             )
 
     def begin(self, restart: bool = False) -> Iterator[Record]:
-        """Make the directory ready, and give the records of parts that are done already.
+        """Make the directory ready, and yield the records of parts that are done already.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class Ledger:
 
         Raises
         ------
-        NotADirectoryError, FileExistsError, JobChangedError, DamagedBooksError
+        NotADirectoryError, FileExistsError, JobChangedError, DamagedMetadataError
             See `check`.
         UnsupportedStorageError
             Files cannot be created exclusively here.
@@ -139,7 +139,7 @@ class Ledger:
         earlier = self._earlier(restart)
         if restart and earlier is not None:
             self._clear(earlier)
-        self.directory.make(BOOKS, RECORDS, SCRATCH, QUARANTINE)
+        self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
         check_creates(self.directory, SCRATCH)
         if restart or earlier is None:
             self._write_job(earlier)
@@ -158,7 +158,7 @@ class Ledger:
         check_current(self.directory, self.key)
 
     def finish(self) -> None:
-        """Write the manifest, and say at last that the output is complete.
+        """Write the manifest, and mark the output as complete at last.
 
         Raises
         ------
@@ -166,8 +166,11 @@ class Ledger:
             Another run has started over here.
         """
         self.check_current()
+        contents = self.directory.read_all([record_path(name) for name in self.names()])
         try:
-            self._write_manifest()
+            with self.directory.replacing(self.directory.path(MANIFEST)) as file:
+                for content in contents:
+                    file.write(content + b"\n")
         except FileNotFoundError as err:
             raise _gone(self.directory) from err
         self._remove_scratch()
@@ -180,28 +183,22 @@ class Ledger:
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
 
-    def _write_manifest(self) -> None:
-        contents = self.directory.read_all([record_path(name) for name in self.names()])
-        with self.directory.replacing(self.directory.path(MANIFEST)) as file:
-            for content in contents:
-                file.write(content + b"\n")
-
     def _earlier(self, restart: bool = False) -> dict[str, Any] | None:
         """What the directory's job is, if one has begun here."""
         try:
             return read_job(self.directory)
         except FileNotFoundError:
             return None
-        except DamagedBooksError:
+        except DamagedMetadataError:
             if not restart:
                 raise
         named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
         keys = {key for name in named if (key := key_in(name)) is not None}
         return {"key": self.key, "earlier": sorted(keys)}
 
-    def _refuse_strangers(self, earlier: dict[str, Any] | None) -> None:
+    def _refuse_foreign_files(self, earlier: dict[str, Any] | None) -> None:
         keys = {self.key, earlier["key"], *earlier["earlier"]} if earlier else set()
-        strangers = [
+        foreign = [
             name
             for name in sorted(self.directory.sizes())
             if file_format(name) is not None
@@ -209,10 +206,10 @@ class Ledger:
             and not name.endswith(".json")
             and key_in(name) not in keys
         ]
-        if strangers:
+        if foreign:
             raise FileExistsError(
-                f"{self.directory} holds {len(strangers)} files that no job wrote, such as "
-                f"{strangers[0]}: choose another directory, or move them away"
+                f"{self.directory} holds {len(foreign)} files that no job wrote, such as "
+                f"{foreign[0]}: choose another directory, or move them away"
             )
 
     def _parts_of(self, keys: Collection[str]) -> list[str]:
@@ -220,7 +217,7 @@ class Ledger:
         return [name for name in sorted(self.directory.sizes()) if key_in(name) in keys]
 
     def _clear(self, earlier: dict[str, Any]) -> None:
-        """Remove what earlier runs wrote; the books' first page is replaced later."""
+        """Remove what earlier runs wrote, but for job.json, which is replaced later."""
         keys = {earlier["key"], *earlier["earlier"]}
         remove = self.directory.remove
         remove(SUCCESS)
@@ -276,7 +273,7 @@ class Ledger:
 
 
 def read_job(directory: Directory) -> dict[str, Any]:
-    """The books' first page: what the job is that has begun in a directory.
+    """Read job.json: what the job is that has begun in a directory.
 
     Raises
     ------
@@ -284,7 +281,7 @@ def read_job(directory: Directory) -> dict[str, Any]:
         None has.
     NotADirectoryError
         A file has the directory's name, or that of one above it.
-    DamagedBooksError
+    DamagedMetadataError
         It cannot be read.
     """
     try:
@@ -297,7 +294,7 @@ def read_job(directory: Directory) -> dict[str, Any]:
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:
             return job
-    raise DamagedBooksError(
+    raise DamagedMetadataError(
         f"{directory.path(JOB)} is damaged, {len(content)} bytes that are no job's: start over, "
         "which removes the parts that are there (restart=True, --restart), or write to another "
         "directory"
@@ -305,15 +302,15 @@ def read_job(directory: Directory) -> dict[str, Any]:
 
 
 def check_current(directory: Directory, key: str | None) -> None:
-    """Raise unless a directory's books are those of the job with this key; one small read.
+    """Raise unless a directory still belongs to the job with this key; one small read.
 
     Raises
     ------
     JobChangedError
-        Another run has started over there meanwhile, or the books are gone.
+        Another run has started over there meanwhile, or the metadata is gone.
     """
     path = directory.path(JOB)
-    try:  # the whole page names every input file
+    try:  # the whole file names every input file
         head = directory.filesystem.cat_file(path, start=0, end=_HEAD_BYTES)
     except FileNotFoundError:
         raise _gone(directory) from None
@@ -326,8 +323,8 @@ def check_current(directory: Directory, key: str | None) -> None:
 
 def _gone(directory: Directory) -> JobChangedError:
     return JobChangedError(
-        f"the books of this job are gone from {directory}: another run has started over there, or "
-        "somebody has removed them. Run the job again, in a directory of its own"
+        f"the metadata of this job is gone from {directory}: another run has started over there, "
+        "or somebody has removed it. Run the job again, in a directory of its own"
     )
 
 

@@ -23,8 +23,8 @@ from gpuclassify.jobs.output.exclusive import create
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
 
-BOOKS = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
-RECORDS, SCRATCH = f"{BOOKS}/records", f"{BOOKS}/attempts"
+METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
+RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
 QUARANTINE = "_quarantine"
 
 
@@ -96,12 +96,12 @@ def stem_of(name: str) -> str:
 
 
 def record_path(name: str) -> str:
-    """Where the record of the part `name` is."""
+    """The path of the record of the part `name`."""
     return f"{RECORDS}/{stem_of(name)}.json"
 
 
 def quarantine_path(name: str) -> str:
-    """Where the problems of the part `name` are."""
+    """The path of the problems of the part `name`."""
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
@@ -147,7 +147,7 @@ def publish(
 def complete(directory: Directory, name: str) -> Record | None:
     """The record of a part that is there; made of an attempt's intent if it is missing.
 
-    None if no attempt's intent tells of a file with this content.
+    None if no attempt's intent describes a file with this content.
     """
     for _ in range(2):  # an attempt may create the record and remove its intent meanwhile
         with contextlib.suppress(FileNotFoundError):

@@ -64,21 +64,21 @@ class FileWriter:
         return self.file_format == PARQUET
 
     def check(self, parts: int) -> None:
-        """Raise unless so many parts may be written, as far as it is known beforehand."""
+        """Raise unless so many parts may be written, as far as can be known beforehand."""
 
-    def publish(self, client: Any, *, restart: bool = False) -> str:
-        """Bring a job's output, once it is whole, to where it belongs.
+    def upload(self, client: Any, *, restart: bool = False) -> str:
+        """Upload a finished output, where the writer has a place to upload it to.
 
         Parameters
         ----------
         client : distributed.Client or None
         restart : bool
-            Do it again, even if it is done.
+            Ask again what is there, even if an earlier run has uploaded everything.
 
         Returns
         -------
         str
-            Where it is then; empty if that is where it was written.
+            Its address; empty for an output that stays where it was written.
         """
         return ""
 
@@ -86,8 +86,8 @@ class FileWriter:
 class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
-    What JSON has no word for: NaN and infinities become null, bytes become base64, times and
-    decimals become text.
+    JSON has no value for NaN and infinities, which become null, nor for bytes, which become base64,
+    nor for times and decimals, which become text.
     """
 
     file_format = JSONL
@@ -203,57 +203,31 @@ def to_parquet(
         _check_is_not_read(dataset, path, storage_options)
     open_directory(path, storage_options).prepare(overwrite, SUFFIXES)
     parts = dataset.to_delayed() if is_lazy else [dataset]
-    write = dask.delayed(write_part, pure=False)
+    digits = max(5, len(str(len(parts) - 1)))
+    write = dask.delayed(_write_part, pure=False)
     # Decided once: by the index of each part, a filter would give only some parts the column.
     keep_index = True if is_lazy else None
     written = dask.delayed(list)(
         [
-            write(part, path, name, PARQUET, storage_options, keep_index)
-            for part, name in zip(parts, part_names(len(parts)), strict=True)
+            write(part, path, f"part-{number:0{digits}d}.parquet", storage_options, keep_index)
+            for number, part in enumerate(parts)
         ]
     )
     return written.compute() if compute else written
 
 
-def part_names(count: int) -> list[str]:
-    """Names of part files, without suffix, that sort in the order of the parts."""
-    digits = max(5, len(str(count - 1)))
-    return [f"part-{number:0{digits}d}" for number in range(count)]
-
-
-def write_part(
+def _write_part(
     frame: Any,
     path: str,
     name: str,
-    file_format: str,
-    storage_options: dict[str, Any] | None = None,
-    keep_index: bool | None = None,
+    storage_options: dict[str, Any] | None,
+    keep_index: bool | None,
 ) -> str:
-    """Write one plain frame as the file `name` in the directory `path`; returns the file's path.
-
-    The file appears under its name only when it is whole.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame or cudf.DataFrame
-    path : str
-        Directory or URL.
-    name : str
-        Without suffix.
-    file_format : {"parquet", "jsonl"}
-    storage_options : dict, optional
-        For fsspec.
-    keep_index : bool, optional
-        Whether a Parquet file gets the index as a column; None leaves out a plain count only.
-    """
+    """Write a plain frame as a file, which appears only when it is whole; returns its path."""
     directory = open_directory(path, storage_options)
-    target = posixpath.join(directory.root, f"{name}.{file_format}")
-    encoding = Encoding(file_format, "zstd" if file_format == PARQUET else None)
-    if file_format == JSONL:
-        frame, keep_index = frame.reset_index(drop=True), None
-    with directory.replacing(target) as file:
-        file.write(encoding.encode(arrow_table(frame, keep_index)))
-    return target
+    content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
+    directory.replace(name, content)
+    return directory.path(name)
 
 
 def _check_is_not_read(dataset: Any, path: str, storage_options: dict[str, Any] | None) -> None:

@@ -1,1 +1,1 @@
-"""What a job tells: counts, progress, the report page."""
+"""What a job reports: counts, progress, the report page."""

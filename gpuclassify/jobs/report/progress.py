@@ -13,13 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gpuclassify.jobs.report.charts import readable_time, short_number
+from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.summary import JobSummary
 
 logger = logging.getLogger(__name__)
 
-LOG_EVERY_SECONDS = 60.0
-LOOK_EVERY_SECONDS = 5.0  # at how busy GPUs are
 MOST_GPUS_SHOWN = 8
 
 
@@ -35,14 +33,27 @@ class JobProgress:
         at the end, which is what a log file wants. Default: the terminal or notebook that this
         runs in, if it does, and else Python's log, at the level INFO.
     client : distributed.Client, optional
-        Whose workers' GPUs are looked at.
+        Whose workers' GPUs are shown.
+    log_every_seconds : float
+        Time between lines of text.
+    look_every_seconds : float
+        Time between looks at how busy GPUs are.
     """
 
-    def __init__(self, title: str, console: Console | None = None, client: Any = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        console: Console | None = None,
+        client: Any = None,
+        *,
+        log_every_seconds: float = 60.0,
+        look_every_seconds: float = 5.0,
+    ) -> None:
         self._title = title
-        self._tells = logger.info if console is None else console_line(console)
+        self._write = logger.info if console is None else console_line(console)
         console = console or Console(stderr=True)
         self._client = client
+        self._log_every, self._look_every = log_every_seconds, look_every_seconds
         self._gpus, self._looked = "", 0.0
         self._line = ""
         self._is_over = threading.Event()
@@ -98,16 +109,16 @@ class JobProgress:
         self.share(done / max(1, total), status)
 
     def _log(self) -> None:
-        while not self._is_over.wait(LOG_EVERY_SECONDS):
+        while not self._is_over.wait(self._log_every):
             self._print()
 
     def _print(self) -> None:
         if self._line:
-            self._tells(self._line)
+            self._write(self._line)
 
     def _busy_gpus(self) -> str:
-        """How busy each GPU is, as its worker tells now and then."""
-        if self._client is not None and time.monotonic() - self._looked > LOOK_EVERY_SECONDS:
+        """How busy each GPU is, as its worker reported last."""
+        if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
             workers = self._client.scheduler_info()["workers"].values()
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])

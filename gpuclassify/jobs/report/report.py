@@ -1,4 +1,4 @@
-"""What became of a job: numbers for machines and a page for people, from its books."""
+"""The report of a job: numbers for machines and a page for people, from its metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import posixpath
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,8 @@ def write_report(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         No job has begun there.
-    DamagedBooksError
-        The job's books cannot be read.
+    DamagedMetadataError
+        The job's metadata cannot be read.
     """
     report = report_of(directory)
     directory.make(posixpath.dirname(REPORTS[0]))
@@ -53,8 +53,8 @@ def report_of(directory: Directory) -> dict[str, Any]:
     ------
     FileNotFoundError
         No job has begun there.
-    DamagedBooksError
-        The job's books cannot be read.
+    DamagedMetadataError
+        The job's metadata cannot be read.
     """
     try:
         job = read_job(directory)
@@ -177,7 +177,7 @@ def _speed(summary: JobSummary, times: _Times) -> dict[str, Any]:
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     """How busy GPUs were while models ran, and the most memory of one; None without any.
 
-    The share is None where drivers do not tell it, as for MIG slices.
+    The share is None where drivers do not report it, as for MIG slices.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -214,9 +214,5 @@ def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     files = identity.get("input file", {})
     shown = {name: values for name, values in identity.items() if name != "input file"}
     if files:
-        shown["input"] = {**shown["input"], "files": len(files), "such as": _first(files)}
+        shown["input"] = {**shown["input"], "files": len(files), "such as": next(iter(files))}
     return shown
-
-
-def _first(names: Iterable[str]) -> str:
-    return next(iter(names))

@@ -42,8 +42,8 @@ class JobSummary:
         What earlier runs of the same job had done.
     output : str
         Directory or URL.
-    published : str
-        Address of the commit or pull request that has the output, where a `HubWriter` wrote it.
+    commit_url : str
+        Address of the commit that has the output, where a `HubWriter` uploaded it.
     """
 
     files: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class JobSummary:
     resumed_rows: int = 0
     resumed_tokens: int = 0
     output: str = ""
-    published: str = ""
+    commit_url: str = ""
 
     @property
     def rows_per_second(self) -> float:

@@ -1,4 +1,4 @@
-"""Every row once, whatever dies: killed clients and workers, crashes in publishing, races."""
+"""Every row once, whatever dies: killed clients and workers, crashes while publishing, races."""
 
 import json
 import random
@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from job_faults import in_process, job, result, slowly, write_input
 
-from gpuclassify.jobs.output.manifest import DamagedBooksError, JobChangedError
+from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError
 from gpuclassify.jobs.output.records import complete
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -37,25 +37,25 @@ def expected(tmp_path_factory):
     return result(folder)
 
 
-def books(folder, name=""):
+def metadata(folder, name=""):
     return folder / "out" / "_gpuclassify" / name
 
 
 def records(folder):
-    return [json.loads(path.read_bytes()) for path in sorted(books(folder, "records").iterdir())]
+    return [json.loads(path.read_bytes()) for path in sorted(metadata(folder, "records").iterdir())]
 
 
 def assert_whole(folder, expected):
-    """The output is that of an undisturbed run, its books agree, and nothing else is left."""
+    """The output is that of an undisturbed run, its metadata agrees, and nothing else is left."""
     pd.testing.assert_frame_equal(result(folder), expected)
     found = records(folder)
     parts = {path.name: path for path in (folder / "out").glob("*.parquet")}
     assert sorted(parts) == [record["name"] for record in found]
     assert all(parts[r["name"]].stat().st_size == r["file_bytes"] for r in found)
     assert sum(record["rows_out"] for record in found) == len(expected)
-    manifest = books(folder, "manifest.jsonl").read_text().splitlines()
+    manifest = metadata(folder, "manifest.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in manifest] == found
-    assert list(books(folder, "attempts").iterdir()) == []
+    assert list(metadata(folder, "attempts").iterdir()) == []
     assert (folder / "out" / "_SUCCESS").exists()
 
 
@@ -85,7 +85,7 @@ def test_a_client_that_is_killed_again_and_again_finishes(folder, expected):
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("link", [7, 8, 9], ids=["intent", "part", "record"])
 def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, expected, link, is_done):
-    """Links make the probe (2), the books (1), and the intent, file and record of each part."""
+    """Links make the probe (2), job.json (1), and the intent, file and record of each part."""
     process = in_process(faults.run_job_until_link, folder, link, is_done)
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -97,20 +97,19 @@ def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, expected, link,
 
 def test_of_racing_attempts_one_counts_and_all_know_which(folder):
     prepared = job(folder, faults.with_process).prepare()
-    assert list(prepared.ledger.begin()) == []
+    assert list(prepared.manifest.begin()) == []
     barrier, answers = faults.PROCESSES.Barrier(4), faults.PROCESSES.Queue()
     processes = [in_process(faults.race, folder, barrier, answers) for _ in range(4)]
-    told = [answers.get(timeout=240) for _ in range(20)]
+    winners = [answers.get(timeout=240) for _ in range(20)]
     for process in processes:
         process.join()
-    assert len(set(told)) == 5  # every attempt names the same winner
+    assert len(set(winners)) == 5  # every attempt names the same winner
     for record in records(folder):
         content = (folder / "out" / record["name"]).read_bytes()
-        assert (record["name"], record["digest"]) in told
+        assert (record["name"], record["digest"]) in winners
         assert record["file_bytes"] == len(content)
-    assert list(books(folder, "attempts").iterdir()) == []
-    winners = set(result(folder)["process"])
-    assert winners <= {process.pid for process in processes}
+    assert list(metadata(folder, "attempts").iterdir()) == []
+    assert set(result(folder)["process"]) <= {process.pid for process in processes}
 
 
 def test_a_loser_completes_the_work_of_a_winner_that_died(folder, expected):
@@ -119,8 +118,8 @@ def test_a_loser_completes_the_work_of_a_winner_that_died(folder, expected):
     process.join()
     prepared = job(folder).prepare()
     name = max((folder / "out").glob("*.parquet")).name
-    assert not any(name.startswith(path.stem) for path in books(folder, "records").iterdir())
-    assert complete(prepared.ledger.directory, name).name == name
+    assert not any(name.startswith(path.stem) for path in metadata(folder, "records").iterdir())
+    assert complete(prepared.manifest.directory, name).name == name
     assert len(records(folder)) == 2
     job(folder).run()
     assert_whole(folder, expected)
@@ -128,13 +127,13 @@ def test_a_loser_completes_the_work_of_a_winner_that_died(folder, expected):
 
 def test_a_part_that_nobody_can_vouch_for_is_done_again(folder, expected):
     job(folder).run()
-    [*_, record] = sorted(books(folder, "records").iterdir())
+    [*_, record] = sorted(metadata(folder, "records").iterdir())
     record.unlink()
     part = next((folder / "out").glob(f"{record.stem}*"))
     part.write_bytes(b"half")
     cut = sorted((folder / "out").glob("*.parquet"))[0]
     cut.write_bytes(cut.read_bytes()[:-1])
-    sorted(books(folder, "records").iterdir())[1].write_bytes(b"")  # power was lost
+    sorted(metadata(folder, "records").iterdir())[1].write_bytes(b"")  # power was lost
     gone = sorted((folder / "out").glob("*.parquet"))[2]
     gone.unlink()
     summary = job(folder).run()
@@ -149,10 +148,10 @@ def triple(frame):
 
 def assert_of_other(folder):
     """The output is whole, and all of it of the job that has started over."""
-    other = job(folder, triple).prepare().ledger
+    other = job(folder, triple).prepare().manifest
     assert "tripled" in result(folder)
     assert sorted(path.name for path in (folder / "out").glob("*.parquet")) == other.names()
-    manifest = books(folder, "manifest.jsonl").read_text().splitlines()
+    manifest = metadata(folder, "manifest.jsonl").read_text().splitlines()
     assert [json.loads(line)["name"] for line in manifest] == other.names()
     for path in ("_SUCCESS", "_report/report.json", "_gpuclassify/job.json"):
         assert json.loads((folder / "out" / path).read_text())["key"] == other.key
@@ -168,7 +167,7 @@ def restarting_at(folder, count):
     return report
 
 
-@pytest.mark.parametrize("count", [3, 45], ids=["amidst", "at the end"])
+@pytest.mark.parametrize("count", [3, 45], ids=["in between", "at the end"])
 def test_a_run_stops_when_another_starts_over(folder, count):
     with pytest.raises(
         JobChangedError, match=r"another run has started over in .*/out: "
@@ -195,12 +194,12 @@ def test_partitions_of_a_frame_stop_too(folder):
 def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     first = job(folder).prepare()
     first.run()
-    part, name = first.source.planned.parts[0], first.ledger.names()[0]
-    late = [folder / "out" / name, books(folder, f"records/{Path(name).stem}.json")]
+    part, name = first.source.planned.parts[0], first.manifest.names()[0]
+    late = [folder / "out" / name, metadata(folder, f"records/{Path(name).stem}.json")]
     contents = [path.read_bytes() for path in late]
     job(folder, triple).run(restart=True)
     with pytest.raises(JobChangedError, match="another run has started over in"):
-        first.ledger.finish()
+        first.manifest.finish()
     assert_of_other(folder)
     for path, content in zip(late, contents, strict=True):  # an attempt that came late
         path.write_bytes(content)
@@ -208,30 +207,30 @@ def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
         run_part(part, name, PackedWork.of(first.work))
 
 
-@pytest.mark.parametrize("count", [3, 45], ids=["amidst", "at the end"])
-def test_books_that_vanish_are_told(folder, count):
+@pytest.mark.parametrize("count", [3, 45], ids=["in between", "at the end"])
+def test_metadata_that_vanishes_stops_the_run(folder, count):
     prepared = job(folder).prepare()
     prepared.run()
-    next(books(folder, "records").iterdir()).unlink()
-    with pytest.raises(JobChangedError, match=r"books of this job are gone from .*/out: "):
-        prepared.ledger.finish()
+    next(metadata(folder, "records").iterdir()).unlink()
+    with pytest.raises(JobChangedError, match=r"metadata of this job is gone from .*/out: "):
+        prepared.manifest.finish()
 
     def remove(done, total, summary):
         if done == count:
             shutil.rmtree(folder / "out")
 
-    with pytest.raises(JobChangedError, match=r"books of this job are gone from .*/out: "):
+    with pytest.raises(JobChangedError, match=r"metadata of this job is gone from .*/out: "):
         job(folder).run(restart=True, report=remove)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"key": "12', b"[]", b"\xff"])
-def test_damaged_books_are_told_and_starting_over_cures_them(folder, expected, content):
+def test_damaged_metadata_is_refused_and_starting_over_cures_it(folder, expected):
     job(folder, triple).run()
-    books(folder, "job.json").write_bytes(content)
-    with pytest.raises(DamagedBooksError, match=r"job\.json is damaged, .*: start over"):
-        job(folder).run()
-    with pytest.raises(DamagedBooksError, match="another directory"):
-        report_of(open_directory(f"{folder}/out"))
+    for content in (b"", b"[]", b"\xff", b'{"key": "12'):
+        metadata(folder, "job.json").write_bytes(content)
+        with pytest.raises(DamagedMetadataError, match=r"job\.json is damaged, .*: start over"):
+            job(folder).run()
+        with pytest.raises(DamagedMetadataError, match="another directory"):
+            report_of(open_directory(f"{folder}/out"))
     foreign = folder / "out" / "part-00007-01234567.parquet"  # of no job that was here
     foreign.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="1 files that no job wrote"):
@@ -269,6 +268,6 @@ def test_a_full_disk_and_lost_permission_end_cleanly_and_resume(folder, expected
     assert notes[1] == (
         f"{published} of 45 parts are written to {folder}/out: run the same job again to continue"
     )
-    assert list(books(folder, "attempts").iterdir()) == []
+    assert list(metadata(folder, "attempts").iterdir()) == []
     assert job(folder).run().resumed_parts == published
     assert_whole(folder, expected)

@@ -1,6 +1,6 @@
 import base64
+import io
 import json
-from pathlib import Path
 
 import dask.dataframe as dd
 import duckdb
@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import DomainClassifier, to_parquet
-from gpuclassify.jobs.output.writers import write_part
-from gpuclassify.testing import sample_texts, write_checkpoint
+from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+from gpuclassify.testing import sample_texts
 
 LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
 
@@ -94,13 +94,14 @@ def test_plain_to_parquet_writes_right_files_that_plain_pandas_cannot_read(frame
     assert pq.read_table(path)["probabilities"].to_pylist() == EXPECTED
 
 
-def test_empty_and_all_null_partitions_keep_the_schema(tmp_path):
-    model = write_checkpoint(tmp_path / "model")
+def test_empty_and_all_null_partitions_keep_the_schema(tmp_path, checkpoint):
     texts = pd.Series([None, None, *sample_texts(4), None], dtype="str")
     frame = pd.DataFrame({"text": texts, "number": range(7)})
     ddf = dd.from_pandas(frame, npartitions=3)
     ddf = ddf[ddf.number > 2]
-    classified = DomainClassifier(model=model, score_field="scores", autocast=False)(ddf)
+    classified = DomainClassifier(model=checkpoint("domain"), score_field="scores", autocast=False)(
+        ddf
+    )
     path = tmp_path / "out"
     files = to_parquet(classified, str(path))
     assert len(files) == 3
@@ -169,33 +170,32 @@ def test_lazy_writing_writes_when_computed(frame, tmp_path):
     assert len(lazy.compute()) == 1
 
 
-def test_json_lines_hold_nulls_lists_and_unicode(tmp_path):
+def json_lines(frame):
+    return Encoding("jsonl", None).encode(arrow_table(frame)).to_pybytes().decode()
+
+
+def test_json_lines_hold_nulls_lists_and_unicode():
     frame = pd.DataFrame({"text": ["größe", None], "n": [1.5, np.nan]})
     frame["scores"] = pd.Series([[0.5], None], dtype=LISTS)
-    (tmp_path / "out").mkdir()
-    lines = pd.read_json(
-        write_part(frame, str(tmp_path / "out"), "part-00000", "jsonl"), lines=True
-    )
+    raw = json_lines(frame)
+    lines = pd.read_json(io.StringIO(raw), lines=True)
     assert lines["text"].tolist()[0] == "größe"
     assert lines.isna().iloc[1].all()
-    raw = (tmp_path / "out" / "part-00000.jsonl").read_text()
     assert "NaN" not in raw
     assert "größe" in raw
 
 
-def test_json_lines_are_json_for_strict_readers_too(tmp_path):
+def test_json_lines_are_json_for_strict_readers_too():
     floats = [np.nan, np.inf, -np.inf, 0.5]
     frame = pd.DataFrame(
         {"text": list("abcd"), "blob": [b"\xff\x00", b"", None, b"x"], "n": floats}
     )
     frame["nested"] = [[1.0, np.inf], [], None, [0.25]]
-    (tmp_path / "out").mkdir()
-    path = write_part(frame, str(tmp_path / "out"), "part-00000", "jsonl")
 
     def refuse(word):
         raise AssertionError(word)
 
-    rows = [json.loads(line, parse_constant=refuse) for line in Path(path).read_text().splitlines()]
+    rows = [json.loads(line, parse_constant=refuse) for line in json_lines(frame).splitlines()]
     assert [row["n"] for row in rows] == [None, None, None, 0.5]
     assert [row["nested"] for row in rows] == [[1.0, None], [], None, [0.25]]
     blobs = [None if row["blob"] is None else base64.b64decode(row["blob"]) for row in rows]

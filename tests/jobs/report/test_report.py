@@ -16,10 +16,10 @@ from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.report import progress
-from gpuclassify.jobs.report.charts import histogram, readable_time, short_number
 from gpuclassify.jobs.report.counts import add_counts, count_labels, count_lengths, count_scores
+from gpuclassify.jobs.report.page import join_bins, page
 from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
+from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.report import report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
@@ -138,8 +138,29 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(finishe
     assert tags.seen.count("svg") == 3 + 2 + 1 + 2  # labels, scores, lengths, speed and times
 
 
-def test_charts_of_nothing_are_charts():
-    assert "svg" in histogram([0, 1], [0], ["0", "1"])
+def test_a_job_without_rows_has_a_page(report):
+    nothing = {"labels": {"a": {}}, "scores": {"b": []}, "text_lengths": {"c": [[0, 1, 0]]}}
+    times = dict.fromkeys(report["worker_seconds"], 0.0)
+    empty = {"rows_in": 0, "rows_out": 0, "throughput": [], "worker_seconds": times, "tokens": 0}
+    text = page({**report, **nothing, **empty, "output": "a & b"})
+    assert text.count("<svg") == 2  # lengths and times
+    assert "a &amp; b" in text
+    assert "nan" not in text
+
+
+def test_many_bins_are_joined_and_many_labels_counted(report):
+    bins = [(n / 20, (n + 1) / 20, n) for n in range(95)]
+    joined = join_bins(bins, most=40)
+    assert len(joined) == 32
+    assert joined[0] == (0.0, 3 / 20, 0 + 1 + 2)
+    assert (joined[-1][1], sum(count for *_, count in joined)) == (95 / 20, sum(range(95)))
+    labels = {f"label {n}": 50 - n for n in range(50)}
+    text = page({**report, "labels": {"kind": labels}, "rows_out": sum(labels.values()) + 3})
+    assert "20 more labels,\n210 rows." in text
+    assert "Rows without a label: 3." in text
+
+
+def test_numbers_are_readable():
     assert [short_number(n) for n in (0.5, 999, 1_234, 5e9)] == ["0.5", "999", "1.23k", "5G"]
     assert [readable_time(s) for s in (7, 3_723)] == ["0:07", "1:02:03"]
 
@@ -190,11 +211,9 @@ def test_a_terminal_gets_a_live_line(summary):
     assert "30/100 parts, 3,000 rows, 100 rows/s, 40k tokens/s, 1:10 left, 2 in quarantine" in text
 
 
-def test_a_log_gets_a_line_a_minute_and_one_at_the_end(summary, monkeypatch):
-    assert progress.LOG_EVERY_SECONDS == 60
-    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.05)
+def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(summary):
     console = Console(file=io.StringIO())
-    with JobProgress("[/red]", console) as lines:
+    with JobProgress("[/red]", console, log_every_seconds=0.05) as lines:
         started = time.monotonic()
         for done in range(31):
             lines.parts(done, 30, summary)
