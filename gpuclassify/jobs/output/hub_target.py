@@ -99,7 +99,7 @@ class Target:
         """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
         api = self.api()
 
-        def ask() -> dict[str, str]:
+        def list_folder() -> dict[str, str]:
             from huggingface_hub import RepoFile
 
             entries = api.list_repo_tree(
@@ -112,7 +112,7 @@ class Target:
             }
 
         try:
-            return retried(self.repo, ask)
+            return retried(self.repo, list_folder)
         except DatasetMissingError:
             return {}  # no such folder
 

@@ -135,8 +135,20 @@ def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str
         addition = CommitOperationAdd(file.path, path)
         if addition.upload_info.sha256.hex() != file.digest:
             raise ValueError(f"{directory}/{file.name} is not what the job wrote: start over")
-        send = functools.partial(
-            target.api().preupload_lfs_files,
+        with _without_bars():
+            asked(target.repo, functools.partial(_preupload, addition, target))
+        if addition.path_or_fileobj == b"":
+            return addition, file.digest
+        content = Path(path).read_bytes()
+    addition.path_or_fileobj = content  # of a small file, for the client to commit
+    return addition, hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _preupload(addition: Any, target: Target) -> None:
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        target.api().preupload_lfs_files(
             target.repo,
             [addition],
             repo_type="dataset",
@@ -144,13 +156,10 @@ def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str
             num_threads=1,
             gitignore_content="\n",  # else the repository's own could leave files out silently
         )
-        with _without_bars():
-            asked(target.repo, send)
-        if addition.path_or_fileobj == b"":
-            return addition, file.digest
-        content = Path(path).read_bytes()
-    addition.path_or_fileobj = content  # of a small file, for the client to commit
-    return addition, hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    except RuntimeError as err:  # what the client library makes of an answer of the store
+        if isinstance(err.__cause__, HTTPError):
+            raise err.__cause__ from None
+        raise
 
 
 def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -> str:

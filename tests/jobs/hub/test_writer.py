@@ -199,6 +199,13 @@ def test_a_client_that_is_killed_uploads_nothing_twice(
     assert_pushed_once(hub, frame)
 
 
+def test_an_upload_that_is_refused_raises_the_answer_without_the_request(hub, push):
+    hub.fail("PUT", "/upload/", 400)
+    with pytest.raises(HubRefusedError, match=r"the Hub answered 400 for acme/books") as caught:
+        push()
+    assert_clean(caught.value, [TOKEN])
+
+
 def test_what_the_store_has_forgotten_is_uploaded_again(hub, push, frame):
     hub.fail("POST", "/commit/", *[503] * hub_access.TRIES, Retry_After="0")
     with pytest.raises(HubBusyError):
