@@ -1,28 +1,23 @@
 """A model's name pinned to a commit of the Hub or to a digest of a directory."""
 
+import fnmatch
 import hashlib
 import logging
 import os
 import re
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuclassify.hub.calls import ask_model, unreachable
 from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
-from gpuclassify.hub.explanations import explained, unreachable
 from gpuclassify.hub.headers import raw_header
-from gpuclassify.hub.paths import (
-    Location,
-    absolute,
-    is_directory_name,
-    matches,
-    repo_folder,
-    visible_files,
-)
 from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)
 
+Location = str | os.PathLike[str]
 
 LOADABLE_PATTERNS = (
     "*.json",
@@ -104,6 +99,26 @@ def resolve(
     return Identity(name, _commit_of(name, revision, cache_dir), is_directory=False)
 
 
+def is_directory_name(name: Location) -> bool:
+    """Tell whether a model name means a directory rather than a Hub model.
+
+    Parameters
+    ----------
+    name : str or path
+        What the user passed as ``model=``.
+
+    Returns
+    -------
+    bool
+        True for an existing directory and for a name spelt as a path: absolute, starting with
+        ``~``, ``./`` or ``../``, or with more than one slash.
+    """
+    name = os.fspath(name)
+    is_spelt_as_path = name in (".", "..") or name.startswith(("~", "./", "../"))
+    is_spelt_as_path = is_spelt_as_path or Path(name).is_absolute() or name.count("/") > 1
+    return is_spelt_as_path or (name != "" and Path(name).is_dir())
+
+
 def directory_digest(path: Location) -> str:
     """Digest a model directory without reading its weights.
 
@@ -160,8 +175,8 @@ def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
             raise HubUnreachableError(unreachable(name, revision, reason))
         return ref.read_text().strip()
     try:
-        with explained(name, revision):
-            commit = _ask_for_commit(name, revision)
+        # The cache may know, and whoever has no network should not wait long to hear of it.
+        commit = ask_model(name, revision, lambda: _ask_for_commit(name, revision), tries=2)
     except HubUnreachableError as err:
         if not ref.is_file():
             raise
@@ -197,3 +212,48 @@ def _note_commit(ref: Path, commit: str) -> None:
             draft.replace(ref)
     except OSError as err:
         logger.debug("the cache cannot record %s: %s", ref, err)
+
+
+def absolute(path: Location) -> Path:
+    """The absolute path, with ``~`` expanded."""
+    # Links are kept: the path that a shared file system shows may resolve differently per node.
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
+
+
+def existing_directory(folder: Path) -> Path:
+    """The folder itself; ModelNotFoundError if it is none."""
+    if folder.is_dir():
+        return folder
+    kind = "a file, not a directory" if folder.exists() else "no such directory"
+    raise ModelNotFoundError(
+        f"{folder}: {kind}; model= takes a directory that holds config.json and safetensors "
+        "weights, or a Hub name of the form OWNER/NAME"
+    )
+
+
+def visible_files(folder: Path) -> list[str]:
+    """Relative names of the visible files below a folder, sorted."""
+    found = []
+    for root, folders, files in os.walk(existing_directory(folder)):
+        folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
+        found += [Path(root, name) for name in files if name[0] != "."]
+    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a file name fits one of the shell patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def cache_folder(cache_dir: Location | None) -> Path:
+    """The Hub cache: the one given, else the client library's."""
+    from huggingface_hub import constants
+
+    return absolute(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE)
+
+
+def repo_folder(name: str, cache_dir: Location | None) -> Path:
+    """A Hub model's folder in the cache, which need not exist."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return cache_folder(cache_dir) / repo_folder_name(repo_id=name, repo_type="model")

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpuclassify.hub import HubUnreachableError
-from gpuclassify.hub.datasets import TRIES, HubBusyError, asked, wait
+from gpuclassify.hub.calls import TRIES, ask, wait
+from gpuclassify.hub.errors import HubBusyError, HubUnreachableError
 from gpuclassify.jobs.output.hub_target import CARD, Target
 from gpuclassify.jobs.output.hub_upload import REGULAR, StagedFile, addition
 from gpuclassify.jobs.storage import Directory
@@ -102,7 +102,7 @@ def _send(operations: list[Any], target: Target, parent: str | None, count: int)
         create_pr=target.create_pr,
         parent_commit=parent,
     )
-    made = asked(target.repo, send)
+    made = ask(target.repo, send, tries=1)
     return str(made.pr_url or made.oid)
 
 

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.hub.datasets import (
-    DatasetAccessError,
-    DatasetMissingError,
-    retried,
-    token_of,
-)
+from gpuclassify.hub import token_for
+from gpuclassify.hub.calls import ask
+from gpuclassify.hub.errors import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.files import file_format
 
 CARD, MAIN = "README.md", "main"
@@ -78,7 +75,7 @@ class Target:
         """The client library's, with the token that this process knows."""
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.endpoint, token=token_of("dataset", self.repo))
+        return HfApi(endpoint=self.endpoint, token=token_for(f"datasets/{self.repo}"))
 
     def head(self) -> str:
         """The branch's last commit.
@@ -89,7 +86,7 @@ class Target:
             There is none that the Hub would tell.
         """
         api = self.api()
-        return retried(
+        return ask(
             self.repo,
             lambda: api.dataset_info(self.repo, revision=self.revision, expand=["sha"]).sha,
         )
@@ -106,16 +103,16 @@ class Target:
             if err.status != 404 or self.create_pr:
                 raise
             create = functools.partial(api.create_repo, private=self.private)
-            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+            ask(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
         if self.revision != MAIN:
             create = functools.partial(api.create_branch, branch=self.revision)
-            retried(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
+            ask(self.repo, lambda: create(self.repo, repo_type="dataset", exist_ok=True))
 
     def digests(self, commit: str) -> dict[str, str]:
         """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
         api = self.api()
 
-        def ask() -> dict[str, str]:
+        def list_folder() -> dict[str, str]:
             entries = api.list_repo_tree(
                 self.repo, self.path or None, revision=commit, repo_type="dataset"
             )
@@ -126,7 +123,7 @@ class Target:
             }
 
         try:
-            return retried(self.repo, ask)
+            return ask(self.repo, list_folder)
         except DatasetMissingError:
             return {}  # no such folder
 
@@ -134,7 +131,7 @@ class Target:
         """Whether the repository describes itself at a commit."""
         api = self.api()
         return bool(
-            retried(
+            ask(
                 self.repo,
                 lambda: api.get_paths_info(self.repo, [CARD], revision=commit, repo_type="dataset"),
             )
@@ -187,4 +184,4 @@ class Target:
     def _has_token(self) -> bool:
         from huggingface_hub import get_token
 
-        return (token_of("dataset", self.repo) or get_token()) is not None
+        return (token_for(f"datasets/{self.repo}") or get_token()) is not None

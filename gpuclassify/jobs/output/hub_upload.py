@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.hub.datasets import HubRefusedError, asked
-from gpuclassify.jobs.access import options_for
+from gpuclassify.hub.calls import ask
+from gpuclassify.hub.errors import HubRefusedError
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.hub_target import Target
 from gpuclassify.jobs.output.manifest import MANIFEST
 from gpuclassify.jobs.output.records import BOOKS, Record, parse_record, stem_of
 from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.workers.secrets import recall
 
 LARGE, REGULAR = "lfs", "regular"
 
@@ -52,7 +53,7 @@ class Staging:
     path : str
         Absolute, or a URL.
     options_name : str
-        Under which `gpuclassify.jobs.access` knows the storage options.
+        Under which `gpuclassify.workers.secrets` knows the storage options.
     """
 
     path: str
@@ -61,7 +62,7 @@ class Staging:
     @property
     def directory(self) -> Directory:
         """The directory, on any worker."""
-        return open_directory(self.path, options_for(self.options_name))
+        return open_directory(self.path, recall(self.options_name, {}))
 
 
 def staged_files(directory: Directory, target: Target, suffix: str) -> list[StagedFile]:
@@ -131,7 +132,7 @@ def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[str, str
             num_threads=1,
         )
         with _without_bars():
-            asked(target.repo, send)
+            ask(target.repo, send, tries=1)
     mode = operation._upload_mode
     if operation._should_ignore or mode not in (LARGE, REGULAR):
         raise HubRefusedError(

@@ -10,9 +10,8 @@ import sys
 from typing import Any
 
 from gpuclassify.checks import check_choice
-from gpuclassify.hub import share_tokens_with_workers
-from gpuclassify.hub.datasets import HubRefusedError, keep_token, token_name
-from gpuclassify.jobs.access import remember_options, share_options_with_workers
+from gpuclassify.hub import remember_token, share_tokens_with_workers
+from gpuclassify.hub.errors import HubRefusedError
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
 from gpuclassify.jobs.output.hub_commit import commit
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
@@ -28,6 +27,7 @@ from gpuclassify.jobs.output.records import BOOKS
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.storage import Directory
+from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ class HubWriter(FileWriter):
         _check_names(repo, path, split)
         if create_pr and revision != MAIN:
             raise ValueError(f"a pull request goes to main: leave out revision={revision!r}")
-        keep_token("dataset", repo, token)
+        if token is not None:
+            remember_token(f"datasets/{repo}", token)
         self.target = Target(
             repo,
             path.strip("/"),
@@ -184,11 +185,11 @@ class HubWriter(FileWriter):
         target = self.target
         path = directory.root if directory.is_local else self.path
         staging = Staging(path, f"staging {redacted(self.path)}")
-        remember_options(staging.options_name, self.storage_options)
+        remember(staging.options_name, self.storage_options)
         with contextlib.nullcontext() if client is None else client.as_current():
             if client is not None:
-                share_options_with_workers(client, [staging.options_name])
-                share_tokens_with_workers([token_name("dataset", target.repo)])
+                share_with_workers([staging.options_name])
+                share_tokens_with_workers([f"datasets/{target.repo}"])
             modes = upload_all(client, files, target, staging)
             try:
                 return commit(files, modes, target, directory)
