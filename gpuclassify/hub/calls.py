@@ -75,17 +75,18 @@ def _ask(
 ) -> Answer:
     from huggingface_hub import errors
 
-    local = (errors.LocalEntryNotFoundError, errors.FileMetadataError, errors.OfflineModeIsEnabled)
+    not_cached = (errors.LocalEntryNotFoundError, errors.RevisionResolutionError)
+    causes = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.FileMetadataError)
     for attempt in range(1, tries + 1):
         try:
             return call()
-        except (errors.HTTPError, *local) as err:
-            is_missing = isinstance(err, errors.LocalEntryNotFoundError)  # in the cache
-            failure = explain((is_missing and err.__cause__) or err)
+        except (*causes, *not_cached) as err:
+            has_retried = isinstance(err, errors.LocalEntryNotFoundError)  # the client itself
+            failure = explain((isinstance(err, not_cached) and err.__cause__) or err)
         if attempt == tries or not isinstance(failure, HubBusyError):
             raise failure
-        if is_missing and failure.status is None:
-            raise failure  # the client library has tried again itself
+        if has_retried and failure.status is None:
+            raise failure
         wait(failure, attempt)
     raise AssertionError("the last try returns or raises")
 

@@ -2,12 +2,11 @@
 
 import functools
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpuclassify.hub.calls import ask_model, unreachable
 from gpuclassify.hub.errors import HubUnreachableError, ModelChangedError
-from gpuclassify.hub.headers import INDEX, weight_map_of
 from gpuclassify.hub.identity import (
     LOADABLE_PATTERNS,
     PICKLE_PATTERNS,
@@ -16,10 +15,11 @@ from gpuclassify.hub.identity import (
     cache_folder,
     directory_digest,
     existing_directory,
-    repo_folder,
     visible_files,
 )
 from gpuclassify.workers.secrets import token_for
+
+INDEX = "model.safetensors.index.json"
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
@@ -191,6 +191,18 @@ def cached_file(identity: Identity, filename: str, cache_dir: Location | None) -
     return Path(found) if isinstance(found, str) else None
 
 
+def weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
+    """Tensor name to file name of a sharded checkpoint; no file name may leave the model."""
+    files = index.get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ValueError(f"{INDEX} of {name} has no weight_map")
+    for file in files.values():
+        path = PurePosixPath(str(file))
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".safetensors":
+            raise ValueError(f"{INDEX} of {name} names {file!r}, not one of its weight files")
+    return files
+
+
 def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
     """Path of one small file, fetched if need be; None if the model has no such file."""
     name, revision = identity.name, identity.revision
@@ -244,6 +256,7 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
     """The cached snapshot if it has all weights and there is no network, else None."""
     from huggingface_hub import constants, get_session
+    from huggingface_hub.file_download import repo_folder_name
 
     if _cached_listing(identity, cache_dir) is not None:
         return None
@@ -253,7 +266,8 @@ def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Pa
         # Asked once: the client library's own calls would retry for most of a minute.
         ask_model(identity.name, identity.revision, probe, tries=1)
     except HubUnreachableError:
-        snapshot = repo_folder(identity.name, cache_dir) / "snapshots" / identity.revision
+        repo = repo_folder_name(repo_id=identity.name, repo_type="model")
+        snapshot = cache_folder(cache_dir) / repo / "snapshots" / identity.revision
         if not _is_whole(snapshot):
             raise
         return snapshot

@@ -1,18 +1,18 @@
 """A model's name pinned to a commit of the Hub or to a digest of a directory."""
 
+import contextlib
 import fnmatch
+import functools
 import hashlib
 import logging
 import os
 import re
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuclassify.hub.calls import ask_model, unreachable
+from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
-from gpuclassify.hub.headers import raw_header
 from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ LOADABLE_PATTERNS = (
     "merges*",
 )
 PICKLE_PATTERNS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.pkl", "*.pickle")
+_MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself sets
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def directory_digest(path: Location) -> str:
         status = (folder / name).stat()
         digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
         if name.endswith(".safetensors"):
-            digest.update(raw_header(folder / name))
+            digest.update(_raw_header(folder / name))
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -164,54 +165,43 @@ def _check_repo_name(name: str) -> None:
         ) from err
 
 
+def _raw_header(path: Path) -> bytes:
+    """The length field and the JSON of a safetensors header, as far as the file has them."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        header_bytes = int.from_bytes(length, "little")
+        return length + (file.read(header_bytes) if header_bytes <= _MAX_HEADER_BYTES else b"")
+
+
 def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
     """The commit that a branch or tag points at: asked of the Hub, else as last cached."""
-    from huggingface_hub import is_offline_mode
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
-    ref = repo_folder(name, cache_dir) / "refs" / revision
-    if is_offline_mode():
-        if not ref.is_file():
-            reason = "HF_HUB_OFFLINE=1 is set"
-            raise HubUnreachableError(unreachable(name, revision, reason))
-        return ref.read_text().strip()
+    look_up = functools.partial(
+        HfApi(token=token_for(name)).resolve_revision,
+        name,
+        revision=revision,
+        cache_dir=cache_folder(cache_dir),
+    )
+
+    def ask() -> str:
+        url = hf_hub_url(name, "config.json", revision=revision)
+        # A file, unlike the model's public card, tells whether the token opens a gated model.
+        with contextlib.suppress(RemoteEntryNotFoundError):
+            get_hf_file_metadata(url, token=token_for(name))
+        return look_up().resolved
+
     try:
         # The cache may know, and whoever has no network should not wait long to hear of it.
-        commit = ask_model(name, revision, lambda: _ask_for_commit(name, revision), tries=2)
+        return ask_model(name, revision, ask, tries=3)
     except HubUnreachableError as err:
-        if not ref.is_file():
-            raise
+        try:
+            commit = look_up(local_files_only=True).resolved
+        except RevisionResolutionError:
+            raise err from None
         logger.warning("using the cached commit of %s at %s: %s", name, revision, err)
-        return ref.read_text().strip()
-    _note_commit(ref, commit)
-    return commit
-
-
-def _ask_for_commit(name: str, revision: str) -> str:
-    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import RemoteEntryNotFoundError
-
-    # A file, unlike the model's public card, tells at once whether the token opens a gated model.
-    url = hf_hub_url(name, "config.json", revision=revision)
-    try:
-        commit = get_hf_file_metadata(url, token=token_for(name)).commit_hash
-    except RemoteEntryNotFoundError:
-        commit = None
-    if commit is None:
-        commit = HfApi().model_info(name, revision=revision, token=token_for(name)).sha
-    assert commit is not None, "a revision that exists has a commit"
-    return commit
-
-
-def _note_commit(ref: Path, commit: str) -> None:
-    """Record a commit where the Hub cache keeps it, for times without a network."""
-    try:
-        if not ref.is_file() or ref.read_text() != commit:
-            ref.parent.mkdir(parents=True, exist_ok=True)
-            draft = ref.with_name(f"{ref.name}.{uuid.uuid4().hex}.tmp")
-            draft.write_text(commit)
-            draft.replace(ref)
-    except OSError as err:
-        logger.debug("the cache cannot record %s: %s", ref, err)
+        return commit
 
 
 def absolute(path: Location) -> Path:
@@ -250,10 +240,3 @@ def cache_folder(cache_dir: Location | None) -> Path:
     from huggingface_hub import constants
 
     return absolute(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE)
-
-
-def repo_folder(name: str, cache_dir: Location | None) -> Path:
-    """A Hub model's folder in the cache, which need not exist."""
-    from huggingface_hub.file_download import repo_folder_name
-
-    return cache_folder(cache_dir) / repo_folder_name(repo_id=name, repo_type="model")

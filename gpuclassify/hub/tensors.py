@@ -5,11 +5,11 @@ from typing import Any
 
 from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import ModelNotFoundError
-from gpuclassify.hub.files import cached_file, list_files, read_json
-from gpuclassify.hub.headers import INDEX, WEIGHTS, shapes_in_file, weight_map_of
+from gpuclassify.hub.files import INDEX, cached_file, list_files, read_json, weight_map_of
 from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity, Location, matches
 from gpuclassify.workers.secrets import token_for
 
+WEIGHTS = "model.safetensors"
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st
 st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
@@ -81,9 +81,24 @@ def _shapes_of_file(
     identity: Identity, filename: str, cache_dir: Location | None
 ) -> dict[str, tuple[int, ...]]:
     if identity.is_directory:
-        return shapes_in_file(Path(identity.name, filename))
+        return _local_shapes(Path(identity.name, filename))
     cached = cached_file(identity, filename, cache_dir)
-    return shapes_in_file(cached) if cached else _remote_shapes(identity, filename)
+    return _local_shapes(cached) if cached else _remote_shapes(identity, filename)
+
+
+def _local_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as err:
+        with path.open("rb") as file:
+            is_pointer = file.read(8) == b"version "
+        cure = "; it is a Git LFS pointer: run `git lfs pull` in its directory"
+        raise ValueError(
+            f"{path} is a truncated or corrupt safetensors file: {err}{cure if is_pointer else ''}"
+        ) from err
 
 
 def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ...]]:
