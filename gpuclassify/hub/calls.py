@@ -67,7 +67,11 @@ def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int =
     ------
     ModelNotFoundError, ModelAccessError, HubUnreachableError
     """
-    return _ask(call, lambda err: _explain_model(err, name, revision), tries)
+    try:
+        return _ask(call, lambda err: _explain_model(err, name, revision), tries)
+    except HubBusyError as err:
+        text = str(err)
+    raise HubUnreachableError(text)  # the one name for all that the cache would have cured
 
 
 def _ask(
@@ -183,29 +187,22 @@ def _answer_of(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """The error for a call without an answer of use: a `HubBusyError` if another try may get one.
-
-    The client library itself has tried again where it looked into its cache (an OSError of no
-    request).
-    """
+    """The error for a call without an answer of use: a `HubBusyError` if another try may get one."""
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
     response = getattr(err, "response", None)
-    if not isinstance(err, HTTPError):
-        return HubUnreachableError(text)
-    if response is None:
-        return HubBusyError(text)
-    if response.status_code not in BUSY_STATUSES:
+    is_final = response is not None and response.status_code not in BUSY_STATUSES
+    if is_final or not isinstance(err, HTTPError):
         return HubUnreachableError(text)
     busy = HubBusyError(text)
-    limit = parse_ratelimit_headers(response.headers)
-    asked = response.headers.get("Retry-After", "")
-    busy.status = response.status_code
-    if limit is not None and limit.remaining == 0:
-        busy.wait_seconds = float(limit.reset_in_seconds)
-    elif asked.isdigit():
-        busy.wait_seconds = float(asked)
+    if response is not None:
+        busy.status = response.status_code
+        limit = parse_ratelimit_headers(response.headers)
+        asked = response.headers.get("Retry-After", "")
+        busy.wait_seconds = float(asked) if asked.isdigit() else None
+        if limit is not None and limit.remaining == 0:
+            busy.wait_seconds = float(limit.reset_in_seconds)
     return busy
 
 
