@@ -187,7 +187,7 @@ def _answer_of(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """The error for a call without an answer of use: a `HubBusyError` if another try may get one."""
+    """A `HubBusyError` if another try may get an answer, else its base class."""
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
