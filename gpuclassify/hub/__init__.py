@@ -2,7 +2,8 @@
 
 A model is named by its Hugging Face Hub name or by a directory. `resolve` turns either into an
 `Identity` once, and everything later (configuration, tensor shapes, weights) is read at exactly
-that identity. Pickled weights are never fetched. Tokens live in process memory alone.
+that identity. Pickled weights are never fetched.
+Tokens live in process memory alone; see `gpuclassify.workers.secrets`.
 """
 
 from gpuclassify.hub.errors import (
@@ -17,10 +18,11 @@ from gpuclassify.hub.identity import (
     LOADABLE_PATTERNS,
     PICKLE_PATTERNS,
     Identity,
+    Location,
     directory_digest,
+    is_directory_name,
     resolve,
 )
-from gpuclassify.hub.paths import Location, is_directory_name
 from gpuclassify.hub.tensors import read_tensor_shapes
 from gpuclassify.workers.secrets import remember_token, share_tokens_with_workers, token_for
 

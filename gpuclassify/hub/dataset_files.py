@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import glob
+import posixpath
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-from urllib.parse import quote, unquote
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from gpuclassify.hub.datasets import (
-    DatasetMissingError,
-    HubBusyError,
-    asked,
-    keep_token,
-    retried,
-    token_name,
-    token_of,
-)
+from gpuclassify.hub.calls import ask
+from gpuclassify.hub.errors import DatasetMissingError, HubBusyError
+from gpuclassify.workers.secrets import remember_token, token_for
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfUri
 
 Found = TypeVar("Found")
 
@@ -28,72 +25,50 @@ SCHEME = "hf://"
 WHOLE_FILE_BYTES = 8 << 20
 AHEAD_BYTES, LINE_BYTES = 8 << 20, 64 << 10
 TIMEOUT_SECONDS = 60
-_KINDS = {"datasets/": "dataset", "spaces/": "space", "": "model"}
-_URL = re.compile(
-    r"hf://(?P<kind>datasets/|spaces/|)(?P<repo>[^/@]+/[^/@]+)"
-    r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
-)
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class HubPath:
-    """Where a file, folder or pattern is on the Hub.
+def hub_uri(url: str) -> HfUri | None:
+    """The parts of an ``hf://`` URL, its revision filled in; None for other URLs and for buckets.
 
-    Attributes
-    ----------
-    repo_type : {"dataset", "space", "model"}
-    repo : str
-        OWNER/NAME.
-    revision : str
-        Branch, tag, pull request or commit.
-    path : str
-        Within the repository.
+    Raises
+    ------
+    ValueError
+        It is no URL of a repository; from the client library, with the form that it wants.
     """
+    if not url.startswith(SCHEME):
+        return None
+    from huggingface_hub import parse_hf_uri
 
-    repo_type: str
-    repo: str
-    revision: str
-    path: str
+    uri = parse_hf_uri(url.rstrip("/"))
+    return None if uri.is_bucket else replace(uri, revision=uri.revision or "main")
 
-    @classmethod
-    def of(cls, url: str) -> HubPath | None:
-        """The parts of an ``hf://`` URL; None for other URLs, and for buckets."""
-        match = _URL.fullmatch(url)
-        if match is None or url.startswith(f"{SCHEME}buckets/"):
-            return None
-        revision, path = unquote(match["revision"] or "main"), (match["path"] or "").strip("/")
-        return cls(_KINDS[match["kind"]], match["repo"], revision, path)
 
-    @property
-    def url(self) -> str:
-        """What `of` takes apart."""
-        kind = next(prefix for prefix, name in _KINDS.items() if name == self.repo_type)
-        revision = quote(self.revision, safe="")
-        return f"{SCHEME}{kind}{self.repo}@{revision}/{self.path}".rstrip("/")
+def _token_name(uri: HfUri) -> str:
+    """Under which name `remember_token` has a repository's token; models have their own."""
+    return uri.id if uri.type == "model" else f"{uri.type}s/{uri.id}"
 
 
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
     """The storage options without the Hub token, which is kept in this process's memory."""
-    paths = [found for url in urls if (found := HubPath.of(url)) is not None]
-    if not paths or not isinstance(storage_options.get("token"), str):
+    token, names = storage_options.get("token"), token_names(urls)
+    if not names or not isinstance(token, str):
         return dict(storage_options)
-    for each in paths:
-        keep_token(each.repo_type, each.repo, storage_options["token"])
+    for name in names:
+        remember_token(name, token)
     return {name: value for name, value in storage_options.items() if name != "token"}
 
 
 def with_token(url: str, storage_options: dict[str, Any]) -> dict[str, Any]:
     """The storage options with the token that was kept for the URL's repository, if one was."""
-    path = HubPath.of(url)
-    token = None if path is None else token_of(path.repo_type, path.repo)
+    uri = hub_uri(url)
+    token = None if uri is None else token_for(_token_name(uri))
     return storage_options if token is None else {**storage_options, "token": token}
 
 
 def token_names(urls: Iterable[str]) -> set[str]:
-    """Under which names `gpuclassify.hub` has the tokens of these URLs."""
-    paths = (HubPath.of(url) for url in urls)
-    return {token_name(path.repo_type, path.repo) for path in paths if path is not None}
+    """Under which names `remember_token` has the tokens of these URLs."""
+    return {_token_name(uri) for url in urls if (uri := hub_uri(url)) is not None}
 
 
 def pinned(urls: Iterable[str], storage_options: dict[str, Any]) -> list[str]:
@@ -106,44 +81,41 @@ def pinned(urls: Iterable[str], storage_options: dict[str, Any]) -> list[str]:
     DatasetAccessError, DatasetMissingError, HubUnreachableError
         The Hub does not tell.
     """
-    commits: dict[HubPath, str] = {}
+    commits: dict[HfUri, str] = {}
     found = []
     for url in urls:
-        path = HubPath.of(url)
-        if path is None:
+        uri = hub_uri(url)
+        if uri is None or is_pinned(url):
             found.append(url)
             continue
-        whole = replace(path, path="")
-        if _COMMIT.fullmatch(path.revision):
-            commits[whole] = path.revision
-        elif whole not in commits:
-            commits[whole] = _commit_of(whole, with_token(url, storage_options))
-        found.append(replace(path, revision=commits[whole]).url)
+        repo = replace(uri, path_in_repo="")
+        if repo not in commits:
+            commits[repo] = _commit_of(repo, with_token(url, storage_options))
+        found.append(replace(uri, revision=commits[repo]).to_uri())
     return found
 
 
 def is_pinned(url: str) -> bool:
     """Whether a URL names a file of the Hub at a commit."""
-    path = HubPath.of(url)
-    return path is not None and _COMMIT.fullmatch(path.revision) is not None
+    uri = hub_uri(url)
+    return uri is not None and _COMMIT.fullmatch(uri.revision or "") is not None
 
 
-def _commit_of(path: HubPath, storage_options: dict[str, Any]) -> str:
+def _commit_of(repo: HfUri, storage_options: dict[str, Any]) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=storage_options.get("endpoint"), token=storage_options.get("token"))
-    # Without sha alone, the answer would list every file.
-    info = retried(
-        path.repo,
-        lambda: api.repo_info(
-            path.repo,
-            repo_type=path.repo_type,
-            revision=path.revision,
-            expand=["sha"],  # type: ignore[arg-type]
-        ),
-    )
-    assert info.sha is not None, "a revision that exists has a commit"
-    return info.sha
+
+    def look_up() -> str | None:
+        # Without sha alone, the answer would list every file.
+        expand: Any = ["sha"]
+        return api.repo_info(
+            repo.id, repo_type=repo.type, revision=repo.revision, expand=expand
+        ).sha
+
+    commit = ask(repo.id, look_up)
+    assert commit is not None, "a revision that exists has a commit"
+    return commit
 
 
 def listed(filesystem: Any, url: str, find: Callable[[], Found]) -> Found:
@@ -156,19 +128,21 @@ def listed(filesystem: Any, url: str, find: Callable[[], Found]) -> Found:
     DatasetAccessError, DatasetMissingError, HubUnreachableError
         The Hub does not tell.
     """
-    path = HubPath.of(url)
-    if path is None:
+    uri = hub_uri(url)
+    if uri is None:
         return find()
+    path = posixpath.dirname(uri.path_in_repo)
+    while glob.has_magic(path):
+        path = posixpath.dirname(path)
+    folder = replace(uri, path_in_repo=path).to_uri()
     try:
-        retried(path.repo, lambda: filesystem.resolve_path(url))
-        with contextlib.suppress(DatasetMissingError):  # a pattern's folder may be a pattern
-            retried(path.repo, lambda: filesystem.ls(filesystem._parent(url)))
-        return asked(path.repo, find)
+        ask(uri.id, lambda: filesystem.ls(folder))
+        return ask(uri.id, find, tries=1)
     except FileNotFoundError:
         filesystem.invalidate_cache()  # it would not look again
-    # Raised out here, since the other error holds the request with its headers.
+    # Raised out here: as a context, the other error would hold the request with its headers.
     raise DatasetMissingError(
-        f"the Hub shows no {path.repo} at {path.revision}: check the spelling; a private "
+        f"the Hub shows no {folder}: check the spelling; a private "
         "repository needs a token that may read it, as storage_options or in HF_TOKEN"
     )
 
@@ -191,13 +165,13 @@ class PinnedFile(AbstractBufferedFile):
     def __init__(
         self, url: str, size_bytes: int, filesystem: Any, ahead_bytes: int | None = None
     ) -> None:
-        path = HubPath.of(url)
-        assert path is not None
-        self._place = path
+        uri = hub_uri(url)
+        assert uri is not None
+        self._uri = uri
         is_whole = ahead_bytes is None and 0 < size_bytes <= WHOLE_FILE_BYTES
         super().__init__(
             filesystem,
-            filesystem._strip_protocol(url),
+            url.removeprefix(SCHEME),
             block_size=AHEAD_BYTES if ahead_bytes is None else ahead_bytes,
             cache_type="all" if is_whole else "readahead",
             size=size_bytes,
@@ -211,12 +185,12 @@ class PinnedFile(AbstractBufferedFile):
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
-        place = self._place
+        uri = self._uri
         url = hf_hub_url(
-            place.repo,
-            place.path,
-            repo_type=place.repo_type,
-            revision=place.revision,
+            uri.id,
+            uri.path_in_repo,
+            repo_type=uri.type,
+            revision=uri.revision,
             endpoint=self.fs.endpoint,
         )
         headers = build_hf_headers(token=self.fs.token)
@@ -227,7 +201,7 @@ class PinnedFile(AbstractBufferedFile):
             hf_raise_for_status(response)
             return response.content
 
-        content = asked(place.repo, fetch)
+        content = ask(uri.id, fetch, tries=1)
         if len(content) != end - start:
-            raise HubBusyError(f"{place.url} was cut off, or its store ignores byte ranges")
+            raise HubBusyError(f"{uri.to_uri()} was cut off, or its store ignores byte ranges")
         return content

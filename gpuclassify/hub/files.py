@@ -1,20 +1,25 @@
 """The files of a model: listed, read and downloaded at its pinned identity."""
 
+import functools
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gpuclassify.hub.cache import (
-    cached_file,
-    cached_listing,
-    has_weights,
-    snapshot_if_unplugged,
-)
+from gpuclassify.hub.calls import ask_model, unreachable
 from gpuclassify.hub.errors import HubUnreachableError, ModelChangedError
-from gpuclassify.hub.explanations import explained, unreachable
-from gpuclassify.hub.identity import LOADABLE_PATTERNS, PICKLE_PATTERNS, Identity, directory_digest
-from gpuclassify.hub.paths import Location, cache_folder, existing_directory, visible_files
+from gpuclassify.hub.identity import (
+    LOADABLE_PATTERNS,
+    PICKLE_PATTERNS,
+    Identity,
+    Location,
+    cache_folder,
+    directory_digest,
+    existing_directory,
+    visible_files,
+)
 from gpuclassify.workers.secrets import token_for
+
+INDEX = "model.safetensors.index.json"
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
@@ -39,16 +44,16 @@ def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list
     """
     if identity.is_directory:
         return visible_files(Path(identity.name))
-    known = cached_listing(identity, cache_dir)
+    known = _cached_listing(identity, cache_dir)
     if known is not None:
         return known
-    if (snapshot := snapshot_if_unplugged(identity, cache_dir)) is not None:
+    if (snapshot := _snapshot_if_unplugged(identity, cache_dir)) is not None:
         return visible_files(snapshot)
     from huggingface_hub import HfApi
 
     name, revision = identity.name, identity.revision
-    with explained(name, revision):
-        return sorted(HfApi().list_repo_files(name, revision=revision, token=token_for(name)))
+    list_all = functools.partial(HfApi().list_repo_files, revision=revision, token=token_for(name))
+    return sorted(ask_model(name, revision, lambda: list_all(name)))
 
 
 def read_text(
@@ -126,7 +131,9 @@ def read_json(
     return content
 
 
-def download(identity: Identity, *, cache_dir: Location | None = None) -> Path:
+def download(
+    identity: Identity, *, cache_dir: Location | None = None, has_weights: bool = True
+) -> Path:
     """Make a model's files available on this machine.
 
     Parameters
@@ -135,6 +142,8 @@ def download(identity: Identity, *, cache_dir: Location | None = None) -> Path:
         From `resolve`.
     cache_dir : str or path, optional
         As in `resolve`.
+    has_weights : bool
+        Fetch the weights too.
 
     Returns
     -------
@@ -149,53 +158,74 @@ def download(identity: Identity, *, cache_dir: Location | None = None) -> Path:
     ModelNotFoundError, ModelAccessError, HubUnreachableError
         As in `resolve`.
     """
+    name, revision = identity.name, identity.revision
     if identity.is_directory:
         return _unchanged_directory(identity)
-    if (snapshot := snapshot_if_unplugged(identity, cache_dir)) is not None:
+    if has_weights and (snapshot := _snapshot_if_unplugged(identity, cache_dir)) is not None:
         return snapshot
     from huggingface_hub import snapshot_download
 
-    with explained(identity.name, identity.revision):
-        folder = snapshot_download(
-            identity.name,
-            revision=identity.revision,
-            cache_dir=cache_folder(cache_dir),
-            token=token_for(identity.name),
-            allow_patterns=list(LOADABLE_PATTERNS),
-            ignore_patterns=list(PICKLE_PATTERNS),
-        )
+    fetch = functools.partial(
+        snapshot_download,
+        name,
+        revision=revision,
+        cache_dir=cache_folder(cache_dir),
+        token=token_for(name),
+        allow_patterns=list(LOADABLE_PATTERNS),
+        ignore_patterns=[*PICKLE_PATTERNS, *([] if has_weights else ["*.safetensors"])],
+    )
+    folder = Path(ask_model(name, revision, fetch))
     # Refused by the Hub, the client library hands out whatever part of the model is in the cache.
-    if cached_listing(identity, cache_dir) is None and not has_weights(Path(folder)):
+    if has_weights and _cached_listing(identity, cache_dir) is None and not _is_whole(folder):
         list_files(identity, cache_dir=cache_dir)  # raises what the Hub said
-        raise HubUnreachableError(unreachable(identity.name, identity.revision, "it just failed"))
-    return Path(folder)
+        raise HubUnreachableError(unreachable(name, revision, "it just failed"))
+    return folder
+
+
+def cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
+    """A Hub model's file if the cache has it, else None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = cache_folder(cache_dir)
+    found = try_to_load_from_cache(identity.name, filename, folder, identity.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
+    """Tensor name to file name of a sharded checkpoint; no file name may leave the model."""
+    files = index.get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ValueError(f"{INDEX} of {name} has no weight_map")
+    for file in files.values():
+        path = PurePosixPath(str(file))
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".safetensors":
+            raise ValueError(f"{INDEX} of {name} names {file!r}, not one of its weight files")
+    return files
 
 
 def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
     """Path of one small file, fetched if need be; None if the model has no such file."""
+    name, revision = identity.name, identity.revision
     if identity.is_directory:
-        folder = existing_directory(Path(identity.name))
-        return folder / filename if (folder / filename).is_file() else None
+        path = existing_directory(Path(name)) / filename
+        return path if path.is_file() else None
     if (cached := cached_file(identity, filename, cache_dir)) is not None:
         return cached
-    known = cached_listing(identity, cache_dir)
+    known = _cached_listing(identity, cache_dir)
     if known is not None and filename not in known:
         return None
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    with explained(identity.name, identity.revision):
+    def fetch() -> Path | None:
+        folder, token = cache_folder(cache_dir), token_for(name)
         try:
-            path = hf_hub_download(
-                identity.name,
-                filename,
-                revision=identity.revision,
-                cache_dir=cache_folder(cache_dir),
-                token=token_for(identity.name),
-            )
+            path = hf_hub_download(name, filename, revision=revision, cache_dir=folder, token=token)
         except RemoteEntryNotFoundError:
             return None
-    return Path(path)
+        return Path(path)
+
+    return ask_model(name, revision, fetch)
 
 
 def _unchanged_directory(identity: Identity) -> Path:
@@ -207,3 +237,49 @@ def _unchanged_directory(identity: Identity) -> Path:
             "its file times (cp -pr, rsync -a)"
         )
     return Path(identity.name)
+
+
+def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
+    """All file names of a Hub model if an earlier download listed them, else None."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        entries = get_cached_repo_tree(
+            identity.name, revision=identity.revision, cache_dir=cache_folder(cache_dir)
+        )
+    except CachedRepoTreeNotFoundError:
+        return None
+    return sorted(entry.path for entry in entries)
+
+
+def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
+    """The cached snapshot if it has all weights and there is no network, else None."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.file_download import repo_folder_name
+
+    if _cached_listing(identity, cache_dir) is not None:
+        return None
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
+    probe = functools.partial(get_session().head, constants.ENDPOINT, timeout=timeout)
+    try:
+        # Asked once: the client library's own calls would retry for most of a minute.
+        ask_model(identity.name, identity.revision, probe, tries=1)
+    except HubUnreachableError:
+        repo = repo_folder_name(repo_id=identity.name, repo_type="model")
+        snapshot = cache_folder(cache_dir) / repo / "snapshots" / identity.revision
+        if not _is_whole(snapshot):
+            raise
+        return snapshot
+    return None
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """Tell whether a snapshot has all files of its weights."""
+    if not snapshot.is_dir():
+        return False
+    names = set(visible_files(snapshot))
+    if INDEX in names:
+        index = json.loads((snapshot / INDEX).read_text(encoding="utf-8"))
+        return names.issuperset(weight_map_of(index, str(snapshot)).values())
+    return any(name.endswith(".safetensors") for name in names)

@@ -1,28 +1,23 @@
 """A model's name pinned to a commit of the Hub or to a digest of a directory."""
 
+import contextlib
+import fnmatch
+import functools
 import hashlib
 import logging
 import os
 import re
-import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
-from gpuclassify.hub.explanations import explained, unreachable
-from gpuclassify.hub.headers import raw_header
-from gpuclassify.hub.paths import (
-    Location,
-    absolute,
-    is_directory_name,
-    matches,
-    repo_folder,
-    visible_files,
-)
 from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)
 
+Location = str | os.PathLike[str]
 
 LOADABLE_PATTERNS = (
     "*.json",
@@ -34,6 +29,7 @@ LOADABLE_PATTERNS = (
     "merges*",
 )
 PICKLE_PATTERNS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.pkl", "*.pickle")
+_MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself sets
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,26 @@ def resolve(
     return Identity(name, _commit_of(name, revision, cache_dir), is_directory=False)
 
 
+def is_directory_name(name: Location) -> bool:
+    """Tell whether a model name means a directory rather than a Hub model.
+
+    Parameters
+    ----------
+    name : str or path
+        What the user passed as ``model=``.
+
+    Returns
+    -------
+    bool
+        True for an existing directory and for a name spelt as a path: absolute, starting with
+        ``~``, ``./`` or ``../``, or with more than one slash.
+    """
+    name = os.fspath(name)
+    is_spelt_as_path = name in (".", "..") or name.startswith(("~", "./", "../"))
+    is_spelt_as_path = is_spelt_as_path or Path(name).is_absolute() or name.count("/") > 1
+    return is_spelt_as_path or (name != "" and Path(name).is_dir())
+
+
 def directory_digest(path: Location) -> str:
     """Digest a model directory without reading its weights.
 
@@ -132,7 +148,7 @@ def directory_digest(path: Location) -> str:
         status = (folder / name).stat()
         digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
         if name.endswith(".safetensors"):
-            digest.update(raw_header(folder / name))
+            digest.update(_raw_header(folder / name))
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -149,51 +165,78 @@ def _check_repo_name(name: str) -> None:
         ) from err
 
 
+def _raw_header(path: Path) -> bytes:
+    """The length field and the JSON of a safetensors header, as far as the file has them."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        header_bytes = int.from_bytes(length, "little")
+        return length + (file.read(header_bytes) if header_bytes <= _MAX_HEADER_BYTES else b"")
+
+
 def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
     """The commit that a branch or tag points at: asked of the Hub, else as last cached."""
-    from huggingface_hub import is_offline_mode
-
-    ref = repo_folder(name, cache_dir) / "refs" / revision
-    if is_offline_mode():
-        if not ref.is_file():
-            reason = "HF_HUB_OFFLINE=1 is set"
-            raise HubUnreachableError(unreachable(name, revision, reason))
-        return ref.read_text().strip()
-    try:
-        with explained(name, revision):
-            commit = _ask_for_commit(name, revision)
-    except HubUnreachableError as err:
-        if not ref.is_file():
-            raise
-        logger.warning("using the cached commit of %s at %s: %s", name, revision, err)
-        return ref.read_text().strip()
-    _note_commit(ref, commit)
-    return commit
-
-
-def _ask_for_commit(name: str, revision: str) -> str:
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import RemoteEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
-    # A file, unlike the model's public card, tells at once whether the token opens a gated model.
-    url = hf_hub_url(name, "config.json", revision=revision)
+    look_up = functools.partial(
+        HfApi(token=token_for(name)).resolve_revision,
+        name,
+        revision=revision,
+        cache_dir=cache_folder(cache_dir),
+    )
+
+    def ask() -> str:
+        url = hf_hub_url(name, "config.json", revision=revision)
+        # A file, unlike the model's public card, tells whether the token opens a gated model.
+        with contextlib.suppress(RemoteEntryNotFoundError):
+            get_hf_file_metadata(url, token=token_for(name))
+        return look_up().resolved
+
     try:
-        commit = get_hf_file_metadata(url, token=token_for(name)).commit_hash
-    except RemoteEntryNotFoundError:
-        commit = None
-    if commit is None:
-        commit = HfApi().model_info(name, revision=revision, token=token_for(name)).sha
-    assert commit is not None, "a revision that exists has a commit"
-    return commit
+        # The cache may know, and whoever has no network should not wait long to hear of it.
+        return ask_model(name, revision, ask, tries=3)
+    except HubUnreachableError as err:
+        try:
+            commit = look_up(local_files_only=True).resolved
+        except RevisionResolutionError:
+            raise err from None
+        logger.warning("using the cached commit of %s at %s: %s", name, revision, err)
+        return commit
 
 
-def _note_commit(ref: Path, commit: str) -> None:
-    """Record a commit where the Hub cache keeps it, for times without a network."""
-    try:
-        if not ref.is_file() or ref.read_text() != commit:
-            ref.parent.mkdir(parents=True, exist_ok=True)
-            draft = ref.with_name(f"{ref.name}.{uuid.uuid4().hex}.tmp")
-            draft.write_text(commit)
-            draft.replace(ref)
-    except OSError as err:
-        logger.debug("the cache cannot record %s: %s", ref, err)
+def absolute(path: Location) -> Path:
+    """The absolute path, with ``~`` expanded."""
+    # Links are kept: the path that a shared file system shows may resolve differently per node.
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
+
+
+def existing_directory(folder: Path) -> Path:
+    """The folder itself; ModelNotFoundError if it is none."""
+    if folder.is_dir():
+        return folder
+    kind = "a file, not a directory" if folder.exists() else "no such directory"
+    raise ModelNotFoundError(
+        f"{folder}: {kind}; model= takes a directory that holds config.json and safetensors "
+        "weights, or a Hub name of the form OWNER/NAME"
+    )
+
+
+def visible_files(folder: Path) -> list[str]:
+    """Relative names of the visible files below a folder, sorted."""
+    found = []
+    for root, folders, files in os.walk(existing_directory(folder)):
+        folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
+        found += [Path(root, name) for name in files if name[0] != "."]
+    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a file name fits one of the shell patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def cache_folder(cache_dir: Location | None) -> Path:
+    """The Hub cache: the one given, else the client library's."""
+    from huggingface_hub import constants
+
+    return absolute(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE)

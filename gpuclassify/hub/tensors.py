@@ -1,16 +1,15 @@
 """Names and shapes of a model's tensors, without its weights."""
 
 from pathlib import Path
+from typing import Any
 
-from gpuclassify.hub.cache import cached_file
+from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import ModelNotFoundError
-from gpuclassify.hub.explanations import explained, forget_secrets
-from gpuclassify.hub.files import list_files, read_json
-from gpuclassify.hub.headers import INDEX, WEIGHTS, shapes_in_file, weight_map_of
-from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity
-from gpuclassify.hub.paths import Location, matches
+from gpuclassify.hub.files import INDEX, cached_file, list_files, read_json, weight_map_of
+from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity, Location, matches
 from gpuclassify.workers.secrets import token_for
 
+WEIGHTS = "model.safetensors"
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st
 st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
@@ -82,30 +81,48 @@ def _shapes_of_file(
     identity: Identity, filename: str, cache_dir: Location | None
 ) -> dict[str, tuple[int, ...]]:
     if identity.is_directory:
-        return shapes_in_file(Path(identity.name, filename))
+        return _local_shapes(Path(identity.name, filename))
     cached = cached_file(identity, filename, cache_dir)
-    return shapes_in_file(cached) if cached else _remote_shapes(identity, filename)
+    return _local_shapes(cached) if cached else _remote_shapes(identity, filename)
+
+
+def _local_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as err:
+        with path.open("rb") as file:
+            is_pointer = file.read(8) == b"version "
+        cure = "; it is a Git LFS pointer: run `git lfs pull` in its directory"
+        raise ValueError(
+            f"{path} is a truncated or corrupt safetensors file: {err}{cure if is_pointer else ''}"
+        ) from err
 
 
 def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ...]]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, SafetensorsParsingError
 
-    with explained(identity.name, identity.revision):
+    name, revision = identity.name, identity.revision
+
+    def read_header() -> Any:
         try:
-            header = HfApi().parse_safetensors_file_metadata(
-                identity.name,
-                filename,
-                revision=identity.revision,
-                token=token_for(identity.name),
+            return HfApi().parse_safetensors_file_metadata(
+                name, filename, revision=revision, token=token_for(name)
             )
-        except (SafetensorsParsingError, HfHubHTTPError) as err:
-            is_too_short = isinstance(err, HfHubHTTPError) and err.response.status_code == 416
-            if isinstance(err, HfHubHTTPError) and not is_too_short:
+        except SafetensorsParsingError:
+            return None
+        except HfHubHTTPError as err:
+            if err.response.status_code != 416:  # the file ends before the range that was asked for
                 raise
-            forget_secrets(err)
-            raise ValueError(
-                f"{filename} of {identity.name} at {identity.revision} has a truncated or corrupt "
-                "safetensors header; its author has to upload it again"
-            ) from err
-    return {name: tuple(tensor.shape) for name, tensor in header.tensors.items()}
+            return None
+
+    header = ask_model(name, revision, read_header)
+    if header is None:
+        raise ValueError(
+            f"{filename} of {name} at {revision} has a truncated or corrupt safetensors header; "
+            "its author has to upload it again"
+        )
+    return {tensor: tuple(entry.shape) for tensor, entry in header.tensors.items()}

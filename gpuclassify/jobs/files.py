@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpuclassify.hub.dataset_files import HubPath, PinnedFile, is_pinned, listed, pinned, with_token
+from gpuclassify.hub.dataset_files import PinnedFile, hub_uri, is_pinned, listed, pinned, with_token
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -111,7 +111,7 @@ def check_all_unchanged(
     found: dict[str, InputFile] = {}
     for name in map(str, inputs):
         is_listed = file_format(name) is None or glob.has_magic(name)
-        if is_listed and HubPath.of(name) is None:
+        if is_listed and hub_uri(name) is None:
             with contextlib.suppress(UnreadableInputError):  # what is gone is told below
                 found.update((file.path, file) for file in _expand(name, storage_options))
     for file in files:
@@ -225,7 +225,7 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(name, **with_token(name, storage_options))
-    if HubPath.of(name) is None:  # there, a commit has the same files whenever one looks
+    if hub_uri(name) is None:  # there, a commit has the same files whenever one looks
         filesystem.invalidate_cache()
     found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
     # Names that begin with a dot or underscore are bookkeeping (_SUCCESS, _metadata), not data.

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sources import FileSource, FrameSource
@@ -22,6 +21,7 @@ from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.task import Work
 from gpuclassify.partition_map import Chain
+from gpuclassify.workers.secrets import remember, share_with_workers
 
 Source = FileSource | FrameSource
 
@@ -119,7 +119,7 @@ class Job:
             raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
         with client.as_current():
             self.work.chain.prepare()
-            share_options_with_workers(client, [self.work.input_name, self.work.output_name])
+            share_with_workers([self.work.input_name, self.work.output_name])
             yield
 
 
@@ -146,8 +146,8 @@ def plan_work(
         input_name=f"input {reader}" if isinstance(reader, FileReader) else "",
         output_name=f"output {redacted(writer.path)}",
     )
-    remember_options(work.input_name, getattr(reader, "storage_options", {}))
-    remember_options(work.output_name, writer.storage_options)
+    remember(work.input_name, getattr(reader, "storage_options", {}))
+    remember(work.output_name, writer.storage_options)
     return work
 
 

@@ -15,7 +15,6 @@ import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from gpuclassify.frames import name_row
-from gpuclassify.jobs.access import options_for
 from gpuclassify.jobs.files import InputFile, check_unchanged, redacted
 from gpuclassify.jobs.input.parts import Form, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
@@ -29,6 +28,7 @@ from gpuclassify.partition_map import Chain
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.run_events import collected_stats
 from gpuclassify.workers.run_stats import add_up
+from gpuclassify.workers.secrets import recall
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Work:
     form : Form, optional
         Columns of input files, without storage options.
     input_name, output_name : str
-        Under which `gpuclassify.jobs.access` knows the storage options.
+        Under which `gpuclassify.workers.secrets` knows the storage options.
     """
 
     chain: Chain
@@ -77,7 +77,7 @@ class Work:
     @property
     def directory(self) -> Directory:
         """Where parts are written."""
-        return open_directory(self.output, options_for(self.output_name))
+        return open_directory(self.output, recall(self.output_name, {}))
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 def _read_and_run(part: Part, file: InputFile | None, name: str, work: Work) -> Record:
     assert work.form is not None
     started = time.perf_counter()
-    form = Form(work.form.schema, options_for(work.input_name), work.form.is_projected)
+    form = Form(work.form.schema, recall(work.input_name, {}), work.form.is_projected)
     with _noticing_changes(file, form.storage_options):
         table, problems = read_table(part, form, work.on_error)
     frame = to_frame(table, work.backend)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from gpuclassify import hub
-from gpuclassify.hub.paths import absolute
+from gpuclassify.hub.identity import absolute
 
 CATEGORY_CODES = tuple(f"O{number}" for number in range(1, 14))
 # Of the prompt for an empty document, as NeMo Curator 1.4 and 0.8 have it in their sources.

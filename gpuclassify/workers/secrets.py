@@ -1,4 +1,7 @@
-"""Tokens of gated and private models: in process memory alone, shared by direct calls."""
+"""Secrets of this process: Hub tokens and storage options, held in memory and shared with workers.
+
+Nothing else holds a secret: what is pickled, logged or written knows only the name to ask for.
+"""
 
 import functools
 import re
@@ -9,18 +12,74 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-_tokens: dict[str, str] = {}
-_shared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+_secrets: dict[str, Any] = {}
+_shared: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _sharing = threading.Lock()
 
 
-def remember_token(name: str, token: str) -> None:
-    """Keep a token for one model in this process's memory, and nowhere else.
+def remember(name: str, value: Any) -> None:
+    """Keep a secret in this process's memory, and nowhere else.
 
     Parameters
     ----------
     name : str
-        Hub name of the model.
+        What `recall` asks for; itself no secret.
+    value : object
+        A token, or storage options for fsspec, which may hold keys of an object store.
+    """
+    _secrets[name] = value
+
+
+def recall(name: str, default: Any = None) -> Any:
+    """Return a secret that this process remembers, else the default."""
+    return _secrets.get(name, default)
+
+
+def share_with_workers(names: Iterable[str]) -> None:
+    """Hand remembered secrets to all present and future workers of the current client.
+
+    Does nothing without a distributed client or for names without a secret, and nothing twice for
+    the same client and secret.
+
+    Parameters
+    ----------
+    names : iterable of str
+        As given to `remember`.
+
+    Raises
+    ------
+    RuntimeError
+        The current client is asynchronous, so that this call could not wait for its workers.
+    """
+    held = {name: value for name in names if (value := recall(name))}
+    distributed = sys.modules.get("distributed")
+    if not held or distributed is None:
+        return
+    try:
+        client = distributed.default_client()
+    except ValueError:
+        return
+    if client.asynchronous:
+        raise RuntimeError(
+            f"secrets ({', '.join(sorted(held))}) cannot be handed to workers through an "
+            "asynchronous Client; set HF_TOKEN on the workers, or use a Client without "
+            "asynchronous=True"
+        )
+    with _sharing:
+        known = _shared.setdefault(client, {})
+        for name, value in held.items():
+            if known.get(name) != value:
+                client.register_plugin(_plugin_class()(name, value))
+                known[name] = value
+
+
+def remember_token(name: str, token: str) -> None:
+    """Keep a Hub token for one repository in this process's memory, and nowhere else.
+
+    Parameters
+    ----------
+    name : str
+        Hub name of a model, or that of a dataset after ``datasets/``.
     token : str
         Access token; white space around it is dropped.
 
@@ -36,88 +95,59 @@ def remember_token(name: str, token: str) -> None:
             f"the token given for {name} is empty or has spaces, line breaks or non-ASCII "
             "characters in it; copy it again from https://huggingface.co/settings/tokens"
         )
-    _tokens[name] = token
+    remember(f"token of {name}", token)
 
 
 def token_for(name: str) -> str | None:
-    """Return the remembered token of a model.
+    """Return the remembered token of a repository; None leaves HF_TOKEN or the user's login.
 
     Parameters
     ----------
     name : str
-        Hub name of the model.
-
-    Returns
-    -------
-    str or None
-        None lets huggingface_hub use HF_TOKEN or the user's login.
+        As of `remember_token`.
     """
-    return _tokens.get(name)
+    return recall(f"token of {name}")
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
-    """Hand remembered tokens to all present and future workers of the default client.
-
-    Does nothing without a distributed client or without a token for these names, and nothing
-    twice for the same client and tokens.
+    """`share_with_workers` for the tokens of repositories.
 
     Parameters
     ----------
     names : iterable of str
-        Hub names of the models about to be used.
-
-    Raises
-    ------
-    RuntimeError
-        The default client is asynchronous, so that this call could not wait for its workers.
+        As of `remember_token`.
     """
-    held = {name: token for name in names if (token := token_for(name)) is not None}
-    distributed = sys.modules.get("distributed")
-    if not held or distributed is None:
-        return
-    try:
-        client = distributed.default_client()
-    except ValueError:
-        return
-    if client.asynchronous:
-        raise RuntimeError(
-            f"tokens for {sorted(held)} cannot be handed to workers through an asynchronous "
-            "Client; set HF_TOKEN on the workers, or use a Client without asynchronous=True"
-        )
-    with _sharing:
-        known = _shared.setdefault(client, {})
-        for name, token in held.items():
-            if known.get(name) != token:
-                client.register_plugin(_token_plugin_class()(name, token))
-                known[name] = token
+    share_with_workers(f"token of {name}" for name in names)
 
 
 @functools.cache
-def _token_plugin_class() -> type:
+def _plugin_class() -> type:
     """Make the plugin class late: its base class needs distributed, which is slow to import."""
+    import cloudpickle  # type: ignore[import-untyped]
     from distributed.diagnostics.plugin import WorkerPlugin
 
-    class TokenPlugin(WorkerPlugin):
-        """Remembers one model's token in a worker process.
+    class SecretPlugin(WorkerPlugin):
+        """Remembers one secret in a worker process.
 
-        The token travels under a pad of random bytes that travels with it. That hides it from
-        nobody who reads the connection, which is what TLS is for: it keeps the token out of
-        Dask's log, which at the level DEBUG shows whole messages.
+        It travels under a pad of random bytes that travels with it. That hides it from nobody who
+        reads the connection, which is what TLS is for: it keeps the secret out of Dask's log,
+        which at the level DEBUG shows whole messages.
         """
 
-        def __init__(self, model: str, token: str):
-            self.name = f"gpuclassify-token-{model}"
-            self._model = model
-            self._pad = secrets.token_bytes(len(token))
-            self._padded = _xor(token.encode("ascii"), self._pad)
+        def __init__(self, secret_name: str, value: Any):
+            content = cloudpickle.dumps(value)
+            self.name = f"gpuclassify-secret-{secret_name}"
+            self._secret_name = secret_name
+            self._pad = secrets.token_bytes(len(content))
+            self._padded = _xor(content, self._pad)
 
         def __repr__(self) -> str:
-            return f"<TokenPlugin {self._model}>"
+            return f"<SecretPlugin {self._secret_name}>"
 
         def setup(self, worker: Any) -> None:
-            remember_token(self._model, _xor(self._padded, self._pad).decode("ascii"))
+            remember(self._secret_name, cloudpickle.loads(_xor(self._padded, self._pad)))
 
-    return TokenPlugin
+    return SecretPlugin
 
 
 def _xor(content: bytes, pad: bytes) -> bytes:

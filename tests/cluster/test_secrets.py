@@ -1,4 +1,4 @@
-"""A planted token is searched for wherever a job leaves anything: only memory may have it."""
+"""Planted secrets are searched for wherever a job leaves anything: only memory may have them."""
 
 import json
 import os
@@ -13,9 +13,10 @@ from gpuclassify.testing import sample_texts, write_checkpoint
 
 SERVER = runpy.run_path(str(Path(__file__).parents[1] / "hub_server.py"))
 TOKEN = "hf_plantedInManyPlaces0123456789"
+STORE_KEY = "objectStoreKeyPlantedToo9876543210"
 
 # Dask logs whole messages at the level DEBUG.
-# The token comes by standard input: nothing that is searched gets it from the test itself.
+# Secrets come by standard input: nothing that is searched gets them from the test itself.
 SCRIPT = """
 import json, logging, pickle, sys
 from pathlib import Path
@@ -24,29 +25,32 @@ import cloudpickle, psutil
 import dask.dataframe as dd
 
 from gpuclassify import DomainClassifier, get_client
-from gpuclassify.workers.secrets import token_for
+from gpuclassify.workers.secrets import recall, token_for
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.input.readers import ParquetReader
+from gpuclassify.jobs.input.readers import ParquetReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
 
 def tree_of_processes():
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
 
-def knows_token():
-    return token_for("acme/domains") is not None
+def knows(names):
+    return [token_for("acme/domains") is not None, *[recall(name) is not None for name in names]]
 
 def files_below(folder):
     return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 if __name__ == "__main__":
-    folder, token = Path(sys.argv[1]), sys.stdin.readline().strip()
+    folder = Path(sys.argv[1])
+    token, store_key = sys.stdin.readline().split()
     logging.basicConfig(level=logging.DEBUG)
     classifier = DomainClassifier(
         model="acme/domains", token=token, autocast=False, score_field="scores"
     )
-    reader = ParquetReader(str(folder / "in"), part_bytes=1)
-    pipeline = Pipeline([reader, classifier, ParquetWriter(str(folder / "out"))])
+    options = {"secret": store_key}  # the local file system takes any
+    reader = ParquetReader(str(folder / "in"), part_bytes=1, storage_options=options)
+    writer = ParquetWriter(str(folder / "out"), storage_options=options)
+    pipeline = Pipeline([reader, classifier, writer])
     scratch = folder / "scratch"
     with get_client("cpu", n_workers=1, security=True, silence_logs=False,
                     local_directory=str(scratch)) as client:
@@ -54,12 +58,13 @@ if __name__ == "__main__":
         job.run(client)
         lazy = classifier(dd.read_parquet(folder / "in"))
         lazy.persist()
+        read_files(folder / "in", storage_options=options).compute()
         graph = lazy.optimize().__dask_graph__()
         places = {
             "pickled mapper": pickle.dumps(classifier),
             "pickled identity": pickle.dumps(classifier.model.identity),
             "pickled work": cloudpickle.dumps(job.work),
-            "pickled job": cloudpickle.dumps([job.source, job.work, job.restart]),
+            "pickled job": cloudpickle.dumps([job.source.form, job.work, job.restart]),
             "graph": cloudpickle.dumps(dict(graph)),
             "collection": cloudpickle.dumps(lazy),
             "reprs": repr([classifier, pipeline, job, lazy, client, dict(graph)]).encode(),
@@ -74,10 +79,12 @@ if __name__ == "__main__":
         for process in processes:
             places[f"arguments of {process.pid}"] = "\\0".join(process.cmdline()).encode()
             places[f"environment of {process.pid}"] = repr(process.environ()).encode()
-        held = list(client.run(knows_token).values())
-    places["control"] = pickle.dumps({"token": token})
+        names = [job.work.input_name, job.work.output_name]
+        held = list(client.run(knows, names).values())
+    places["control"] = pickle.dumps([token, store_key])
+    secrets = [token.encode(), store_key.encode()]
     print(json.dumps({
-        "found": [place for place, content in places.items() if token.encode() in content],
+        "found": [name for name, content in places.items() if any(s in content for s in secrets)],
         "searched": {place: len(content) for place, content in places.items()},
         "processes": len(processes),
         "held": held,
@@ -97,7 +104,7 @@ def run_job(folder: Path, url: str) -> subprocess.CompletedProcess:
     }
     return subprocess.run(
         [sys.executable, str(folder / "job.py"), str(folder)],
-        input=f"{TOKEN}\n",
+        input=f"{TOKEN} {STORE_KEY}\n",
         env=environment,
         capture_output=True,
         text=True,
@@ -105,7 +112,7 @@ def run_job(folder: Path, url: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_a_token_is_nowhere_but_in_the_memory_of_client_and_workers(tmp_path):
+def test_secrets_are_nowhere_but_in_the_memory_of_client_and_workers(tmp_path):
     checkpoint = write_checkpoint(tmp_path / "model")
     folder = tmp_path / "job"
     (folder / "in").mkdir(parents=True)
@@ -123,15 +130,18 @@ def test_a_token_is_nowhere_but_in_the_memory_of_client_and_workers(tmp_path):
     result = json.loads(done.stdout.splitlines()[-1])
 
     assert asked, "the model was read without the token, so that there was nothing to hide"
-    assert result["held"] == [True]
+    assert result["held"] == [[True, True, True]]
     assert result["processes"] >= 2
     empty = [place for place, size in result["searched"].items() if not size]
     assert [place for place in empty if not place.startswith(str(folder / "scratch"))] == []
     assert result["found"] == ["control"]
 
-    assert TOKEN not in done.stdout + done.stderr
     assert "DEBUG" in done.stderr
+    for secret in (TOKEN, STORE_KEY):
+        assert secret not in done.stdout + done.stderr
     written = [path for path in folder.rglob("*") if path.is_file()]
     names = {path.name for path in written}
     assert {"report.html", "report.json"} <= names
-    assert [path for path in written if TOKEN.encode() in path.read_bytes()] == []
+    for path in written:
+        content = path.read_bytes()
+        assert not any(secret.encode() in content for secret in (TOKEN, STORE_KEY)), path

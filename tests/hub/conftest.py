@@ -6,6 +6,7 @@ import textwrap
 import pytest
 from huggingface_hub import constants
 
+from gpuclassify.hub import calls
 from gpuclassify.workers import secrets
 from tests.hub.small_model import GOOD_TOKEN, OTHER_TOKEN
 from tests.hub_server import HubServer
@@ -22,7 +23,12 @@ def no_tokens(monkeypatch, tmp_path):
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(secrets, "_tokens", {})
+    monkeypatch.setattr(secrets, "_secrets", {})
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(calls, "FIRST_WAIT_SECONDS", 0.01)
 
 
 @pytest.fixture

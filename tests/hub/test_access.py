@@ -1,9 +1,12 @@
-"""Gated and private models: a token opens them, and refusals tell where to ask."""
+"""Gated and private models: a token opens them, refusals tell where to ask and show no token."""
+
+import logging
+import pickle
 
 import pytest
 
 from gpuclassify import hub
-from tests.hub.small_model import CONFIG, GOOD_TOKEN, NAME, OTHER_TOKEN, SHAPES, checkpoint
+from tests.hub.small_model import CONFIG, GOOD_TOKEN, NAME, OTHER_TOKEN, SHAPES, checkpoint, write
 
 
 def test_a_gated_model_without_a_token_tells_where_to_ask(server, cache):
@@ -61,3 +64,48 @@ def test_hf_token_is_used_where_none_is_remembered(server, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", OTHER_TOKEN)
     with pytest.raises(hub.ModelAccessError, match="the token in use has no access"):
         hub.resolve(NAME, cache_dir=cache)
+
+
+def failing_reads(server, cache):
+    """Every kind of refusal and failure of the Hub, met with a token in hand."""
+    sha = server.add("acme/gated", checkpoint(), is_gated=True)
+    server.add(NAME, {"model.safetensors": b""})
+    pinned = hub.Identity("acme/gated", sha, False)
+    reads = [
+        lambda: hub.resolve("acme/gated", cache_dir=cache),
+        lambda: hub.resolve("acme/missing", cache_dir=cache),
+        lambda: hub.resolve(NAME, "v9", cache_dir=cache),
+        lambda: hub.read_json(pinned, "config.json", cache_dir=cache),
+        lambda: hub.read_tensor_shapes(pinned, cache_dir=cache),
+        lambda: hub.read_tensor_shapes(hub.resolve(NAME, cache_dir=cache), cache_dir=cache),
+        lambda: hub.download(pinned, cache_dir=cache),
+    ]
+    for name in (NAME, "acme/gated", "acme/missing"):
+        hub.remember_token(name, OTHER_TOKEN)
+    return reads
+
+
+def test_tokens_are_in_no_error_log_or_pickle(server, cache, caplog, tmp_path):
+    with caplog.at_level(logging.DEBUG):
+        for read in failing_reads(server, cache):
+            with pytest.raises((OSError, ValueError)) as caught:
+                read()
+            error = caught.value
+            assert error.__cause__ is error.__context__ is None, "the client's errors hold headers"
+            assert OTHER_TOKEN not in str(error) + repr(error) + repr(vars(error))
+            assert OTHER_TOKEN.encode() not in pickle.dumps(error)
+    assert any(request.has_token for request in server.requests)
+    assert OTHER_TOKEN not in caplog.text
+    identity = hub.resolve(write(tmp_path / "model", checkpoint()))
+    assert OTHER_TOKEN not in repr(identity)
+    assert OTHER_TOKEN.encode() not in pickle.dumps(identity)
+
+
+def test_the_client_library_would_leak_the_token_that_is_stripped_here(server, cache):
+    """Guards the test above: the client library's own error does hold the token."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    with pytest.raises(HfHubHTTPError) as caught:
+        HfApi().model_info("acme/missing", token=OTHER_TOKEN)
+    assert OTHER_TOKEN.encode() in pickle.dumps(caught.value)

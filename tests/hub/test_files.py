@@ -65,3 +65,16 @@ def test_a_download_takes_no_pickles_and_then_no_requests(server, cache):
     assert hub.read_json(identity, "missing.json", cache_dir=cache) is None
     assert "pytorch_model.bin" in hub.list_files(identity, cache_dir=cache)
     assert server.requests == []
+
+
+def test_a_busy_hub_is_asked_again(server, cache):
+    server.add(NAME, checkpoint())
+    for method, path in [("HEAD", "config.json"), ("GET", "/tree/"), ("GET", "/storage/")]:
+        server.fail(method, path, 503)
+    server.fail("GET", "/resolve/", "drop")
+    server.fail("GET", "/api/", 429, Retry_After="0")
+    identity = hub.resolve(NAME, cache_dir=cache)
+    assert hub.read_tensor_shapes(identity, cache_dir=cache) == SHAPES
+    assert hub.read_json(identity, "config.json", cache_dir=cache) == CONFIG
+    assert (hub.download(identity, cache_dir=cache) / "model.safetensors").is_file()
+    assert sum(request.status in (429, 503) for request in server.requests) == 4

@@ -96,3 +96,14 @@ def test_weights_cached_by_another_library_serve_offline(server, cache, unplug):
     unplug()
     assert (hub.download(identity, cache_dir=copied) / "model.safetensors").is_file()
     assert hub.read_tensor_shapes(identity, cache_dir=copied) == SHAPES
+
+
+@pytest.mark.parametrize("outcome", [503, 429, "drop"])
+def test_a_hub_that_fails_after_it_knew_the_model_falls_back_to_the_cache(server, cache, outcome):
+    server.add(NAME, checkpoint())
+    with pytest.raises(hub.HubUnreachableError, match="acme/topics at main is not"):
+        server.fail("GET", "/api/models/", *[outcome] * 3)
+        hub.resolve(NAME, cache_dir=cache)
+    identity = hub.resolve(NAME, cache_dir=cache)
+    server.fail("GET", "/api/models/", *[outcome] * 3)
+    assert hub.resolve(NAME, cache_dir=cache) == identity

@@ -103,7 +103,7 @@ def test_a_damaged_header_is_named_on_both_sides(server, cache, tmp_path, damage
 
 def test_truncated_weights_and_lfs_pointers_are_named(tmp_path):
     folder = write(tmp_path / "model", {"model.safetensors": WHOLE[:-1]})
-    with pytest.raises(ValueError, match=rf"{len(WHOLE) - 1} bytes where its header says"):
+    with pytest.raises(ValueError, match=r"truncated or corrupt.*not fully covered"):
         hub.read_tensor_shapes(hub.resolve(folder))
     write(folder, {"model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid"})
     with pytest.raises(ValueError, match="git lfs pull"):

@@ -14,7 +14,6 @@ import pytest
 from distributed import Client
 
 from gpuclassify import DomainClassifier, QualityClassifier
-from gpuclassify.jobs import access
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.output.manifest import REPORTS, JobChangedError
@@ -22,6 +21,7 @@ from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.testing import sample_texts, write_checkpoint
+from gpuclassify.workers import secrets
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SECRET = "not-for-anybodys-eyes"
@@ -141,7 +141,7 @@ def test_urls_and_storage_options_work_and_stay_secret(records, tmp_path, caplog
     pipeline = Pipeline([reader, same, writer])
     job = pipeline.prepare()
     summary = job.run()
-    assert access.options_for(job.work.output_name) == options
+    assert secrets.recall(job.work.output_name) == options
     assert summary.files == [f"memory:///secret/out/{name}" for name in job.manifest.names()]
     assert len(pd.read_parquet(summary.files[0])) == 42
     shown = f"{pipeline} {reader} {writer} {job.work} {summary} {caplog.text}"
@@ -157,10 +157,10 @@ def test_options_reach_workers_that_join_later(folder_of_two_parts):
     with Client(n_workers=1, processes=False, dashboard_address=None) as client:
         job = pipeline.add_stage(writer).prepare()
         job.run(client)
-        access.remember_options(job.work.output_name, {})
+        secrets.remember(job.work.output_name, {})
         client.cluster.scale(2)
         client.wait_for_workers(2)
-        assert access.options_for(job.work.output_name) == {"auto_mkdir": True}
+        assert secrets.recall(job.work.output_name) == {"auto_mkdir": True}
 
 
 @pytest.fixture

@@ -1,12 +1,35 @@
-"""Tokens are checked when they are given, and no error, log or pickle shows one."""
+"""Secrets reach the workers of a cluster, those that come later too, and nothing else."""
 
+import asyncio
+import contextlib
 import logging
-import pickle
 
 import pytest
+from distributed import Client, LocalCluster, Worker
 
 from gpuclassify import hub
-from tests.hub.small_model import NAME, OTHER_TOKEN, checkpoint, write
+from gpuclassify.cluster.local import PatientNanny
+from gpuclassify.workers import secrets
+
+NAME, TOKEN, OTHER_TOKEN = "acme/topics", "hf_goodgoodgoodgood", "hf_otherotherother"
+
+
+@pytest.fixture(autouse=True)
+def no_secrets(monkeypatch):
+    monkeypatch.setattr(secrets, "_secrets", {})
+
+
+@contextlib.contextmanager
+def local_client(**settings):
+    with (
+        LocalCluster(dashboard_address=None, threads_per_worker=1, **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster, client
+
+
+def worker_plugins(dask_worker):
+    return [repr(plugin) for key, plugin in dask_worker.plugins.items() if "gpuclassify" in key]
 
 
 @pytest.mark.parametrize("token", ["", "  ", "hf_se cret", "hf_se\ncret", "hf_sécret"])
@@ -17,58 +40,64 @@ def test_a_malformed_token_is_refused_without_showing_it(token):
     assert hub.token_for(NAME) is None
 
 
-def chain(error):
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def test_sharing_without_a_client_or_tokens_does_nothing():
+    hub.remember_token(NAME, TOKEN)
+    hub.share_tokens_with_workers([NAME])
+    hub.share_tokens_with_workers([])
 
 
-def failing_reads(server, cache):
-    """Every kind of refusal and failure of the Hub, met with a token in hand."""
-    sha = server.add("acme/gated", checkpoint(), is_gated=True)
-    server.add(NAME, {"model.safetensors": b""})
-    pinned = hub.Identity("acme/gated", sha, False)
-    reads = [
-        lambda: hub.resolve("acme/gated", cache_dir=cache),
-        lambda: hub.resolve("acme/missing", cache_dir=cache),
-        lambda: hub.resolve(NAME, "v9", cache_dir=cache),
-        lambda: hub.read_json(pinned, "config.json", cache_dir=cache),
-        lambda: hub.read_tensor_shapes(pinned, cache_dir=cache),
-        lambda: hub.read_tensor_shapes(hub.resolve(NAME, cache_dir=cache), cache_dir=cache),
-        lambda: hub.download(pinned, cache_dir=cache),
-    ]
-    for name in (NAME, "acme/gated", "acme/missing"):
-        hub.remember_token(name, OTHER_TOKEN)
-    return reads
+def test_tokens_reach_present_and_later_worker_processes():
+    hub.remember_token(NAME, TOKEN)
+    hub.remember_token("acme/unrelated", OTHER_TOKEN)
+    with local_client(n_workers=1, worker_class=PatientNanny) as (cluster, client):
+        hub.share_tokens_with_workers([NAME, "acme/open"])
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        assert list(client.run(hub.token_for, NAME).values()) == [TOKEN] * 2
+        assert list(client.run(hub.token_for, "acme/unrelated").values()) == [None] * 2
+        hub.remember_token(NAME, OTHER_TOKEN)
+        hub.share_tokens_with_workers([NAME])
+        assert list(client.run(hub.token_for, NAME).values()) == [OTHER_TOKEN] * 2
 
 
-def test_tokens_are_in_no_error_log_or_pickle(server, cache, caplog, tmp_path):
-    with caplog.at_level(logging.DEBUG):
-        for read in failing_reads(server, cache):
-            with pytest.raises((OSError, ValueError)) as caught:
-                read()
-            links = list(chain(caught.value))
-            assert len(links) > 1
-            for link in links:
-                response = getattr(link, "response", None)
-                carried = [dict(response.request.headers)] if response is not None else []
-                shown = [str(link), repr(link), repr(vars(link)), repr(carried)]
-                assert OTHER_TOKEN not in "".join(shown)
-                assert OTHER_TOKEN.encode() not in pickle.dumps(link)
-            for link in links[1:]:
-                assert link.__traceback__ is None  # its frames would hold the request's headers
-    assert any(request.has_token for request in server.requests)
-    assert OTHER_TOKEN not in caplog.text
-    identity = hub.resolve(write(tmp_path / "model", checkpoint()))
-    assert OTHER_TOKEN not in repr(identity)
-    assert OTHER_TOKEN.encode() not in pickle.dumps(identity)
+def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog):
+    hub.remember_token(NAME, TOKEN)
+    with (
+        caplog.at_level(logging.DEBUG),
+        local_client(n_workers=1, processes=False) as (cluster, client),
+    ):
+        registered = []
+        register = client.register_plugin
+        monkeypatch.setattr(
+            client, "register_plugin", lambda p: (registered.append(p), register(p))
+        )
+        for _ in range(3):
+            hub.share_tokens_with_workers([NAME])
+        assert len(registered) == 1
+        assert client.run(worker_plugins) == {
+            address: [f"<SecretPlugin token of {NAME}>"]
+            for address in client.scheduler_info()["workers"]
+        }
+        monkeypatch.setattr(secrets, "_secrets", {})
+        assert hub.token_for(NAME) is None
+
+        async def join():
+            async with Worker(cluster.scheduler.address, dashboard=False):
+                return hub.token_for(NAME)
+
+        assert client.sync(join) == TOKEN
+    assert TOKEN not in caplog.text
+    assert TOKEN not in repr(vars(cluster.scheduler).get("events", ""))
 
 
-def test_the_client_library_would_leak_the_token_that_is_stripped_here(server, cache):
-    """Guards the test above: without this module's care the chain does hold the token."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+def test_an_asynchronous_client_is_told_the_cure():
+    hub.remember_token(NAME, TOKEN)
 
-    with pytest.raises(HfHubHTTPError) as caught:
-        HfApi().model_info("acme/missing", token=OTHER_TOKEN)
-    assert OTHER_TOKEN.encode() in pickle.dumps(caught.value)
+    async def share():
+        settings = {"processes": False, "n_workers": 0, "dashboard_address": None}
+        async with Client(asynchronous=True, **settings):
+            hub.share_tokens_with_workers([NAME])
+
+    with pytest.raises(RuntimeError, match="set HF_TOKEN on the workers") as caught:
+        asyncio.run(share())
+    assert TOKEN not in str(caught.value)

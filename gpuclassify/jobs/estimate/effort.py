@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.hub.headers import WEIGHTS
+from gpuclassify.hub.tensors import WEIGHTS
 from gpuclassify.models.checkpoint import OWN_MODULE, Checkpoint
 from gpuclassify.safety.lora import ADAPTER_WEIGHTS, LoraCheckpoint
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpuclassify import hub
 from gpuclassify.frames import backend_of
-from gpuclassify.hub.explanations import explained
-from gpuclassify.hub.paths import cache_folder
 from gpuclassify.models.checkpoint import OWN_MODULE
 from gpuclassify.safety.lora import LoraCheckpoint
 from gpuclassify.text_mapper import TextMapper
@@ -140,25 +137,9 @@ def _tokenizer(mapper: TextMapper) -> Any:
     home = checkpoint.tokenizer or checkpoint.identity
     if isinstance(checkpoint, LoraCheckpoint):
         home = checkpoint.base
-    return load_tokenizer(checkpoint, _without_weights(home, mapper.options.cache_dir))
-
-
-def _without_weights(identity: hub.Identity, cache_dir: str | None) -> Path:
-    """A directory with the small files of a model."""
-    if identity.is_directory:
-        return hub.download(identity, cache_dir=cache_dir)
-    from huggingface_hub import snapshot_download
-
-    with explained(identity.name, identity.revision):
-        folder = snapshot_download(
-            identity.name,
-            revision=identity.revision,
-            cache_dir=cache_folder(cache_dir),
-            token=hub.token_for(identity.name),
-            allow_patterns=list(hub.LOADABLE_PATTERNS),
-            ignore_patterns=[*hub.PICKLE_PATTERNS, "*.safetensors"],
-        )
-    return Path(folder)
+    return load_tokenizer(
+        checkpoint, hub.download(home, cache_dir=mapper.options.cache_dir, has_weights=False)
+    )
 
 
 def _longest(mapper: TextMapper, tokenizer: Any) -> int:

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.hub.datasets import (
-    DatasetAccessError,
-    DatasetMissingError,
-    retried,
-    token_of,
-)
+from gpuclassify.hub import token_for
+from gpuclassify.hub.calls import ask
+from gpuclassify.hub.errors import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.files import file_format
 
 MAIN = "main"
@@ -70,7 +67,7 @@ class Target:
         """The client library's `HfApi`, with the token that this process knows."""
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.endpoint, token=token_of("dataset", self.repo))
+        return HfApi(endpoint=self.endpoint, token=token_for(f"datasets/{self.repo}"))
 
     def head(self) -> str:
         """The branch's last commit.
@@ -81,7 +78,7 @@ class Target:
             There is no such repository or branch, or the Hub does not answer.
         """
         api = self.api()
-        return retried(
+        return ask(
             self.repo,
             lambda: api.dataset_info(self.repo, revision=self.revision, expand=["sha"]).sha,
         )
@@ -90,10 +87,10 @@ class Target:
         """Create the repository and the branch, unless they are there."""
         api = self.api()
         make_repo = functools.partial(api.create_repo, private=self.private)
-        retried(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
+        ask(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
         if self.revision != MAIN:
             make_branch = functools.partial(api.create_branch, branch=self.revision)
-            retried(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
+            ask(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
 
     def digests(self, commit: str) -> dict[str, str]:
         """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
@@ -112,7 +109,7 @@ class Target:
             }
 
         try:
-            return retried(self.repo, list_folder)
+            return ask(self.repo, list_folder)
         except DatasetMissingError:
             return {}  # no such folder
 
@@ -162,7 +159,10 @@ class Target:
         except DatasetMissingError:
             return  # a branch that will be created
         except DatasetAccessError as err:
-            if err.status == 404 and (token_of("dataset", self.repo) or get_token()) is not None:
+            if (
+                err.status == 404
+                and (token_for(f"datasets/{self.repo}") or get_token()) is not None
+            ):
                 return  # a repository that will be created
             raise
         self.foreign_files(there, {})

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.hub.datasets import TRIES, HubBusyError, HubRefusedError, asked, wait
-from gpuclassify.jobs.access import options_for
+from gpuclassify.hub.calls import TRIES, ask, wait
+from gpuclassify.hub.errors import HubBusyError, HubRefusedError
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.hub_target import Target
 from gpuclassify.jobs.output.manifest import MANIFEST
 from gpuclassify.jobs.output.records import parse_record
 from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.workers.secrets import recall
 
 MOST_INSIDE_BYTES = 1 << 30  # of files that are not large and so travel inside of the commit
 
@@ -50,7 +51,7 @@ class Staging:
     path : str
         Absolute, or a URL.
     options_name : str
-        Under which `gpuclassify.jobs.access` knows the storage options.
+        Under which `gpuclassify.workers.secrets` knows the storage options.
     """
 
     path: str
@@ -130,13 +131,13 @@ def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str
     """
     from huggingface_hub import CommitOperationAdd
 
-    directory = open_directory(staging.path, options_for(staging.options_name))
+    directory = open_directory(staging.path, recall(staging.options_name, {}))
     with _local(directory, file.name) as path:
         addition = CommitOperationAdd(file.path, path)
         if addition.upload_info.sha256.hex() != file.digest:
             raise ValueError(f"{directory}/{file.name} is not what the job wrote: start over")
         with _without_bars():
-            asked(target.repo, functools.partial(_preupload, addition, target))
+            ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
         if addition.path_or_fileobj == b"":
             return addition, file.digest
         content = Path(path).read_bytes()
@@ -183,7 +184,7 @@ def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -
             parent_commit=head,
         )
         try:
-            made = asked(target.repo, send).oid
+            made = ask(target.repo, send, tries=1).oid
         except HubBusyError as err:
             if attempt == TRIES:
                 raise

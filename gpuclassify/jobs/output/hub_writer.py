@@ -9,9 +9,7 @@ import sys
 from typing import Any
 
 from gpuclassify.checks import check_choice
-from gpuclassify.hub import share_tokens_with_workers
-from gpuclassify.hub.datasets import keep_token, token_name
-from gpuclassify.jobs.access import remember_options, share_options_with_workers
+from gpuclassify.hub import remember_token, share_tokens_with_workers
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
 from gpuclassify.jobs.output.hub_upload import Staging, staged_files, upload_and_commit
@@ -19,6 +17,7 @@ from gpuclassify.jobs.output.manifest import SUCCESS
 from gpuclassify.jobs.output.records import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
+from gpuclassify.workers.secrets import remember, share_with_workers
 
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
@@ -93,7 +92,8 @@ class HubWriter(FileWriter):
             compression = "zstd"
         super().__init__(staging, compression=compression, storage_options=storage_options)
         _check_names(repo, path, split)
-        keep_token("dataset", repo, token)
+        if token is not None:
+            remember_token(f"datasets/{repo}", token)
         self.target = Target(
             repo,
             path.strip("/"),
@@ -171,11 +171,11 @@ class HubWriter(FileWriter):
         staging = Staging(
             directory.root if directory.is_local else self.path, f"staging {redacted(self.path)}"
         )
-        remember_options(staging.options_name, self.storage_options)
+        remember(staging.options_name, self.storage_options)
         with contextlib.nullcontext() if client is None else client.as_current():
             if client is not None:
-                share_options_with_workers(client, [staging.options_name])
-                share_tokens_with_workers([token_name("dataset", target.repo)])
+                share_with_workers([staging.options_name])
+                share_tokens_with_workers([f"datasets/{target.repo}"])
             target.make()
             commit = upload_and_commit(client, files, target, staging)
         content = json.dumps({"commit": commit, "files": digests}, indent=1)

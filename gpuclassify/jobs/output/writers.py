@@ -6,7 +6,7 @@ import posixpath
 from typing import Any
 
 from gpuclassify.checks import check_choice
-from gpuclassify.hub.dataset_files import SCHEME, HubPath
+from gpuclassify.hub.dataset_files import SCHEME, hub_uri
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 from gpuclassify.jobs.storage import Directory, open_directory
@@ -131,13 +131,13 @@ def make_writer(
         `staging` is missing for a repository, or given for another output.
     """
     options: dict[str, Any] = {} if compression is None else {"compression": compression}
-    place = HubPath.of(output)
+    place = hub_uri(output)
     if place is None:
         if staging is not None:
             raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
         writer = ParquetWriter if file_format == PARQUET else JsonlWriter
         return writer(output, **options)
-    if place.repo_type != "dataset":
+    if place.type != "dataset":
         raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
     if staging is None:
         raise ValueError(
@@ -147,10 +147,10 @@ def make_writer(
     from gpuclassify.jobs.output.hub_writer import HubWriter
 
     return HubWriter(
-        place.repo,
+        place.id,
         staging=staging,
-        path=place.path or "data",
-        revision=place.revision,
+        path=place.path_in_repo or "data",
+        revision=place.revision or "main",
         file_format=file_format,
         **options,
     )

@@ -4,7 +4,7 @@ import pytest
 from hub_client import TOKEN
 from huggingface_hub import HfFileSystem, constants
 
-from gpuclassify.hub import datasets
+from gpuclassify.hub import calls
 from gpuclassify.workers import secrets
 from tests.hub_dataset_server import DatasetServer
 
@@ -18,7 +18,7 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(secrets, "_tokens", {})
+    monkeypatch.setattr(secrets, "_secrets", {})
     HfFileSystem.clear_instance_cache()
     with DatasetServer(TOKEN) as server:
         yield server
@@ -27,4 +27,4 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(datasets, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(calls, "FIRST_WAIT_SECONDS", 0.01)

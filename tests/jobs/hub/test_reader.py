@@ -10,8 +10,8 @@ from hub_client import REPO, TOKEN, assert_clean
 from job_faults import double
 
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.hub.dataset_files import HubPath
-from gpuclassify.hub.datasets import DatasetAccessError, DatasetMissingError
+from gpuclassify.hub.dataset_files import hub_uri
+from gpuclassify.hub.errors import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.files import UnreadableInputError, find_files
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.manifest import JobChangedError
@@ -51,7 +51,7 @@ def options(hub):
 
 
 @pytest.mark.parametrize("part_bytes", [None, 3_000])
-@pytest.mark.parametrize("pattern", ["lines/*.jsonl", "large", "rows/*.parquet", "rows/1.parquet"])
+@pytest.mark.parametrize("pattern", ["lines/*.jsonl", "large", "*/*.parquet", "rows/1.parquet"])
 def test_what_is_read_is_what_a_local_copy_holds(repo, options, tmp_path, pattern, part_bytes):
     for name, file in repo.tree().items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -196,6 +196,6 @@ def test_errors_name_the_cure_and_hold_no_secret(hub, repo, options, tmp_path):
     ],
 )
 def test_urls_are_taken_apart_and_put_together(url, parts):
-    found = HubPath.of(url)
-    assert (found and (found.repo_type, found.repo, found.revision, found.path)) == parts
-    assert found is None or HubPath.of(found.url) == found
+    found = hub_uri(url)
+    assert (found and (found.type, found.id, found.revision, found.path_in_repo)) == parts
+    assert found is None or hub_uri(found.to_uri()) == found

@@ -18,8 +18,8 @@ from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.hub import datasets as hub_access
-from gpuclassify.hub.datasets import DatasetAccessError, HubBusyError, HubRefusedError
+from gpuclassify.hub.calls import TRIES
+from gpuclassify.hub.errors import DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
 from gpuclassify.jobs.output.manifest import JobChangedError
@@ -158,7 +158,7 @@ def test_the_files_of_a_racing_writer_stay(hub, push, frame):
 
 
 def test_a_hub_that_stays_busy_raises_and_the_next_run_only_commits(hub, push, frame):
-    hub.fail("POST", "/commit/", *[503] * hub_access.TRIES, Retry_After="0")
+    hub.fail("POST", "/commit/", *[503] * TRIES, Retry_After="0")
     with pytest.raises(HubBusyError, match=r"the Hub answered 503 for acme/books") as caught:
         push()
     assert "run the same job again to upload" in caught.value.__notes__[-1]
@@ -207,7 +207,7 @@ def test_an_upload_that_is_refused_raises_the_answer_without_the_request(hub, pu
 
 
 def test_what_the_store_has_forgotten_is_uploaded_again(hub, push, frame):
-    hub.fail("POST", "/commit/", *[503] * hub_access.TRIES, Retry_After="0")
+    hub.fail("POST", "/commit/", *[503] * TRIES, Retry_After="0")
     with pytest.raises(HubBusyError):
         push()
     hub.repos[REPO].large.clear()

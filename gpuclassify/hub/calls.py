@@ -1,0 +1,211 @@
+"""Calls to the Hugging Face Hub: tried again while it is busy, errors explained without secrets.
+
+The client library's errors hold requests and their headers. What is raised in their place has them
+neither as its cause nor as its context.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gpuclassify.hub.errors import (
+    DatasetAccessError,
+    DatasetMissingError,
+    HubBusyError,
+    HubRefusedError,
+    HubUnreachableError,
+    MissingOrPrivateError,
+    ModelAccessError,
+    ModelNotFoundError,
+)
+from gpuclassify.workers.secrets import token_for
+
+Answer = TypeVar("Answer")
+
+TRIES = 6
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+# Another try may get another answer: the Hub is busy, or another commit came between.
+BUSY_STATUSES = (408, 409, 412, 423, 425, 429, 500, 502, 503, 504)
+
+
+def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
+    """The answer to a call of the client library about the files of a repository.
+
+    Parameters
+    ----------
+    repo : str
+        For messages.
+    call : callable
+        Does no harm when it is made again.
+    tries : int
+        Most calls while the Hub is busy.
+
+    Raises
+    ------
+    DatasetAccessError, DatasetMissingError, HubRefusedError, HubUnreachableError
+        At once.
+    HubBusyError
+        After the last try.
+    """
+    return _ask(call, lambda err: _explain(err, repo), tries)
+
+
+def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
+    """The answer to a call of the client library about a model that is to be loaded.
+
+    Parameters
+    ----------
+    name, revision : str
+        For messages.
+    call, tries
+        As of `ask`.
+
+    Raises
+    ------
+    ModelNotFoundError, ModelAccessError, HubUnreachableError
+    """
+    try:
+        return _ask(call, lambda err: _explain_model(err, name, revision), tries)
+    except HubBusyError as err:
+        text = str(err)
+    raise HubUnreachableError(text)  # the one name for all that the cache would have cured
+
+
+def _ask(
+    call: Callable[[], Answer], explain: Callable[[BaseException], Exception], tries: int
+) -> Answer:
+    from huggingface_hub import errors
+
+    not_cached = (errors.LocalEntryNotFoundError, errors.RevisionResolutionError)
+    causes = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.FileMetadataError)
+    for attempt in range(1, tries + 1):
+        try:
+            return call()
+        except (*causes, *not_cached) as err:
+            has_retried = isinstance(err, errors.LocalEntryNotFoundError)  # the client itself
+            failure = explain((isinstance(err, not_cached) and err.__cause__) or err)
+        if attempt == tries or not isinstance(failure, HubBusyError):
+            raise failure
+        if has_retried and failure.status is None:
+            raise failure
+        wait(failure, attempt)
+    raise AssertionError("the last try returns or raises")
+
+
+def wait(error: HubBusyError, attempt: int) -> None:
+    """Wait as long as the Hub asks for, or longer each time; not all workers at once."""
+    seconds = error.wait_seconds
+    if seconds is None:
+        seconds = min(FIRST_WAIT_SECONDS * 2 ** (attempt - 1), LONGEST_WAIT_SECONDS)
+    time.sleep(seconds + random.uniform(0, FIRST_WAIT_SECONDS))
+
+
+def unreachable(name: str, revision: str, reason: str) -> str:
+    """Say that neither Hub nor cache has a model, and the cure."""
+    return (
+        f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
+        f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
+        "same cache, or pass a directory that holds the model"
+    )
+
+
+def _explain(err: BaseException, repo: str) -> Exception:
+    from huggingface_hub import errors
+
+    status, reason = _answer_of(err)
+    if status is None:
+        return _no_answer(err, f"the Hub does not answer for {repo}: {reason}")
+    text = f"the Hub answered {status} for {repo}: {reason}"
+    if status in BUSY_STATUSES:
+        return _no_answer(err, text)
+    if isinstance(err, (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError)):
+        return DatasetMissingError(f"{repo} has no such revision or file: {reason}")
+    if status in (401, 403) or isinstance(err, errors.RepositoryNotFoundError):
+        denied = DatasetAccessError(
+            f"{text}; it does not exist or is private, or the token may not do this. Check the "
+            "spelling; pass a token with token=, or set HF_TOKEN here and on the workers"
+        )
+        denied.status = status
+        return denied
+    return HubRefusedError(text)
+
+
+def _explain_model(err: BaseException, name: str, revision: str) -> Exception:
+    from huggingface_hub import errors
+
+    status, reason = _answer_of(err)
+    page = f"https://huggingface.co/{name}"
+    if isinstance(err, errors.GatedRepoError):
+        return ModelAccessError(_gated(name, page))
+    if isinstance(err, errors.RepositoryNotFoundError):
+        text = (
+            f"the Hub has no model {name!r} and there is no directory {Path(name).absolute()}. "
+            "Check the spelling. A private model needs a token that may read it: token= or HF_TOKEN"
+        )
+        return MissingOrPrivateError(text) if status == 401 else ModelNotFoundError(text)
+    if isinstance(err, errors.RevisionNotFoundError):
+        return ModelNotFoundError(f"{name} has no revision {revision!r}; see {page}/commits/main")
+    if isinstance(err, errors.RemoteEntryNotFoundError):
+        return ModelNotFoundError(f"{name} at {revision} lacks a file: {reason}")
+    if status in (401, 403):
+        return ModelAccessError(
+            f"the Hub refused access to {name} ({status}, {reason}): the token is not valid or "
+            f"not allowed to read it. Pass another with token= or HF_TOKEN; see {page}"
+        )
+    reason = reason if status is None else f"the Hub answered {status}: {reason}"
+    return _no_answer(err, unreachable(name, revision, reason))
+
+
+def _gated(name: str, page: str) -> str:
+    from huggingface_hub import get_token
+
+    if token_for(name) is None and get_token() is None:
+        return (
+            f"{name} is gated: ask for access at {page}, then pass a token with token= or HF_TOKEN"
+        )
+    return (
+        f"{name} is gated and the token in use has no access to it: ask for access at {page} with "
+        "the account of that token, or pass another with token= or HF_TOKEN"
+    )
+
+
+def _answer_of(err: BaseException) -> tuple[int | None, str]:
+    """The status of the Hub's answer, None without one, and what it or the client says."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    response = getattr(err, "response", None)
+    if response is not None:
+        reason = getattr(err, "server_message", None) or response.reason_phrase
+        return response.status_code, _without_queries(reason)
+    if isinstance(err, OfflineModeIsEnabled):
+        return None, "HF_HUB_OFFLINE=1 is set"
+    lines = (str(err).strip() or "no details").splitlines()
+    return None, f"{type(err).__name__}: {_without_queries(lines[0])}"
+
+
+def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
+    """A `HubBusyError` if another try may get an answer, else its base class."""
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    response = getattr(err, "response", None)
+    is_final = response is not None and response.status_code not in BUSY_STATUSES
+    if is_final or not isinstance(err, HTTPError):
+        return HubUnreachableError(text)
+    busy = HubBusyError(text)
+    if response is not None:
+        busy.status = response.status_code
+        limit = parse_ratelimit_headers(response.headers)
+        asked = response.headers.get("Retry-After", "")
+        busy.wait_seconds = float(asked) if asked.isdigit() else None
+        if limit is not None and limit.remaining == 0:
+            busy.wait_seconds = float(limit.reset_in_seconds)
+    return busy
+
+
+def _without_queries(text: str) -> str:
+    """The text with URLs' queries left out, which may be signatures."""
+    return re.sub(r"\?\S*", "", text)
