@@ -22,13 +22,14 @@ from gpuclassify.frames.texts import DeviceTexts, HostTexts, Texts
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.partition_map import NewColumns
 from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer, is_for_gpu, refused
-from gpuclassify.workers.run_events import publish
+from gpuclassify.workers.run_stats import publish
 
 if TYPE_CHECKING:
     from gpuclassify.inference.engine import BatchSettings
     from gpuclassify.inference.loaded_model import LoadedModel
-    from gpuclassify.tokenizing.prefetch import Feed, Source
-    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+    from gpuclassify.tokenizing.prefetch import Source, TokenStream
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+    from gpuclassify.tokenizing.token_batch import TokenBatch
     from gpuclassify.workers.run_stats import RunStats
 
 
@@ -156,14 +157,14 @@ class ModelMapper(CheckpointMap):
         self, texts: Any, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[np.ndarray, Reading]:
         """Activated outputs, one row a text, and what was read of the texts."""
-        from gpuclassify.tokenizing.prefetch import Feed
+        from gpuclassify.tokenizing.prefetch import TokenStream
         from gpuclassify.tokenizing.windows import aggregate
 
         order = self._reading_order(texts)
         inverse = np.argsort(order)
         device, dtype = self._device_and_dtype()
         with self._lease(device, dtype) as model:
-            feed = Feed(self._source(model, texts.take(order)), stats)
+            feed = TokenStream(self._source(model, texts.take(order)), stats)
             outputs = self._run(model, feed, order, stats, name_text)
         values = self.activate(outputs)
         if self._scores_windows:
@@ -174,6 +175,7 @@ class ModelMapper(CheckpointMap):
     def _source(self, model: LoadedModel, texts: Texts) -> Source:
         """The texts with what tokenizes them."""
         from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource
+        from gpuclassify.tokenizing.token_cache import current_store
 
         on_host = self._text_tokenizer(model)
         if isinstance(texts, DeviceTexts):
@@ -182,7 +184,8 @@ class ModelMapper(CheckpointMap):
             except NotEligibleError as err:
                 if self.options.tokenizer == "gpu":
                     raise refused(self.options, err) from err
-        return HostSource(on_host, self.model_texts(texts.to_list()), self._scores_windows)
+        own = self.model_texts(texts.to_list())
+        return HostSource(on_host, own, self._scores_windows, current_store())
 
     def _reading_order(self, texts: Texts) -> np.ndarray:
         """Where each text to be read stands; longest first, because blocks are sorted apart."""
@@ -205,7 +208,7 @@ class ModelMapper(CheckpointMap):
     def _run(
         self,
         model: LoadedModel,
-        feed: Feed,
+        feed: TokenStream,
         order: np.ndarray,
         stats: RunStats,
         name_text: Callable[[int], str],

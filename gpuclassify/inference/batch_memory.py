@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuclassify.inference.memory import BatchLimits, ScoreRule, is_out_of_memory, release_memory
+from gpuclassify.inference.memory import BatchLimits, ScoreRule
+from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
-from gpuclassify.inference.memory import ScoreRule, with_memory_released
+from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
 from gpuclassify.inference.to_device import StagedTokens, stage
@@ -33,7 +33,9 @@ from gpuclassify.models.loading import (
     load_tokenizer,
     refuse_wrong_outputs,
 )
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.workers.device_errors import with_memory_released
 
 logger = logging.getLogger(__name__)
 

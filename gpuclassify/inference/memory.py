@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gpuclassify.workers.device_errors import is_broken_device
+from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 # Batches of 512 to 2,048 padded tokens are fastest on CPUs; beyond, activations leave the caches.
 CPU_MAX_TOKENS = 2_048
@@ -164,10 +160,6 @@ class LimitMemory:
                 known = self._budgets.setdefault(key, known)
         return RunLimits(self, key, known)
 
-    def get(self, key: Hashable, find: Callable[[], BatchLimits | Budget]) -> BatchLimits:
-        """What one batch of `key` may hold now."""
-        return self.for_run(key, find).current()
-
     def lower(self, key: Hashable, rows: int, width: int) -> None:
         """Remember that a batch of this size ran out of memory: none as large comes again."""
         with self._lock:
@@ -198,44 +190,7 @@ class DocumentTooLargeError(MemoryError):
     """A single text does not fit on the device."""
 
 
-# How allocators say in a message that memory ran out, in lower case.
-_SIGNS = (
-    "out of memory",  # torch; CUDA's own text; cuPy; MPS
-    "out_of_memory",  # RMM; CUDA_ERROR_OUT_OF_MEMORY of the driver
-    "bad_alloc",  # C++, and through it RMM
-    "cudaerrormemoryallocation",
-    "alloc_failed",  # CUBLAS_, CUSOLVER_, CUSPARSE_, CUDNN_STATUS_ALLOC_FAILED; CUFFT_ALLOC_FAILED
-    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-    # torch fails while it composes the message of an out-of-memory, where NVML does not answer
-    "nvml_success ==",
-    "not enough memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "invalid buffer size",  # MPS: one tensor is larger than Metal allows
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, in any of the ways that allocators say it.
-
-    torch raises ``torch.OutOfMemoryError`` from its own allocator; with RMM as its allocator the
-    C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
-    of MemoryError; CUDA's libraries, which allocate on their own, a RuntimeError with their status.
-    RMM says ``std::bad_alloc`` of a broken device as well, for which less memory is no cure.
-    """
-    if is_broken_device(error):
-        return False
-    if isinstance(error, MemoryError):
-        return not isinstance(error, DocumentTooLargeError)
-    if not isinstance(error, RuntimeError):
-        return False
-    if type(error).__name__ == "OutOfMemoryError":
-        return True
-    message = str(error).lower()
-    return any(sign in message for sign in _SIGNS)
-
-
-def run_halving(
+def halve_on_oom(
     step: Callable[[int, int], Result],
     start: int,
     stop: int,
@@ -282,26 +237,6 @@ def run_halving(
         on_out_of_memory(rows)
         most_rows = rows // 2
     return outputs
-
-
-def with_memory_released(action: Callable[[], Result]) -> Result:
-    """What `action` gives; if memory runs out, once more after cached memory was given back."""
-    try:
-        return action()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    release_memory()
-    return action()
-
-
-def release_memory() -> None:
-    """Give cached memory of the device back."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 class CudaMemory:

@@ -22,7 +22,7 @@ from gpuclassify.safety.template import full_digest, read_template
 if TYPE_CHECKING:
     from gpuclassify.safety.decoder import Decoder
     from gpuclassify.safety.prompts import PromptTokenizer
-    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+    from gpuclassify.tokenizing.token_batch import TokenBatch
     from gpuclassify.workers.run_stats import RunStats
 
 MAX_NEW_TOKENS = 100

@@ -15,12 +15,12 @@ from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device_use import watched
 from gpuclassify.inference.engine import BatchSettings, holding
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, run_halving
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, halve_on_oom
 from gpuclassify.inference.to_device import stage
 from gpuclassify.safety.decoding import AnswerTask, BatchDecoding
 from gpuclassify.safety.shared_prefix import ATTENTION, Prefix, RowState
 from gpuclassify.safety.speculation import MOST_DRAFTED, SeenAnswers
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch, flat_batch
+from gpuclassify.tokenizing.token_batch import TokenBatch, flat_batch
 from gpuclassify.workers.run_stats import RunStats
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
@@ -147,7 +147,7 @@ def _answer_group(
         limits.lower(count, width)
 
     for rows in _row_batches(lengths, settings, current_limits):
-        parts = run_halving(
+        parts = halve_on_oom(
             functools.partial(step, rows),
             0,
             len(rows),

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from gpuclassify.workers.device_errors import BrokenDeviceError, is_broken_device
+
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -49,8 +51,6 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
         try:
             return function(*args, **kwargs)
         except Exception as err:
-            from gpuclassify.workers.device_errors import is_broken_device
-
             if not is_broken_device(err):
                 raise
             _answer(err)
@@ -59,8 +59,6 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def _answer(error: Exception) -> NoReturn:
-    from gpuclassify.workers.device_errors import BrokenDeviceError
-
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     worker = _replaceable_worker()
     if worker is None:

@@ -27,7 +27,7 @@ from gpuclassify.inference.batch_memory import (
     unmeasured_limits,
 )
 from gpuclassify.inference.batching import cut_batches
-from gpuclassify.inference.memory import LimitMemory, ScoreRule, run_halving
+from gpuclassify.inference.memory import LimitMemory, ScoreRule, halve_on_oom
 
 GIB = 2**30
 FREE = st.integers(0, 200 * GIB)
@@ -81,7 +81,7 @@ def run_partition(gpu, run, lengths):
             failures.append(rows)
             run.lower(rows, width)
 
-        run_halving(step, 0, stop - start, remember)
+        halve_on_oom(step, 0, stop - start, remember)
     return len(failures)
 
 

@@ -112,7 +112,7 @@ def test_outputs_equal_plain_transformers_one_text_at_a_time(
 def test_outputs_do_not_depend_on_the_token_budget(
     bert, bert_tokens, expected_of, key, name, max_tokens
 ):
-    FOUND_LIMITS.get(key, lambda: BatchLimits(max_tokens))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(max_tokens))
 
     close(run(bert, key, [bert_tokens], SETTINGS[name], RunStats()), expected_of("bert"))
 
@@ -160,7 +160,7 @@ def test_counts_add_up(bert, bert_tokens, key, name):
 
 def test_sorting_pads_less(bert, key):
     tokens = bert.text_tokenizer(None)(sample_texts(80, seed=2, max_words=60))
-    FOUND_LIMITS.get(key, lambda: BatchLimits(512))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(512))
     padded = {}
     for name, settings in SETTINGS.items():
         stats = RunStats()
@@ -241,7 +241,7 @@ def test_a_size_that_failed_is_not_tried_on_later_batches_of_the_same_run(
 ):
     model = watched(bert, capacity=600)
     stats = RunStats()
-    FOUND_LIMITS.get(key, lambda: BatchLimits(2_048, enough_tokens=2_048))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(2_048, enough_tokens=2_048))
 
     run(model, key, [bert_tokens], SETTINGS[name], stats)
 

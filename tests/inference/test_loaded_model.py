@@ -20,7 +20,8 @@ from gpuclassify.testing import (
     write_checkpoint,
     write_sequence_classifier,
 )
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
 
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert"}
 TEXTS = sample_texts(6, seed=4, max_words=30)
@@ -166,6 +167,25 @@ def test_threads_share_one_tokenizer_a_length_and_none_between_lengths(model_of)
     assert len(built) == 2
     assert len({id(tokenizer) for tokenizer in found}) == 2
     assert model.tokenizer not in built
+
+
+def test_two_lengths_in_two_threads_do_not_disturb_each_other(model_of):
+    model = model_of("bert")
+    lengths = [16, 40]
+    texts = sample_texts(300, seed=8)
+    expected = {n: TextTokenizer(model.new_tokenizer(), n)(texts).ids for n in lengths}
+    start = threading.Barrier(4)
+
+    def tokenize(length):
+        start.wait()
+        return [model.text_tokenizer(length)(texts).ids for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(tokenize, lengths * 2))
+
+    for length, runs in zip(lengths * 2, results, strict=True):
+        for ids in runs:
+            np.testing.assert_array_equal(ids, expected[length])
 
 
 @pytest.mark.parametrize(("wanted", "side"), [(None, "left"), ("right", "right")])
