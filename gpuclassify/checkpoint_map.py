@@ -24,7 +24,6 @@ from gpuclassify.models.checkpoint import (
     position_limit,
     read_checkpoint,
 )
-from gpuclassify.models.tensors import check_tensors
 from gpuclassify.options import ModelOptions, modern_spellings, parse_options, signature_of
 from gpuclassify.partition_map import TextMap
 from gpuclassify.tokenizing.placement import check_library, check_tokenizer
@@ -231,10 +230,10 @@ class CheckpointMap(TextMap):
 
     def check_weights(self) -> None:
         """Raise CheckpointError if the headers of the weights do not fit the network."""
+        from gpuclassify.models.loading import check_own_module, check_tensors
+
         check_tensors(self.checkpoint, self.options.cache_dir, self._build)
         if self._build is not None:
-            from gpuclassify.models.loading import check_own_module
-
             check_own_module(self.checkpoint, self._build, self.options.unpack_inference_batch)
 
     def _can_read_checkpoint(self) -> bool:

@@ -22,15 +22,14 @@ from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedL
 from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
 from gpuclassify.inference.to_device import StagedTokens, stage
 from gpuclassify.models.checkpoint import (
-    OWN_MODULE,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
-    position_limit,
 )
 from gpuclassify.models.loading import (
     Build,
     load_module,
     load_tokenizer,
+    longest_input,
     refuse_wrong_outputs,
 )
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
@@ -40,8 +39,6 @@ from gpuclassify.workers.device_errors import with_memory_released
 logger = logging.getLogger(__name__)
 
 _PROBE_LENGTHS = (5, 17)
-_UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
-_DEFAULT_TOKENS = 512
 
 
 @dataclass
@@ -256,7 +253,7 @@ def load_model(
         new_tokenizer=lambda: load_tokenizer(checkpoint, tokenizer_directory),
         tokenizer=tokenizer,
         pad_id=_pad_id(config, tokenizer),
-        max_tokens=_max_tokens(_sizes(checkpoint, config), tokenizer),
+        max_tokens=longest_input(checkpoint, tokenizer, config),
         accepts_positions=_accepts_positions(module, backbone),
         score_rule=_score_rule(config, dtype),
         output_size=checkpoint.output_count,
@@ -274,25 +271,12 @@ def _backbone(module: nn.Module) -> nn.Module:
     return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
 
 
-def _sizes(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
-    if checkpoint.layout == OWN_MODULE:
-        return {} if config is None else config.to_dict()
-    return checkpoint.sizes
-
-
 def _pad_id(config: Any, tokenizer: Any) -> int:
     """The id that the model itself takes for padding, where it has one."""
     for pad_id in (getattr(config, "pad_token_id", None), tokenizer.pad_token_id):
         if pad_id is not None:
             return int(pad_id)
     return 0
-
-
-def _max_tokens(sizes: dict[str, Any], tokenizer: Any) -> int:
-    limits = [position_limit(sizes)[0]]
-    if tokenizer.model_max_length < _UNLIMITED:
-        limits.append(int(tokenizer.model_max_length))
-    return min((limit for limit in limits if limit), default=_DEFAULT_TOKENS)
 
 
 def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:

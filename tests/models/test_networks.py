@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpuclassify.models.pooling import first_token, last_token, mean_of_tokens
+from gpuclassify.models.networks import first_token, last_token, mean_of_tokens
 
 STATES = torch.arange(24, dtype=torch.float32).reshape(2, 4, 3) ** 2
 MASKS = {
