@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 
@@ -39,9 +40,14 @@ def tokens_of(model, lengths, seed=0):
     return TokenBatch(ids.astype(np.int32), np.cumsum([0, *lengths]))
 
 
+@functools.cache
+def plain_module(directory):
+    return AutoModelForSequenceClassification.from_pretrained(directory).eval()
+
+
 def one_by_one(directory, tokens):
     """Logits by plain transformers, one unpadded text at a time."""
-    module = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    module = plain_module(directory)
     ids = [torch.from_numpy(tokens.take([row]).ids).long()[None] for row in range(len(tokens))]
     with torch.inference_mode():
         return np.concatenate(
@@ -92,8 +98,9 @@ def fresh(model, module):
     return dataclasses.replace(model, module=module, _padding_safety={}, _packed_layers=None)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize(
+    ("kind", "side"), [*itertools.product(LENGTHS, ["right"]), ("ragged", "left")]
+)
 @pytest.mark.parametrize("architecture", PACKED)
 def test_packed_outputs_equal_transformers_one_text_at_a_time(
     case_of, key, architecture, kind, side

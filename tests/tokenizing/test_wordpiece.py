@@ -239,7 +239,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=200)
 @given(st.lists(PIECES, max_size=40).map("".join), st.booleans())
 @example("=\u0338", True)
 @example("\u0390\u03b0", True)
@@ -253,7 +253,7 @@ def test_a_text_that_is_not_doubtful_gets_the_tokenizers_ids(text, is_lowercase)
     assert token_ids(text, replaced(is_lowercase), vocabulary()) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(st.lists(PIECES, max_size=12).map("".join), max_size=6))
 def test_what_is_doubtful_alone_is_doubtful_in_company(texts):
     alone = [is_doubtful([text])[0] for text in texts]
