@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from gpuclassify.inference.batch_memory import (
     MOST_SAFETY_PERCENT,
@@ -23,9 +25,6 @@ from gpuclassify.inference.batch_memory import (
     unmeasured_limits,
 )
 from gpuclassify.inference.memory import BatchLimits, CudaMemory, ScoreRule, cpu_limits
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,8 @@ class BudgetStore:
             return
         known = self.load(key)
         if known is not None:
-            batch_memory = _larger(known, batch_memory)
+            pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)
+            batch_memory = BatchMemory(**{name: max(a, b) for (name, a), b in pairs})
         if batch_memory == known:
             return
         try:
@@ -122,7 +122,6 @@ def budget_key(
     total_bytes : int
         Of the device's memory.
     """
-    import torch
     import transformers
 
     from gpuclassify._version import __version__
@@ -222,13 +221,8 @@ def _parse(text: str, key: Key) -> BatchMemory:
     return batch_memory
 
 
-def _larger(one: BatchMemory, other: BatchMemory) -> BatchMemory:
-    pairs = zip(asdict(one).items(), asdict(other).values(), strict=True)
-    return BatchMemory(**{name: max(a, b) for (name, a), b in pairs})
-
-
 def _replace(path: Path, text: str) -> None:
-    """Write a file that nobody sees half written."""
+    """Write a file that no reader sees half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=".draft-", dir=path.parent)
     try:

@@ -260,7 +260,10 @@ def load_model(
         needs_single_rows=_needs_single_rows(checkpoint, config),
         unpacks=unpacks,
         is_autocast=is_autocast,
-        identity=_identity(checkpoint) if build is None else None,
+        # What tells the model from all others that are not modules of one's own.
+        identity=f"{checkpoint.identity.name}@{checkpoint.identity.revision} {checkpoint.layout}"
+        if build is None
+        else None,
     )
 
 
@@ -302,8 +305,3 @@ def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
     """Decoders find a row's last token by the padding id; without one they take single rows."""
     has_padding = getattr(config, "pad_token_id", None) is not None
     return checkpoint.layout == SEQUENCE_CLASSIFICATION and not has_padding
-
-
-def _identity(checkpoint: Checkpoint) -> str:
-    """What tells the model from all others that are not modules of one's own."""
-    return f"{checkpoint.identity.name}@{checkpoint.identity.revision} {checkpoint.layout}"

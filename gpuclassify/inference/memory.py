@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
-
-if TYPE_CHECKING:
-    import torch
 
 # Batches of 512 to 2,048 padded tokens are fastest on CPUs; beyond, activations leave the caches.
 CPU_MAX_TOKENS = 2_048
@@ -124,16 +123,14 @@ class RunLimits:
     def current(self) -> BatchLimits:
         """What the next batch may hold; cheap enough to ask before each."""
         if self._limits is None:
-            self._limits = self._ask()
+            budget = self._budget
+            self._limits = budget if isinstance(budget, BatchLimits) else budget.limits()
         return self._memory.capped(self._key, self._limits)
 
     def lower(self, rows: int, width: int) -> None:
         """Remember that a batch of this size ran out of memory, in this run and in later ones."""
         self._memory.lower(self._key, rows, width)
         self._limits = None
-
-    def _ask(self) -> BatchLimits:
-        return self._budget if isinstance(self._budget, BatchLimits) else self._budget.limits()
 
 
 class LimitMemory:
@@ -207,7 +204,7 @@ def halve_on_oom(
     start, stop : int
         The rows.
     on_out_of_memory : callable
-        Told how many rows were too many, after `step` has released what it held.
+        Called with how many rows were too many, after `step` has released what it held.
 
     Raises
     ------
@@ -243,8 +240,6 @@ class CudaMemory:
     """What a GPU and torch's allocator on it say of its memory."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         # Some of torch's functions refuse a device without a number.
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
@@ -252,64 +247,52 @@ class CudaMemory:
     @property
     def name(self) -> str:
         """The GPU's name."""
-        import torch
-
         return torch.cuda.get_device_name(self.device)
 
     @property
     def total_bytes(self) -> int:
         """All of the GPU's memory."""
-        import torch
-
         return torch.cuda.get_device_properties(self.device).total_memory
 
     @property
     def is_counted(self) -> bool:
         """Whether torch's allocator counts its memory: RMM in its place does not."""
-        import torch
-
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
         """Bytes of all tensors that there are."""
-        import torch
-
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
         """The most that `held_bytes` has been since `forget_peak`."""
-        import torch
-
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
         """Let `most_held_bytes` begin anew."""
-        import torch
-
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
         """Bytes that torch may still take.
 
-        What nobody has, other processes and libraries included, and what torch's allocator keeps
-        without using it; at most what the process's share leaves.
+        What no process or library has taken, and what torch's allocator keeps without using it; at
+        most what the process's share leaves.
         """
-        import torch
-
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
             return free
         used = torch.cuda.memory_allocated(self.device)
         kept = torch.cuda.memory_reserved(self.device) - used
-        return max(0, min(free + kept, int(self._share() * total) - used))
+        try:
+            share = torch.cuda.get_per_process_memory_fraction(self.device)
+        except RuntimeError:  # not every allocator knows
+            share = 1.0
+        return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
         """Bytes that ``action()`` had taken at most, beyond what was taken before.
 
         It runs again, up to twice, if another thread has taken or given back memory meanwhile.
         """
-        import torch
-
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
             self.forget_peak()
@@ -321,14 +304,6 @@ class CudaMemory:
                 break
         self.forget_peak()  # what a trial takes is no batch's peak
         return peak
-
-    def _share(self) -> float:
-        import torch
-
-        try:
-            return torch.cuda.get_per_process_memory_fraction(self.device)
-        except RuntimeError:  # not every allocator tells
-            return 1.0
 
 
 def free_bytes(device: torch.device) -> int:

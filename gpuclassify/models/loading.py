@@ -266,7 +266,7 @@ def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
     Raises
     ------
     CheckpointError
-        transformers does not know the architecture; `owner` is who has it.
+        transformers does not know the architecture; `owner` is the model that has it.
     """
     from transformers import AutoModel
 

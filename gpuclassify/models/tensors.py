@@ -28,7 +28,7 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def compare_shapes(owner: str, found: Shapes, expected: Shapes) -> None:
-    """Raise CheckpointError unless names and shapes are the same; `owner` is who has them."""
+    """Raise CheckpointError unless the names and shapes of the model `owner` are those expected."""
     refuse_wrong_tensors(
         owner,
         expected.keys() - found.keys(),

@@ -1,7 +1,7 @@
 """Texts tokenized block by block on a thread of its own, ahead of the model.
 
-A `Source` knows the texts and who tokenizes them: `HostSource` has a list of them and the Hugging
-Face tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
+A `Source` has the texts and their tokenizer: `HostSource` a list of them and the Hugging Face
+tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Source(Protocol):
         """Characters of each text, int64 (texts,)."""
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts from `start` to `stop`; who did is counted in `stats`."""
+        """Tokenize the texts from `start` to `stop`; `stats` counts which tokenizer did."""
 
 
 class HostSource:

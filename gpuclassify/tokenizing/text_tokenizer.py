@@ -57,8 +57,17 @@ class TextTokenizer:
         self.overlap = overlap
         self._tokenizer = tokenizer
         self._special_tokens = tokenizer.num_special_tokens_to_add(pair=False)
-        self._check_room()
-        self._has_type_ids = self._gives_type_ids()  # calls the tokenizer, which resets its backend
+        room = max_tokens - self._special_tokens
+        if room < 1 or (overlap or 0) >= room:
+            shared = "" if overlap is None else f" and window_overlap={overlap}"
+            raise ValueError(
+                f"max_seq_length={max_tokens} leaves no room for text beside "
+                f"{self._special_tokens} special tokens{shared}: pass a larger max_seq_length"
+            )
+        self._has_type_ids = False
+        if "token_type_ids" in tokenizer.model_input_names:
+            found = tokenizer("a probe", return_token_type_ids=True)  # which resets its backend
+            self._has_type_ids = any(found["token_type_ids"])
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             self._backend.no_padding()
@@ -108,7 +117,9 @@ class TextTokenizer:
 
     def _read(self, encoding: Any) -> TextTokens:
         pieces = [encoding, *encoding.overflowing]
-        whole_length = self._whole_length([len(piece) for piece in pieces])
+        inner = sum(map(len, pieces)) - self._special_tokens * len(pieces)
+        repeated = (self.overlap or 0) * (len(pieces) - 1)
+        whole_length = inner - repeated + self._special_tokens
         kept = pieces[:1] if self.overlap is None else pieces
         types = [piece.type_ids for piece in kept] if self._has_type_ids else None
         return self._text_tokens([piece.ids for piece in kept], types, whole_length)
@@ -139,22 +150,3 @@ class TextTokenizer:
         if type_ids is not None:
             types = [np.asarray(window or [0], dtype=np.int32) for window in type_ids]
         return TextTokens(windows, types, max(whole_length, 1))
-
-    def _whole_length(self, lengths: list[int]) -> int:
-        """Tokens of a text from those of its windows."""
-        inner = sum(lengths) - self._special_tokens * len(lengths)
-        return inner - (self.overlap or 0) * (len(lengths) - 1) + self._special_tokens
-
-    def _check_room(self) -> None:
-        room = self.max_tokens - self._special_tokens
-        if room < 1 or (self.overlap or 0) >= room:
-            overlap = "" if self.overlap is None else f" and window_overlap={self.overlap}"
-            raise ValueError(
-                f"max_seq_length={self.max_tokens} leaves no room for text beside "
-                f"{self._special_tokens} special tokens{overlap}: pass a larger max_seq_length"
-            )
-
-    def _gives_type_ids(self) -> bool:
-        if "token_type_ids" not in self._tokenizer.model_input_names:
-            return False
-        return any(self._tokenizer("a probe", return_token_type_ids=True)["token_type_ids"])

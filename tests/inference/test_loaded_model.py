@@ -61,7 +61,7 @@ def leaky(model):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_lengths_padding_and_outputs_are_the_checkpoints(model_of, architecture):
+def test_lengths_positions_padding_and_outputs_are_the_checkpoints(model_of, architecture):
     model = model_of(architecture)
 
     assert model.max_tokens == 512
@@ -70,18 +70,9 @@ def test_lengths_padding_and_outputs_are_the_checkpoints(model_of, architecture)
     assert not model.needs_single_rows
     assert not model.module.training
     assert not any(p.requires_grad for p in model.module.parameters())
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_positions_are_passed_only_to_models_that_do_not_derive_them(model_of, architecture):
-    derives_them = architecture in OFFSET_POSITIONS
-
-    assert model_of(architecture).accepts_positions == (not derives_them)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_padding_on_the_right_is_found_safe_everywhere(model_of, architecture):
-    assert model_of(architecture).is_padding_safe("right")
+    # Not passed to models that derive them.
+    assert model.accepts_positions == (architecture not in OFFSET_POSITIONS)
+    assert model.is_padding_safe("right")
 
 
 def test_padding_on_the_left_is_found_unsafe_for_heads_that_read_the_first_column(model_of):
@@ -91,22 +82,14 @@ def test_padding_on_the_left_is_found_unsafe_for_heads_that_read_the_first_colum
     assert safe == {"gpt2", "llama", "mistral", "deberta-v2"}
 
 
-def test_a_model_that_lets_padding_into_its_outputs_is_found(model_of):
-    model = leaky(model_of("bert"))
-
-    assert not model.is_padding_safe("right")
-    assert not model.is_padding_safe("left")
-
-
-def test_padding_is_measured_once_a_side(model_of):
+def test_a_model_that_lets_padding_into_its_outputs_is_found_by_one_measurement_a_side(model_of):
     model = leaky(model_of("bert"))
     calls = []
     model.module.register_forward_hook(lambda *_: calls.append(1))
 
-    for _ in range(3):
-        model.is_padding_safe("right")
+    assert not any(model.is_padding_safe("right") for _ in range(3))
     once = len(calls)
-    model.is_padding_safe("left")
+    assert not model.is_padding_safe("left")
 
     assert len(calls) == 2 * once > 0
 
