@@ -12,7 +12,6 @@ from gpuclassify import hub
 from gpuclassify.frames import backend_of
 from gpuclassify.hub.explanations import explained
 from gpuclassify.hub.paths import cache_folder
-from gpuclassify.models.checkpoint import OWN_MODULE
 from gpuclassify.safety.lora import LoraCheckpoint
 from gpuclassify.text_mapper import TextMapper
 
@@ -163,7 +162,6 @@ def _without_weights(identity: hub.Identity, cache_dir: str | None) -> Path:
 
 def _longest(mapper: TextMapper, tokenizer: Any) -> int:
     """Most tokens that the model reads if nobody asks for another length."""
-    from gpuclassify.inference.loaded_model import _max_tokens
+    from gpuclassify.models.loading import longest_input
 
-    checkpoint = mapper.model.checkpoint
-    return _max_tokens({} if checkpoint.layout == OWN_MODULE else checkpoint.sizes, tokenizer)
+    return longest_input(mapper.model.checkpoint, tokenizer)
