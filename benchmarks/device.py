@@ -31,8 +31,7 @@ from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
 from gpuclassify.cluster.gpu import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
-from gpuclassify.workers.run_events import collected_stats
-from gpuclassify.workers.run_stats import add_up
+from gpuclassify.workers.run_stats import add_up, collected_stats
 
 QUESTION = "device"
 PARTS = ("speed", "tokens", "idle", "memory")

@@ -39,7 +39,7 @@ from benchmarks.harness import (
 )
 from benchmarks.models import SHAPES
 from gpuclassify.demo.corpus import Document, collect_documents, split_documents
-from gpuclassify.models.pooling import PooledEmbedding
+from gpuclassify.models.networks import PooledEmbedding
 
 QUESTION = "precision"
 BASELINE = "float32"

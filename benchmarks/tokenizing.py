@@ -28,7 +28,8 @@ from benchmarks.harness import (
 from benchmarks.models import TINY_SIZES, Shape, write_model
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify.cluster.cpu import usable_cores
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
 
 QUESTION = "tokenizing"
 GPU = "gpu"
@@ -236,7 +237,9 @@ class GpuTokenizing:
 
     def run(self) -> np.ndarray:
         """What `summary` says of all texts."""
-        tokens, self.host_count = self._texts.tokenize(self._gpu, self._host)
+        from gpuclassify.tokenizing.gpu_wordpiece import tokenize_texts
+
+        tokens, self.host_count = tokenize_texts(self._texts, self._gpu, self._host)
         return summary(tokens)
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from gpuclassify.inference.engine import BatchSettings
     from gpuclassify.inference.loaded_model import LoadedModel
-    from gpuclassify.tokenizing.prefetch import Feed as TokenStream
-    from gpuclassify.tokenizing.prefetch import Source
-    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+    from gpuclassify.tokenizing.prefetch import Source, TokenStream
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+    from gpuclassify.tokenizing.token_batch import TokenBatch
 
 
 class NonFiniteOutputError(ArithmeticError):
@@ -200,7 +200,7 @@ class EncoderRunner(Runner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Outputs of distinct texts; see `Runner.run`."""
         from gpuclassify.inference.batching import longest_first
-        from gpuclassify.tokenizing.prefetch import Feed as TokenStream
+        from gpuclassify.tokenizing.prefetch import TokenStream
 
         order = np.arange(len(texts))
         if self.options.sort_by_length:  # longest first, because blocks are sorted apart
@@ -244,8 +244,7 @@ class EncoderRunner(Runner):
 
     def check_weights(self) -> None:
         """Raise CheckpointError if the headers of the weights do not fit the network."""
-        from gpuclassify.models.loading import check_own_module
-        from gpuclassify.models.tensors import check_tensors
+        from gpuclassify.models.loading import check_own_module, check_tensors
 
         checkpoint = self.model.checkpoint
         build = None if self.own_module is None else self.own_module.build
@@ -261,6 +260,7 @@ class EncoderRunner(Runner):
     def _source(self, model: LoadedModel, texts: Texts) -> Source:
         """The texts with what tokenizes them."""
         from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource
+        from gpuclassify.tokenizing.token_cache import current_store
 
         on_host = self._text_tokenizer(model)
         if isinstance(texts, DeviceTexts):
@@ -270,7 +270,7 @@ class EncoderRunner(Runner):
                 if self.options.tokenizer == "gpu":
                     raise refused(self.options, err) from err
         prompted = [self.model.prompt + text for text in texts.to_list()]
-        return HostSource(on_host, prompted, self._scores_windows)
+        return HostSource(on_host, prompted, self._scores_windows, current_store())
 
     def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
         options = self.options

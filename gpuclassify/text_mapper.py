@@ -27,8 +27,7 @@ from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
 from gpuclassify.runners import EncoderRunner, OwnModule, Runner
-from gpuclassify.workers.run_events import publish
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_stats import RunStats, publish
 
 if TYPE_CHECKING:
     from torch import nn

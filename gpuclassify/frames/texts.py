@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from gpuclassify.tokenizing.gpu_wordpiece import GpuTokens
-    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 
 class Texts(Protocol):
@@ -44,10 +39,11 @@ class HostTexts(list[Any]):
 
     def fold(self, max_chars: int | None) -> tuple[HostTexts, np.ndarray]:
         """Distinct texts in order of appearance; see `Texts.fold`."""
-        from gpuclassify.tokenizing.text_tokenizer import fold
-
-        distinct, positions = fold([text if text is None else text[:max_chars] for text in self])
-        return HostTexts(distinct), positions
+        found: dict[str, int] = {}
+        cut = (text if text is None else text[:max_chars] for text in self)
+        places = (-1 if text is None else found.setdefault(text, len(found)) for text in cut)
+        positions = np.fromiter(places, dtype=np.int64, count=len(self))
+        return HostTexts(found), positions
 
     def take(self, places: np.ndarray) -> HostTexts:
         """The texts at these places, in that order."""
@@ -73,61 +69,30 @@ class DeviceTexts:
     """
 
     def __init__(self, series: Any) -> None:
-        self._series = series
+        self.series = series
 
     def __len__(self) -> int:
-        return len(self._series)
+        return len(self.series)
 
     def __getitem__(self, bounds: slice) -> DeviceTexts:
-        return type(self)(self._series.iloc[bounds])
+        return type(self)(self.series.iloc[bounds])
 
     def fold(self, max_chars: int | None) -> tuple[DeviceTexts, np.ndarray]:
         """Distinct texts, found on the GPU; see `Texts.fold`."""
-        texts = self._series if max_chars is None else self._series.str.slice(0, max_chars)
+        texts = self.series if max_chars is None else self.series.str.slice(0, max_chars)
         series = type(texts)
         positions, distinct = texts.factorize()
         return type(self)(series(distinct)), series(positions).to_numpy().astype(np.int64)
 
     def take(self, places: np.ndarray) -> DeviceTexts:
         """The texts at these places, in that order."""
-        return type(self)(self._series.take(places))
+        return type(self)(self.series.take(places))
 
     @property
     def char_counts(self) -> np.ndarray:
         """Characters of each text, int64 (texts,); 0 for null."""
-        return self._series.str.len().fillna(0).to_numpy().astype(np.int64)
+        return self.series.str.len().fillna(0).to_numpy().astype(np.int64)
 
-    def to_list(self) -> list[str | None]:
+    def to_list(self) -> list[Any]:
         """The texts on the host, None for null."""
-        return self._series.to_arrow().to_pylist()
-
-    def tokenize(
-        self,
-        on_gpu: Callable[[Any], GpuTokens],
-        on_host: Callable[[Sequence[Any]], TokenBatch],
-    ) -> tuple[TokenBatch, int]:
-        """Tokens of every text, and how many texts `on_gpu` left to `on_host`.
-
-        Parameters
-        ----------
-        on_gpu : callable
-            `GpuWordPiece`.
-        on_host : callable
-            The tokenizer that it stands in for.
-
-        Returns
-        -------
-        tokens : TokenBatch
-            Ids on the GPU. They are complete for who reads them on the default stream, or waits
-            for it.
-        host_count : int
-        """
-        from gpuclassify.tokenizing.gpu_wordpiece import merge
-        from gpuclassify.tokenizing.text_tokenizer import TokenBatch
-
-        found = on_gpu(self._series)
-        left = found.fallback_rows
-        if len(left):
-            found = merge(found, on_host(self.take(left).to_list()))
-        tokens = TokenBatch(found.ids, found.offsets, whole_lengths=found.whole_lengths)
-        return tokens, len(left)
+        return self.series.to_arrow().to_pylist()

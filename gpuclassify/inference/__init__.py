@@ -1,1 +1,14 @@
-"""What runs on a worker: texts to tokens to batches to outputs. Knows no dataframe and no Dask."""
+"""What runs on a worker: batches, memory and models. Knows arrays and torch, no dataframe, no Dask.
+
+Most of what a run needs is handed from call to call. Four things cannot be, because code of other
+libraries or of the user lies between the two ends; each is a context variable, which holds for one
+thread and ends with its ``with`` block:
+
+- `workers.run_stats.collected_stats`: a job's task collects what the mappers within it did.
+- `tokenizing.token_cache.shared_tokens`: mappers that run over one partition share its tokens;
+  each reads the store once, and hands it to its `HostSource`.
+- `models.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers model, runs
+  transformers' own code.
+- `inference.packed.packed_attention.current_layout`: an attention function, which transformers
+  calls, knows where the texts of the batch lie.
+"""

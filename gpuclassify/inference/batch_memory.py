@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuclassify.inference.memory import BatchLimits, ScoreRule, is_out_of_memory, release_memory
+from gpuclassify.inference.memory import BatchLimits, ScoreRule
+from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,11 @@ GPU_UNMEASURED_SCORE_BYTES = 2**29
 PROBE_TOKENS = 8_192
 PROBE_RATIO = 4  # of the larger batch to the smaller
 # A measurement is not believed to be wrong by more; what runs out beyond has other reasons.
-MOST_CAUTION_PERCENT = 800
+MOST_SAFETY_PERCENT = 800
 
 
 @dataclass(frozen=True)
-class Appetite:
+class BatchMemory:
     """Bytes that a batch takes beside the model's weights.
 
     Attributes
@@ -38,25 +39,25 @@ class Appetite:
         Whatever the batch.
     token_bytes : int
         For each token that its layers run, padding included.
-    caution_percent : int
+    safety_percent : int
         How much of that is planned; more than 100 after a batch ran out of memory that should have
         fitted.
     """
 
     fixed_bytes: int
     token_bytes: int
-    caution_percent: int = 100
+    safety_percent: int = 100
 
     def size_bytes(self, tokens: int) -> int:
         """What is planned for a batch of `tokens` tokens."""
-        return (self.fixed_bytes + self.token_bytes * tokens) * self.caution_percent // 100
+        return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
         """Tokens of the largest batch for which no more is planned; 0 if there is none."""
-        measured_bytes = usable_bytes * 100 // self.caution_percent
+        measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
-    def after_failure(self, tokens: int, free_bytes: int) -> Appetite:
+    def after_failure(self, tokens: int, free_bytes: int) -> BatchMemory:
         """What to believe after a batch of `tokens` tokens ran out of memory.
 
         If more is planned for it than there is, something else has taken memory meanwhile, and this
@@ -72,34 +73,34 @@ class Appetite:
             return self
         half_bytes = max(1, self.fixed_bytes + self.token_bytes * (tokens // 2))
         needed_percent = -(-_usable_bytes(free_bytes) * 100 // half_bytes)
-        caution_percent = min(max(needed_percent, self.caution_percent), MOST_CAUTION_PERCENT)
-        return replace(self, caution_percent=caution_percent)
+        safety_percent = min(max(needed_percent, self.safety_percent), MOST_SAFETY_PERCENT)
+        return replace(self, safety_percent=safety_percent)
 
 
 class MeasuredBudget:
-    """What the batches of one model may hold, by its appetite. Safe for threads.
+    """What the batches of one model may hold, by what they were measured to take. Safe for threads.
 
     Parameters
     ----------
-    appetite : Appetite
+    batch_memory : BatchMemory
     free_bytes : callable
         Free memory of the device, asked whenever limits are.
     score_rule : ScoreRule, optional
     save : callable
-        Told the appetite when an out-of-memory has corrected it.
+        Called with it when an out-of-memory has corrected it.
     held_bytes : callable
         What torch holds, asked whenever limits are.
     """
 
     def __init__(
         self,
-        appetite: Appetite,
+        batch_memory: BatchMemory,
         free_bytes: Callable[[], int],
         score_rule: ScoreRule | None = None,
-        save: Callable[[Appetite], Any] = lambda appetite: None,
+        save: Callable[[BatchMemory], Any] = lambda batch_memory: None,
         held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.appetite = appetite
+        self.batch_memory = batch_memory
         self._free_bytes = free_bytes
         self._score_rule = score_rule
         self._save = save
@@ -108,38 +109,38 @@ class MeasuredBudget:
 
     def limits(self) -> BatchLimits:
         """For the memory that is free now."""
-        appetite = self.appetite
-        limits = plan_limits(appetite, self._free_bytes(), self._score_rule)
-        batch_bytes = appetite.size_bytes(limits.max_tokens)
+        batch_memory = self.batch_memory
+        limits = plan_limits(batch_memory, self._free_bytes(), self._score_rule)
+        batch_bytes = batch_memory.size_bytes(limits.max_tokens)
         return replace(limits, planned_bytes=self._held_bytes() + batch_bytes)
 
     def correct(self, rows: int, width: int) -> None:
         """Learn that a batch within these limits ran out of memory."""
         free_bytes = self._free_bytes()
         with self._lock:
-            corrected = self.appetite.after_failure(rows * width, free_bytes)
-            if corrected == self.appetite:
+            corrected = self.batch_memory.after_failure(rows * width, free_bytes)
+            if corrected == self.batch_memory:
                 return
-            self.appetite = corrected
+            self.batch_memory = corrected
         logger.info("%d tokens did not fit into %d bytes: %s", rows * width, free_bytes, corrected)
         self._save(corrected)
 
 
 def plan_limits(
-    appetite: Appetite, free_bytes: int, score_rule: ScoreRule | None = None
+    batch_memory: BatchMemory, free_bytes: int, score_rule: ScoreRule | None = None
 ) -> BatchLimits:
     """Limits under which no batch of more than one row takes more than its share of free memory.
 
     Parameters
     ----------
-    appetite : Appetite
+    batch_memory : BatchMemory
     free_bytes : int
     score_rule : ScoreRule, optional
         For models that materialise attention scores.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
-        max(1, min(appetite.most_tokens(usable_bytes), GPU_MAX_TOKENS)),
+        max(1, min(batch_memory.most_tokens(usable_bytes), GPU_MAX_TOKENS)),
         min(usable_bytes, GPU_SCORE_BYTES),
         score_rule,
     )
@@ -150,12 +151,12 @@ def unmeasured_limits(score_rule: ScoreRule | None = None) -> BatchLimits:
     return _gpu_limits(GPU_UNMEASURED_TOKENS, GPU_UNMEASURED_SCORE_BYTES, score_rule)
 
 
-def measure_appetite(
+def measure_batch_memory(
     probe: Callable[[int, int], Any],
     widest: int,
     peak_bytes: Callable[[Callable[[], Any]], int],
-) -> Appetite:
-    """The appetite of a model, measured on batches as wide as its texts can be.
+) -> BatchMemory:
+    """The memory that a model's batches take, measured on batches as wide as its texts can be.
 
     Two sizes tell what every batch takes from what its tokens take. Narrower batches take less a
     token, if they differ at all.
@@ -196,7 +197,7 @@ def _measure(
     rows: int,
     width: int,
     peak_bytes: Callable[[Callable[[], Any]], int],
-) -> Appetite:
+) -> BatchMemory:
     small_rows, small_width = max(1, rows // PROBE_RATIO), width
     if rows < PROBE_RATIO:
         small_width = max(1, rows * width // PROBE_RATIO)
@@ -205,10 +206,10 @@ def _measure(
     large_bytes = peak_bytes(functools.partial(probe, rows, width))
     small_tokens = small_rows * small_width
     if small_tokens == rows * width:
-        return Appetite(0, max(1, -(-large_bytes // small_tokens)))
+        return BatchMemory(0, max(1, -(-large_bytes // small_tokens)))
     grown_bytes = large_bytes - small_bytes
     token_bytes = max(1, -(-grown_bytes // (rows * width - small_tokens)))
-    return Appetite(max(0, small_bytes - token_bytes * small_tokens), token_bytes)
+    return BatchMemory(max(0, small_bytes - token_bytes * small_tokens), token_bytes)
 
 
 def _usable_bytes(free_bytes: int) -> int:

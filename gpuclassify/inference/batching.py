@@ -26,7 +26,7 @@ class PaddedBatch:
     rows : ndarray of int64, shape (rows,)
         Which texts these are.
     lengths : ndarray of int64, shape (rows,)
-        Their tokens, known on the host so that nobody waits for the device to learn them.
+        Their tokens, known on the host so that reading them waits for no device.
     ids : Tensor of int64, shape (rows, width)
     mask : Tensor of int64, shape (rows, width)
         1 for a token, 0 for padding. Never derived from ids: the padding id can be a real token.

@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from gpuclassify.inference.batch_memory import (
-    MOST_CAUTION_PERCENT,
-    Appetite,
+    MOST_SAFETY_PERCENT,
+    BatchMemory,
     MeasuredBudget,
-    measure_appetite,
+    measure_batch_memory,
     unmeasured_limits,
 )
 from gpuclassify.inference.memory import BatchLimits, CudaMemory, ScoreRule, cpu_limits
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +32,10 @@ Key = Mapping[str, str | int]
 
 
 class BudgetStore:
-    """Appetites by key, one small file each that a person can read.
+    """What batches take, by key, one small file each that a person can read.
 
     Files that cannot be read or written, or that hold something else, are as good as none: the
-    appetite is measured again. Any number of processes may use the same folder: a file appears
+    memory is measured again. Any number of processes may use the same folder: a file appears
     whole, and of those that write it at once one stays.
 
     Parameters
@@ -48,8 +47,8 @@ class BudgetStore:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def load(self, key: Key) -> Appetite | None:
-        """The appetite of `key`, if it is known."""
+    def load(self, key: Key) -> BatchMemory | None:
+        """What the batches of `key` take, if it is known."""
         path = self._path(key)
         if path is None:
             return None
@@ -61,18 +60,21 @@ class BudgetStore:
             logger.debug("%s is of no use, measuring again: %s", path, err)
             return None
 
-    def save(self, key: Key, appetite: Appetite) -> None:
-        """Keep an appetite; where another one is known, the larger of each number."""
+    def save(self, key: Key, batch_memory: BatchMemory) -> None:
+        """Keep what batches take; where it is known already, the larger of each number."""
         path = self._path(key)
         if path is None:
             return
         known = self.load(key)
         if known is not None:
-            appetite = _larger(known, appetite)
-        if appetite == known:
+            pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)
+            batch_memory = BatchMemory(**{name: max(a, b) for (name, a), b in pairs})
+        if batch_memory == known:
             return
         try:
-            _replace(path, json.dumps({"key": dict(key), "appetite": asdict(appetite)}, indent=1))
+            _replace(
+                path, json.dumps({"key": dict(key), "batch_memory": asdict(batch_memory)}, indent=1)
+            )
         except OSError as err:
             logger.debug("cannot write %s, later processes measure again: %s", path, err)
 
@@ -104,7 +106,7 @@ def default_folder() -> Path | None:
 def budget_key(
     model: str, precision: str, path: str, widest: int, device_name: str, total_bytes: int
 ) -> dict[str, str | int]:
-    """All that an appetite depends on.
+    """All that the memory of batches depends on.
 
     Parameters
     ----------
@@ -120,7 +122,6 @@ def budget_key(
     total_bytes : int
         Of the device's memory.
     """
-    import torch
     import transformers
 
     from gpuclassify._version import __version__
@@ -172,29 +173,29 @@ def find_budget(
     Raises
     ------
     RuntimeError or MemoryError
-        What the probe raises; see `measure_appetite`.
+        What the probe raises; see `measure_batch_memory`.
     """
     if device.type != "cuda":
         return cpu_limits(score_rule)
     memory = memory or CudaMemory(device)
     if not memory.is_counted:
         return unmeasured_limits(score_rule)
-    measure = functools.partial(measure_appetite, probe, widest, memory.peak_bytes)
+    measure = functools.partial(measure_batch_memory, probe, widest, memory.peak_bytes)
     if model is None:
         return MeasuredBudget(
             measure(), memory.free_bytes, score_rule, held_bytes=memory.held_bytes
         )
     store = store or BudgetStore(default_folder())
     key = budget_key(model, precision, path, widest, memory.name, memory.total_bytes)
-    appetite = store.load(key)
-    if appetite is None:
+    batch_memory = store.load(key)
+    if batch_memory is None:
         started = time.perf_counter()
-        appetite = measure()
+        batch_memory = measure()
         elapsed_seconds = time.perf_counter() - started
-        logger.info("%s on %s: %s, in %.1f s", model, device, appetite, elapsed_seconds)
-        store.save(key, appetite)
+        logger.info("%s on %s: %s, in %.1f s", model, device, batch_memory, elapsed_seconds)
+        store.save(key, batch_memory)
     return MeasuredBudget(
-        appetite,
+        batch_memory,
         memory.free_bytes,
         score_rule,
         save=functools.partial(store.save, key),
@@ -202,31 +203,26 @@ def find_budget(
     )
 
 
-def _parse(text: str, key: Key) -> Appetite:
-    """The appetite in a file; ValueError if it is not this key's, or none at all."""
+def _parse(text: str, key: Key) -> BatchMemory:
+    """What a file says; ValueError if it is not this key's, or none at all."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("key") != dict(key):
         raise ValueError("it is not about this model and device")
-    numbers = content.get("appetite")
-    names = ("fixed_bytes", "token_bytes", "caution_percent")
+    numbers = content.get("batch_memory")
+    names = ("fixed_bytes", "token_bytes", "safety_percent")
     if not isinstance(numbers, dict) or set(numbers) != set(names):
-        raise ValueError(f"an appetite has the numbers {', '.join(names)}")
+        raise ValueError(f"batch memory has the numbers {', '.join(names)}")
     if any(type(number) is not int for number in numbers.values()):
-        raise ValueError("an appetite's numbers are whole")
-    appetite = Appetite(**numbers)
-    is_possible = appetite.fixed_bytes >= 0 and appetite.token_bytes >= 1
-    if not is_possible or not 100 <= appetite.caution_percent <= MOST_CAUTION_PERCENT:
-        raise ValueError(f"{appetite} is not possible")
-    return appetite
-
-
-def _larger(one: Appetite, other: Appetite) -> Appetite:
-    pairs = zip(asdict(one).items(), asdict(other).values(), strict=True)
-    return Appetite(**{name: max(a, b) for (name, a), b in pairs})
+        raise ValueError("its numbers are whole")
+    batch_memory = BatchMemory(**numbers)
+    is_possible = batch_memory.fixed_bytes >= 0 and batch_memory.token_bytes >= 1
+    if not is_possible or not 100 <= batch_memory.safety_percent <= MOST_SAFETY_PERCENT:
+        raise ValueError(f"{batch_memory} is not possible")
+    return batch_memory
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that nobody sees half written."""
+    """Write a file that no reader sees half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=".draft-", dir=path.parent)
     try:

@@ -8,15 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from gpuclassify.inference.memory import CudaMemory
 from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
-
-if TYPE_CHECKING:
-    import torch
-
-    from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_stats import RunStats
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ class DeviceSample:
     ----------
     busy_share : float or None
         Share of the last fraction of a second in which anything ran, 0 to 1; None for a MIG slice,
-        of which nobody knows.
+        of which the driver does not say.
     used_bytes : int or None
         Memory that is taken, by other processes and libraries too.
     """
@@ -59,7 +56,12 @@ def watched(
     source : callable, optional
         ``source(device)()`` gives a DeviceSample; `nvml_source` by default.
     """
-    ask = _ask_of(device, source or nvml_source)
+    ask = None
+    if device.type == "cuda":
+        try:
+            ask = (source or nvml_source)(device)
+        except DriverError as err:
+            logger.debug("what %s does is not known: %s", device, err)
     if ask is None:
         yield
         return
@@ -72,16 +74,6 @@ def watched(
     finally:
         is_over.set()
         thread.join()
-
-
-def _ask_of(device: torch.device, source: Callable[[torch.device], Ask]) -> Ask | None:
-    if device.type != "cuda":
-        return None
-    try:
-        return source(device)
-    except DriverError as err:
-        logger.debug("what %s does is not known: %s", device, err)
-        return None
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event) -> None:
@@ -113,7 +105,7 @@ def nvml_source(device: torch.device) -> Ask:
         There is no driver to ask, or it does not know the device.
     """
     nvml = open_nvml()
-    handle = find_device(nvml, _uuid(device))
+    handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))
 
     def ask() -> DeviceSample:
         busy_share = used_bytes = None
@@ -124,12 +116,6 @@ def nvml_source(device: torch.device) -> Ask:
         return DeviceSample(busy_share, used_bytes)
 
     return ask
-
-
-def _uuid(device: torch.device) -> str:
-    import torch
-
-    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 @contextlib.contextmanager

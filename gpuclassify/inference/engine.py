@@ -24,11 +24,11 @@ from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device_use import torch_peak, watched
 from gpuclassify.inference.loaded_model import LoadedModel
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, run_halving
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halve_on_oom
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.inference.to_device import stage, to_device
-from gpuclassify.models.reference import reference_forward
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.models.disentangled import reference_forward
+from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
 
 # One forward at a time on a device: two would compete for its memory.
@@ -178,7 +178,7 @@ def _run_batches(
 
     for batch in _batches(model, tokens, settings, side, current_limits):
         batch = replace(batch, is_packed=is_packed)
-        outputs = run_halving(
+        outputs = halve_on_oom(
             functools.partial(step, batch), 0, len(batch.rows), functools.partial(remember, batch)
         )
         yield batch.rows, torch.cat(outputs)

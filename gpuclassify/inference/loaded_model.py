@@ -17,29 +17,28 @@ import torch
 from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
-from gpuclassify.inference.memory import ScoreRule, with_memory_released
+from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
 from gpuclassify.inference.to_device import StagedTokens, stage
 from gpuclassify.models.checkpoint import (
-    OWN_MODULE,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
-    position_limit,
 )
 from gpuclassify.models.loading import (
     Build,
     load_module,
     load_tokenizer,
+    longest_input,
     refuse_wrong_outputs,
 )
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.workers.device_errors import with_memory_released
 
 logger = logging.getLogger(__name__)
 
 _PROBE_LENGTHS = (5, 17)
-_UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
-_DEFAULT_TOKENS = 512
 
 
 @dataclass
@@ -254,14 +253,17 @@ def load_model(
         new_tokenizer=lambda: load_tokenizer(checkpoint, tokenizer_directory),
         tokenizer=tokenizer,
         pad_id=_pad_id(config, tokenizer),
-        max_tokens=_max_tokens(_sizes(checkpoint, config), tokenizer),
+        max_tokens=longest_input(checkpoint, tokenizer, config),
         accepts_positions=_accepts_positions(module, backbone),
         score_rule=_score_rule(config, dtype),
         output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
         unpacks=unpacks,
         is_autocast=is_autocast,
-        identity=_identity(checkpoint) if build is None else None,
+        # What tells the model from all others that are not modules of one's own.
+        identity=f"{checkpoint.identity.name}@{checkpoint.identity.revision} {checkpoint.layout}"
+        if build is None
+        else None,
     )
 
 
@@ -272,25 +274,12 @@ def _backbone(module: nn.Module) -> nn.Module:
     return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
 
 
-def _sizes(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
-    if checkpoint.layout == OWN_MODULE:
-        return {} if config is None else config.to_dict()
-    return checkpoint.sizes
-
-
 def _pad_id(config: Any, tokenizer: Any) -> int:
     """The id that the model itself takes for padding, where it has one."""
     for pad_id in (getattr(config, "pad_token_id", None), tokenizer.pad_token_id):
         if pad_id is not None:
             return int(pad_id)
     return 0
-
-
-def _max_tokens(sizes: dict[str, Any], tokenizer: Any) -> int:
-    limits = [position_limit(sizes)[0]]
-    if tokenizer.model_max_length < _UNLIMITED:
-        limits.append(int(tokenizer.model_max_length))
-    return min((limit for limit in limits if limit), default=_DEFAULT_TOKENS)
 
 
 def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
@@ -316,8 +305,3 @@ def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
     """Decoders find a row's last token by the padding id; without one they take single rows."""
     has_padding = getattr(config, "pad_token_id", None) is not None
     return checkpoint.layout == SEQUENCE_CLASSIFICATION and not has_padding
-
-
-def _identity(checkpoint: Checkpoint) -> str:
-    """What tells the model from all others that are not modules of one's own."""
-    return f"{checkpoint.identity.name}@{checkpoint.identity.revision} {checkpoint.layout}"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from gpuclassify.workers.device_errors import is_broken_device
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-logger = logging.getLogger(__name__)
+from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
 # Batches of 512 to 2,048 padded tokens are fastest on CPUs; beyond, activations leave the caches.
 CPU_MAX_TOKENS = 2_048
@@ -128,16 +123,14 @@ class RunLimits:
     def current(self) -> BatchLimits:
         """What the next batch may hold; cheap enough to ask before each."""
         if self._limits is None:
-            self._limits = self._ask()
+            budget = self._budget
+            self._limits = budget if isinstance(budget, BatchLimits) else budget.limits()
         return self._memory.capped(self._key, self._limits)
 
     def lower(self, rows: int, width: int) -> None:
         """Remember that a batch of this size ran out of memory, in this run and in later ones."""
         self._memory.lower(self._key, rows, width)
         self._limits = None
-
-    def _ask(self) -> BatchLimits:
-        return self._budget if isinstance(self._budget, BatchLimits) else self._budget.limits()
 
 
 class LimitMemory:
@@ -163,10 +156,6 @@ class LimitMemory:
             with self._lock:
                 known = self._budgets.setdefault(key, known)
         return RunLimits(self, key, known)
-
-    def get(self, key: Hashable, find: Callable[[], BatchLimits | Budget]) -> BatchLimits:
-        """What one batch of `key` may hold now."""
-        return self.for_run(key, find).current()
 
     def lower(self, key: Hashable, rows: int, width: int) -> None:
         """Remember that a batch of this size ran out of memory: none as large comes again."""
@@ -198,44 +187,7 @@ class DocumentTooLargeError(MemoryError):
     """A single text does not fit on the device."""
 
 
-# How allocators say in a message that memory ran out, in lower case.
-_SIGNS = (
-    "out of memory",  # torch; CUDA's own text; cuPy; MPS
-    "out_of_memory",  # RMM; CUDA_ERROR_OUT_OF_MEMORY of the driver
-    "bad_alloc",  # C++, and through it RMM
-    "cudaerrormemoryallocation",
-    "alloc_failed",  # CUBLAS_, CUSOLVER_, CUSPARSE_, CUDNN_STATUS_ALLOC_FAILED; CUFFT_ALLOC_FAILED
-    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-    # torch fails while it composes the message of an out-of-memory, where NVML does not answer
-    "nvml_success ==",
-    "not enough memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "invalid buffer size",  # MPS: one tensor is larger than Metal allows
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, in any of the ways that allocators say it.
-
-    torch raises ``torch.OutOfMemoryError`` from its own allocator; with RMM as its allocator the
-    C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
-    of MemoryError; CUDA's libraries, which allocate on their own, a RuntimeError with their status.
-    RMM says ``std::bad_alloc`` of a broken device as well, for which less memory is no cure.
-    """
-    if is_broken_device(error):
-        return False
-    if isinstance(error, MemoryError):
-        return not isinstance(error, DocumentTooLargeError)
-    if not isinstance(error, RuntimeError):
-        return False
-    if type(error).__name__ == "OutOfMemoryError":
-        return True
-    message = str(error).lower()
-    return any(sign in message for sign in _SIGNS)
-
-
-def run_halving(
+def halve_on_oom(
     step: Callable[[int, int], Result],
     start: int,
     stop: int,
@@ -252,7 +204,7 @@ def run_halving(
     start, stop : int
         The rows.
     on_out_of_memory : callable
-        Told how many rows were too many, after `step` has released what it held.
+        Called with how many rows were too many, after `step` has released what it held.
 
     Raises
     ------
@@ -284,32 +236,10 @@ def run_halving(
     return outputs
 
 
-def with_memory_released(action: Callable[[], Result]) -> Result:
-    """What `action` gives; if memory runs out, once more after cached memory was given back."""
-    try:
-        return action()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    release_memory()
-    return action()
-
-
-def release_memory() -> None:
-    """Give cached memory of the device back."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 class CudaMemory:
     """What a GPU and torch's allocator on it say of its memory."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         # Some of torch's functions refuse a device without a number.
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
@@ -317,64 +247,52 @@ class CudaMemory:
     @property
     def name(self) -> str:
         """The GPU's name."""
-        import torch
-
         return torch.cuda.get_device_name(self.device)
 
     @property
     def total_bytes(self) -> int:
         """All of the GPU's memory."""
-        import torch
-
         return torch.cuda.get_device_properties(self.device).total_memory
 
     @property
     def is_counted(self) -> bool:
         """Whether torch's allocator counts its memory: RMM in its place does not."""
-        import torch
-
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
         """Bytes of all tensors that there are."""
-        import torch
-
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
         """The most that `held_bytes` has been since `forget_peak`."""
-        import torch
-
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
         """Let `most_held_bytes` begin anew."""
-        import torch
-
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
         """Bytes that torch may still take.
 
-        What nobody has, other processes and libraries included, and what torch's allocator keeps
-        without using it; at most what the process's share leaves.
+        What no process or library has taken, and what torch's allocator keeps without using it; at
+        most what the process's share leaves.
         """
-        import torch
-
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
             return free
         used = torch.cuda.memory_allocated(self.device)
         kept = torch.cuda.memory_reserved(self.device) - used
-        return max(0, min(free + kept, int(self._share() * total) - used))
+        try:
+            share = torch.cuda.get_per_process_memory_fraction(self.device)
+        except RuntimeError:  # not every allocator knows
+            share = 1.0
+        return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
         """Bytes that ``action()`` had taken at most, beyond what was taken before.
 
         It runs again, up to twice, if another thread has taken or given back memory meanwhile.
         """
-        import torch
-
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
             self.forget_peak()
@@ -386,14 +304,6 @@ class CudaMemory:
                 break
         self.forget_peak()  # what a trial takes is no batch's peak
         return peak
-
-    def _share(self) -> float:
-        import torch
-
-        try:
-            return torch.cuda.get_per_process_memory_fraction(self.device)
-        except RuntimeError:  # not every allocator tells
-            return 1.0
 
 
 def free_bytes(device: torch.device) -> int:

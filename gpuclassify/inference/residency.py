@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpuclassify.inference.memory import is_out_of_memory, release_memory
+from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
 logger = logging.getLogger(__name__)
 

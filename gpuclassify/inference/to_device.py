@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.tokenizing.token_batch import TokenBatch
 
 
 @dataclass(frozen=True)

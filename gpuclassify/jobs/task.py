@@ -26,8 +26,7 @@ from gpuclassify.jobs.report.counts import count_labels, count_lengths, count_sc
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.partition_map import Chain
 from gpuclassify.workers.retire import on_sound_device
-from gpuclassify.workers.run_events import collected_stats
-from gpuclassify.workers.run_stats import add_up
+from gpuclassify.workers.run_stats import add_up, collected_stats
 from gpuclassify.workers.secrets import recall
 
 

@@ -9,14 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuclassify import hub
+from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
-
-if TYPE_CHECKING:
-    from gpuclassify.models.sentence_transformers import SentenceModel
 
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"
@@ -50,6 +48,53 @@ _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scal
 
 class CheckpointError(ValueError):
     """A checkpoint lacks something, or does not fit what is asked of it."""
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """How token states become a text's embedding.
+
+    Attributes
+    ----------
+    pooling : {"mean", "cls", "last"}
+    is_normalized : bool
+        Embeddings have length 1.
+    max_tokens : int, optional
+        The longest input that the model's authors want. ``None``: the tokenizer says.
+    prompts : tuple of (str, str)
+        Name and text of each prompt.
+    default_prompt : str, optional
+        Name of the prompt that is put before a text unless another is asked for.
+    pools_prompt : bool
+        The prompt's tokens are part of the mean.
+    """
+
+    pooling: str = "mean"
+    is_normalized: bool = False
+    max_tokens: int | None = None
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+    pools_prompt: bool = True
+
+    def prompt(self, name: str | None = None) -> str:
+        """The prompt called `name`, or the default one; empty if there is none.
+
+        Raises
+        ------
+        ValueError
+            No prompt has this name.
+        """
+        name = name or self.default_prompt
+        prompts = dict(self.prompts)
+        if name is None:
+            return ""
+        if name not in prompts:
+            known = ", ".join(map(repr, prompts)) or "none"
+            raise ValueError(
+                f"the model has no prompt {name!r}.{nearest(name, prompts)} Its prompts are "
+                f"{known}; prompt= takes any text"
+            )
+        return prompts[name]
 
 
 @dataclass(frozen=True)
@@ -137,13 +182,14 @@ def read_checkpoint(
     if has_own_module:
         return _own_module(config or {}, identity, problem_type)
     if config is None:
+        files = some_of(hub.list_files(identity, cache_dir=cache_dir)) or "no files"
         raise CheckpointError(
-            f"{identity.name} has no config.json; it has {_listing(identity, cache_dir)}. "
+            f"{identity.name} has no config.json; it has {files}. "
             "Pass the directory or Hub name of a saved model."
         )
     if "target_sizes" in config:
         return _several_heads(config, identity, base_model, cache_dir)
-    if _is_linear_head(config):
+    if "base_model" in config and "fc_dropout" in config:
         backbone = _backbone_of(config, identity, base_model, cache_dir)
         return Checkpoint(
             identity,
@@ -251,7 +297,7 @@ def find_tokenizer(
     base = base_model or checkpoint.config.get("base_model") or ""
     if "/" not in base:  # none, or just a folder within the checkpoint
         raise CheckpointError(
-            f"{identity.name} has no tokenizer among its files {_some(files)}, and names no base "
+            f"{identity.name} has no tokenizer among its files {some_of(files)}, and names no base "
             "model to take one from: save it beside the model with tokenizer.save_pretrained, or "
             "pass base_model="
         )
@@ -264,13 +310,7 @@ def _own_module(config: dict[str, Any], identity: Identity, problem_type: str | 
     kind = problem_type or config.get("problem_type") or "single_label_classification"
     if kind == "regression" and not labels:
         labels = ("LABEL_0",)  # as transformers calls the one output of such a model
-    return Checkpoint(
-        identity,
-        OWN_MODULE,
-        labels,
-        kind,
-        json.dumps(config),
-    )
+    return Checkpoint(identity, OWN_MODULE, labels, kind, json.dumps(config))
 
 
 def _several_heads(
@@ -294,10 +334,6 @@ def _several_heads(
         json.dumps(backbone),
         heads,
     )
-
-
-def _is_linear_head(config: Mapping[str, Any]) -> bool:
-    return "base_model" in config and "fc_dropout" in config
 
 
 def _backbone_of(
@@ -340,10 +376,7 @@ def read_backbone(
     return backbone
 
 
-def _listing(identity: Identity, cache_dir: str | None) -> str:
-    return _some(hub.list_files(identity, cache_dir=cache_dir)) or "no files"
-
-
-def _some(names: list[str], most: int = 8) -> str:
+def some_of(names: list[str], most: int = 8) -> str:
+    """The first of the names in words, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -20,12 +20,13 @@ from gpuclassify.models.checkpoint import (
     read_backbone,
     read_checkpoint,
 )
-from gpuclassify.models.disentangled import first_token_alone
+from gpuclassify.models.loading import load_module, random_backbone
+from gpuclassify.models.networks import FirstTokenHead
 
 INSIDE = "backbone"  # folder of a checkpoint that carries its backbone's configuration itself
 
 
-class Deberta(nn.Module, PyTorchModelHubMixin):
+class Deberta(FirstTokenHead, PyTorchModelHubMixin):
     """A backbone with one linear layer on its first token.
 
     The layout of ``nvidia/domain-classifier``, ``nvidia/multilingual-domain-classifier``,
@@ -51,25 +52,23 @@ class Deberta(nn.Module, PyTorchModelHubMixin):
     """
 
     def __init__(self, config: Mapping[str, Any], backbone: nn.Module | None = None) -> None:
-        super().__init__()
         labels = labels_in_order(config, "config")
         if "base_model" not in config:
             raise CheckpointError("config has no base_model: name the backbone's Hub name")
-        self.config = _published_config(config, labels)
-        self.model = _random_backbone(config["base_model"]) if backbone is None else backbone
-        self.dropout = nn.Dropout(self.config["fc_dropout"])
-        self.config["model_type"] = self.model.config.model_type  # type: ignore[union-attr]
-        self.fc = nn.Linear(self.model.config.hidden_size, len(labels))  # type: ignore[union-attr, arg-type]
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
-    ) -> torch.Tensor:
-        """Logits (rows, labels) from ids and mask (rows, width), padded on either side."""
-        with first_token_alone():
-            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
-        first = attention_mask.argmax(dim=1)
-        rows = torch.arange(len(first), device=first.device)
-        return self.fc(self.dropout(hidden.last_hidden_state[rows, first]))
+        base_model = str(config["base_model"])
+        if backbone is None:
+            backbone = random_backbone(read_backbone(base_model), base_model)
+        super().__init__(backbone, len(labels), float(config.get("fc_dropout", 0.0)))
+        # The keys of the published files, with their spelling of numbers.
+        self.config: dict[str, Any] = {
+            "base_model": base_model,
+            "config_path": None,
+            "fc_dropout": self.dropout.p,
+            "id2label": {str(number): label for number, label in enumerate(labels)},
+            "label2id": {label: number for number, label in enumerate(labels)},
+            "model_type": backbone.config.model_type,  # type: ignore[union-attr]
+            "pretrained": True,
+        }
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Weights and the published ``config.json``; a private backbone's sizes go beside it."""
@@ -92,8 +91,6 @@ class Deberta(nn.Module, PyTorchModelHubMixin):
         **_: Any,
     ) -> Deberta:
         """From safetensors alone, and every tensor must fit: the mixin's own way is laxer."""
-        from gpuclassify.models.loading import load_module
-
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)
@@ -105,28 +102,12 @@ class Deberta(nn.Module, PyTorchModelHubMixin):
                 "base_model, fc_dropout and id2label"
             )
         directory = hub.download(identity, cache_dir=folder)
-        module: Any = load_module(checkpoint, directory, torch.float32, is_reference=True)
+
+        def build(config: dict[str, Any]) -> Deberta:
+            return cls(config, random_backbone(checkpoint.sizes, model_id))
+
+        module: Any = load_module(checkpoint, directory, torch.float32, build, is_reference=True)
         return module.requires_grad_(True)  # to be trained further
-
-
-def _published_config(config: Mapping[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of the published files, with their spelling of numbers."""
-    return {
-        "base_model": str(config["base_model"]),
-        "config_path": None,
-        "fc_dropout": float(config.get("fc_dropout", 0.0)),
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
-        "model_type": "deberta-v2",
-        "pretrained": True,
-    }
-
-
-def _random_backbone(base_model: str) -> nn.Module:
-    from transformers import CONFIG_MAPPING, AutoModel
-
-    sizes = read_backbone(base_model)
-    return AutoModel.from_config(CONFIG_MAPPING[sizes["model_type"]].from_dict(sizes))
 
 
 def _is_public(base_model: str) -> bool:

@@ -25,8 +25,6 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     make_log_bucket_position,
 )
 
-from gpuclassify.models.reference import is_reference_forward, reference_forward
-
 logger = logging.getLogger(__name__)
 
 # Scores are computed for as many rows and heads at once as keep one copy of them below this. Parts
@@ -38,33 +36,38 @@ _CHECKED_LENGTHS = (9, 24)
 _CHECKED_LAYERS = 2
 _TOLERANCE = 1e-6  # of the largest state
 
-_is_first_token_enough: ContextVar[bool] = ContextVar("is_first_token_enough", default=False)
+_is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 
 @contextlib.contextmanager
-def first_token_alone() -> Iterator[None]:
-    """Within it, only the last state of each row's first token is asked for.
-
-    An encoder of this file then gives that state in every column of its last layer.
-    """
-    token = _is_first_token_enough.set(True)
+def reference_forward() -> Iterator[None]:
+    """Within it, this thread's forwards are transformers' own, with nothing sped up."""
+    token = _is_reference.set(True)
     try:
         yield
     finally:
-        _is_first_token_enough.reset(token)
+        _is_reference.reset(token)
 
 
-def speed_up_deberta(module: nn.Module) -> None:
+def speed_up_deberta(module: nn.Module, is_first_token_enough: bool = False) -> None:
     """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
 
-    Parameters and their names stay as they are. An encoder whose outputs would differ from those of
+    Weights and their names stay as they are. An encoder whose outputs would differ from those of
     transformers keeps transformers' forward, with a warning in the log.
+
+    Parameters
+    ----------
+    module : nn.Module
+    is_first_token_enough : bool
+        Whether the module reads nothing of the last states but each row's first token.
     """
     for encoder in module.modules():
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
             # Only the class changes: building another module would rename or copy the weights.
             encoder.__class__ = DisentangledEncoder
-            if not _agrees_with_transformers(encoder):
+            if _agrees_with_transformers(encoder):
+                cast(DisentangledEncoder, encoder).is_first_token_enough = is_first_token_enough
+            else:
                 encoder.__class__ = DebertaV2Encoder
                 logger.warning("DeBERTa's own forward is kept: the faster one differs from it")
     for classifier in module.modules():
@@ -87,8 +90,7 @@ def _agrees_with_transformers(encoder: Any) -> bool:
     mask = (torch.arange(shape[1]) < torch.tensor(_CHECKED_LENGTHS)[:, None]).long()
     with torch.inference_mode():
         found = first(states, mask).last_hidden_state[mask.bool()]
-        with reference_forward():
-            expected = first(states, mask).last_hidden_state[mask.bool()]
+        expected = DebertaV2Encoder.forward(first, states, mask).last_hidden_state[mask.bool()]
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
@@ -140,7 +142,8 @@ class DisentangledEncoder(DebertaV2Encoder):
     fused attention.
     """
 
-    is_first_token_enough = False  # as within `first_token_alone`, in every forward
+    # Whether the last layer runs each row's first token alone, and gives its state in every column.
+    is_first_token_enough = False
     _tables: tuple[object, list[_Tables], list[torch.Tensor]] | None = None
 
     def forward(
@@ -181,19 +184,18 @@ class DisentangledEncoder(DebertaV2Encoder):
 
     def _is_fast(self, states: torch.Tensor) -> bool:
         """Neither training nor autocast, for which tables that are kept would be wrong."""
-        if self.training or torch.is_grad_enabled() or states.is_meta or is_reference_forward():
+        if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
 
     def _states(self, embedded: torch.Tensor, attention_mask: torch.Tensor) -> list[torch.Tensor]:
         """The embedding and every layer's output, each (rows, width, size)."""
-        is_first_enough = self.is_first_token_enough or _is_first_token_enough.get()
         pairs = self._pairs(attention_mask, embedded.dtype)
         states = [embedded]
         for number, (layer, tables) in enumerate(
             zip(self.layer, self._position_tables(), strict=True)
         ):
-            if is_first_enough and 0 < number == len(self.layer) - 1:
+            if self.is_first_token_enough and 0 < number == len(self.layer) - 1:
                 states.append(_first_output(layer, states[-1], tables, pairs, attention_mask))
                 break
             output = _layer_output(layer, states[-1], states[-1], tables, pairs)

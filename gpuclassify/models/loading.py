@@ -14,26 +14,32 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from gpuclassify import hub
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
+    LINEAR_HEAD,
+    OWN_MODULE,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
+    position_limit,
 )
-from gpuclassify.models.deberta import Deberta
 from gpuclassify.models.disentangled import speed_up_deberta
-from gpuclassify.models.heads import PooledHeads
-from gpuclassify.models.pooling import PooledEmbedding
+from gpuclassify.models.networks import FirstTokenHead, PooledEmbedding, PooledHeads
 from gpuclassify.models.tensors import (
     LEGACY_BUFFERS,
     LOADED_BY_TRANSFORMERS,
     compare_shapes,
+    misshaped,
     needed_tensors,
     refuse_wrong_tensors,
 )
 
 Build = Callable[[dict[str, Any]], nn.Module]
+
+_UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
+_DEFAULT_TOKENS = 512
 
 # transformers' loading and building switch process-wide state (default dtype, progress bars).
 building_lock = threading.Lock()
@@ -70,7 +76,7 @@ def load_module(
             module = _load_strictly(checkpoint, directory, dtype, build)
         module = module.eval().requires_grad_(False)
         if not is_reference:
-            speed_up_deberta(module)
+            speed_up_deberta(module, build is None and checkpoint.layout == LINEAR_HEAD)
     return module
 
 
@@ -93,26 +99,66 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
                 trust_remote_code=False,
                 **({} if most is None else {"model_max_length": most}),
             )
-        if not _has_vocabulary(tokenizer, directory):
-            raise FileNotFoundError(f"none of {sorted(_vocabulary_files(tokenizer))} is there")
+        own_files = set(tokenizer.vocab_files_names.values())  # none if it works on bytes
+        files = own_files | {"tokenizer.json", "tokenizer.model"}
+        if own_files and not any((directory / name).exists() for name in files):
+            # Without any, transformers makes a tokenizer to which every word is unknown.
+            raise FileNotFoundError(f"none of {sorted(files)} is there")
     except (OSError, ValueError, KeyError, ImportError) as err:
-        files = sorted(path.name for path in directory.iterdir())
+        present = sorted(path.name for path in directory.iterdir())
         raise CheckpointError(
-            f"no tokenizer of {checkpoint.identity.name} loads from its files {files}: save it "
+            f"no tokenizer of {checkpoint.identity.name} loads from its files {present}: save it "
             "beside the model with tokenizer.save_pretrained"
         ) from err
     return tokenizer
 
 
-def _has_vocabulary(tokenizer: Any, directory: Path) -> bool:
-    """Without any file transformers makes a tokenizer to which every word is unknown."""
-    if not tokenizer.vocab_files_names:  # works on bytes or characters
-        return True
-    return any((directory / name).exists() for name in _vocabulary_files(tokenizer))
+def longest_input(checkpoint: Checkpoint, tokenizer: Any, config: Any = None) -> int:
+    """Most tokens of a text, special ones included, unless the user asks for another length.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    tokenizer : transformers tokenizer
+    config : transformers configuration, optional
+        Of a module of one's own, of which the checkpoint need not tell sizes.
+    """
+    sizes = checkpoint.sizes
+    if checkpoint.layout == OWN_MODULE:
+        sizes = {} if config is None else config.to_dict()
+    limits = [position_limit(sizes)[0]]
+    if tokenizer.model_max_length < _UNLIMITED:
+        limits.append(int(tokenizer.model_max_length))
+    return min((limit for limit in limits if limit), default=_DEFAULT_TOKENS)
 
 
-def _vocabulary_files(tokenizer: Any) -> set[str]:
-    return {*tokenizer.vocab_files_names.values(), "tokenizer.json", "tokenizer.model"}
+def check_tensors(
+    checkpoint: Checkpoint, cache_dir: str | None = None, build: Build | None = None
+) -> None:
+    """Compare the safetensors headers with what the architecture needs, before any work starts.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    cache_dir : str, optional
+    build : callable, optional
+        As in `load_module`.
+
+    Raises
+    ------
+    CheckpointError
+        Names the tensors that are missing, unknown or of another shape.
+    """
+    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
+    expected = expected_shapes(checkpoint, build)
+    missing = needed_tensors(checkpoint, set(expected) - set(found))
+    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
+    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
+        # transformers renames tensors of older checkpoints while loading, so with unknown names
+        # about, only the loading itself can tell what is missing.
+        missing, unknown = set(), set()
+    name = checkpoint.identity.name
+    refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
 
 
 def expected_shapes(
@@ -195,16 +241,16 @@ def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int)
 def _build(checkpoint: Checkpoint, build: Build | None) -> nn.Module:
     if build is not None:
         return build(checkpoint.config)
-    from transformers import AutoModel, AutoModelForSequenceClassification
-
-    config = _config(checkpoint)
     if checkpoint.layout != SEQUENCE_CLASSIFICATION:
-        backbone = AutoModel.from_config(config, dtype=torch.float32)
+        backbone = random_backbone(checkpoint.sizes, checkpoint.identity.name)
         if checkpoint.layout == EMBEDDING:
             return backbone
         if checkpoint.layout == POOLED_HEADS:
             return PooledHeads(backbone, [size for _, size in checkpoint.heads])
-        return Deberta(checkpoint.config, backbone)
+        return FirstTokenHead(backbone, checkpoint.output_count)
+    from transformers import AutoModelForSequenceClassification
+
+    config = _config(checkpoint.sizes, checkpoint.identity.name)
     try:
         return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as err:
@@ -214,15 +260,27 @@ def _build(checkpoint: Checkpoint, build: Build | None) -> nn.Module:
         ) from err
 
 
-def _config(checkpoint: Checkpoint) -> Any:
+def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
+    """A transformers encoder of these sizes with random float32 weights.
+
+    Raises
+    ------
+    CheckpointError
+        transformers does not know the architecture; `owner` is the model that has it.
+    """
+    from transformers import AutoModel
+
+    return AutoModel.from_config(_config(sizes, owner), dtype=torch.float32)
+
+
+def _config(sizes: dict[str, Any], owner: str) -> Any:
     from transformers import CONFIG_MAPPING
 
-    sizes = checkpoint.sizes
     try:
         config_type = CONFIG_MAPPING[sizes["model_type"]]
     except KeyError as err:
         raise CheckpointError(
-            f"{checkpoint.identity.name} has model_type {sizes.get('model_type')!r}, which this "
+            f"{owner} has model_type {sizes.get('model_type')!r}, which this "
             "version of transformers does not know: upgrade transformers, or convert the model"
         ) from err
     return config_type.from_dict(sizes)
@@ -246,7 +304,7 @@ def _load_by_transformers(checkpoint: Checkpoint, directory: Path, dtype: torch.
     loader = AutoModelForSequenceClassification if sentence is None else AutoModel
     module, report = loader.from_pretrained(
         directory,
-        config=_config(checkpoint),
+        config=_config(checkpoint.sizes, checkpoint.identity.name),
         dtype=dtype,
         use_safetensors=True,
         trust_remote_code=False,

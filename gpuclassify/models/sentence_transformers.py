@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify import hub
-from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
-from gpuclassify.models.checkpoint import EMBEDDING, Checkpoint, CheckpointError
+from gpuclassify.models.checkpoint import EMBEDDING, Checkpoint, CheckpointError, SentenceModel
 
 POOLINGS = ("mean", "cls", "last")
 _POOLING_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
@@ -28,7 +27,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_EMBEDDING_FEATURE = "sentence_embedding"
+_KINDS = ["Transformer", "Pooling", "Normalize"]
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 # The first that is there counts; newer releases write the first name whatever the architecture.
@@ -36,8 +35,8 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Settings of the Transformer module: those that are read, and those that change no embedding of
-# `encode` (some speed the module up, some apply to `encode_query` and `encode_document` only).
+# Settings of the Transformer module that are read here, or change no embedding of `encode`: some
+# speed the module up, some apply to `encode_query` and `encode_document` only.
 _HARMLESS = {
     "max_seq_length",
     "do_lower_case",
@@ -53,58 +52,13 @@ _HARMLESS_ARGUMENTS = {
     "torch_dtype",
     "trust_remote_code",
 }
+# Other settings, and the value that each must have if it is there.
 _PLAIN = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
 }
-
-
-@dataclass(frozen=True)
-class SentenceModel:
-    """How token states become a text's embedding.
-
-    Attributes
-    ----------
-    pooling : {"mean", "cls", "last"}
-    is_normalized : bool
-        Embeddings have length 1.
-    max_tokens : int, optional
-        The longest input that the model's authors want. ``None``: the tokenizer says.
-    prompts : tuple of (str, str)
-        Name and text of each prompt.
-    default_prompt : str, optional
-        Name of the prompt that is put before a text unless another is asked for.
-    pools_prompt : bool
-        The prompt's tokens are part of the mean.
-    """
-
-    pooling: str = "mean"
-    is_normalized: bool = False
-    max_tokens: int | None = None
-    prompts: tuple[tuple[str, str], ...] = ()
-    default_prompt: str | None = None
-    pools_prompt: bool = True
-
-    def prompt(self, name: str | None = None) -> str:
-        """The prompt called `name`, or the default one; empty if there is none.
-
-        Raises
-        ------
-        ValueError
-            No prompt has this name.
-        """
-        name = name or self.default_prompt
-        prompts = dict(self.prompts)
-        if name is None:
-            return ""
-        if name not in prompts:
-            known = ", ".join(map(repr, prompts)) or "none"
-            raise ValueError(
-                f"the model has no prompt {name!r}.{nearest(name, prompts)} Its prompts are "
-                f"{known}; prompt= takes any text"
-            )
-        return prompts[name]
+_ELSEWHERE = "use sentence-transformers for this model"
 
 
 def read_embedding_checkpoint(
@@ -137,18 +91,15 @@ def read_embedding_checkpoint(
         No ``config.json`` with the network's sizes, or modules or settings that would give other
         embeddings than those of sentence-transformers.
     """
-    reader = _Reader(identity, cache_dir)
-    config = _sizes(reader)
-    modules = reader.modules()
-    _check_modules(modules, identity.name)
-    pooling_config = reader.pooling_config(modules[1]) if modules else {}
-    reader.check_normalization(modules[2:])
-    transformer = reader.transformer_settings()
-    prompts, default_prompt = reader.prompts()
+    files = _Files(identity, cache_dir)
+    config = files.sizes()
+    modules = files.modules()
+    pooling_config = files.pooling_config(modules)
+    prompts, default_prompt = files.prompts()
     sentence = SentenceModel(
         pooling=pooling or _pooling(pooling_config, config, identity.name),
-        is_normalized=len(modules) == 3 if normalize is None else normalize,
-        max_tokens=transformer.get("max_seq_length"),
+        is_normalized=len(modules) == len(_KINDS) if normalize is None else normalize,
+        max_tokens=files.transformer_settings().get("max_seq_length"),
         prompts=prompts,
         default_prompt=default_prompt,
         pools_prompt=pooling_config.get("include_prompt", True),
@@ -157,73 +108,106 @@ def read_embedding_checkpoint(
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """The files of one model, as far as it has them."""
+class _Files:
+    """The files of one model, as far as it has them, each read and checked."""
 
     identity: Identity
     cache_dir: str | None
 
-    def read(self, filename: str) -> dict[str, Any] | None:
-        return hub.read_json(self.identity, filename, cache_dir=self.cache_dir)
+    def sizes(self) -> dict[str, Any]:
+        """The network's ``config.json``."""
+        config, name = self._read("config.json"), self.identity.name
+        if self._read("adapter_config.json") is not None:
+            raise CheckpointError(
+                f"{name} is an adapter of another model: merge the two and save the result"
+            )
+        if config is None or "model_type" not in config or "base_model" in config:
+            raise CheckpointError(
+                f"{name} has no config.json with a network's model_type and sizes: pass a model "
+                "that transformers or sentence-transformers saved"
+            )
+        if config.get("is_encoder_decoder"):
+            raise CheckpointError(
+                f"{name} is an encoder with a decoder ({config['model_type']}): an Embedder takes "
+                "a model that has one of the two"
+            )
+        return config
 
-    def modules(self) -> list[dict[str, Any]]:
-        """The modules in order; none if the model is not one of sentence-transformers."""
+    def modules(self) -> list[str]:
+        """Folders of Transformer, Pooling and Normalize; none without sentence-transformers."""
+        name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
         if text is None:
             return []
         try:
-            modules = json.loads(text)
-            return [{"path": entry["path"], "type": entry["type"]} for entry in modules]
+            modules = [(entry["path"], entry["type"]) for entry in json.loads(text)]
         except (ValueError, TypeError, KeyError) as err:
             raise CheckpointError(
-                f"{_MODULES} of {self.identity.name} is no list of modules with a path and a type "
-                f"({err!r}): save the model again with sentence-transformers"
+                f"{_MODULES} of {name} is no list of modules with a path and a type ({err!r}): "
+                "save the model again with sentence-transformers"
             ) from err
+        for place, (_, kind) in enumerate(modules):
+            is_own = kind.startswith("sentence_transformers.")
+            if not is_own or [kind.rpartition(".")[2]] != _KINDS[place : place + 1]:
+                raise CheckpointError(
+                    f"{_MODULES} of {name} has {kind} in place {place}, and this package runs "
+                    f"{', then '.join(_KINDS)}: {_ELSEWHERE}"
+                )
+        if len(modules) == 1:
+            raise CheckpointError(
+                f"{_MODULES} of {name} has no Pooling: add one, or remove the file"
+            )
+        folders = [folder for folder, _ in modules]
+        if folders and folders[0]:
+            raise CheckpointError(
+                f"{_MODULES} of {name} has its Transformer in the folder {folders[0]!r}: move its "
+                'files to the top of the model and set its path to ""'
+            )
+        for folder in folders[2:]:
+            settings = self._read(f"{folder}/config.json") or {}
+            if {*settings.values()} - {"sentence_embedding", None}:
+                raise CheckpointError(
+                    f"{folder} of {name} has the settings {settings}, and this package normalises "
+                    f"'sentence_embedding' alone: {_ELSEWHERE}"
+                )
+        return folders
 
-    def pooling_config(self, module: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of the pooling module."""
-        filename = f"{module['path']}/config.json"
-        config = self.read(filename)
+    def pooling_config(self, modules: list[str]) -> dict[str, Any]:
+        """The settings of the pooling module; none if there is no such module."""
+        if not modules:
+            return {}
+        filename = f"{modules[1]}/config.json"
+        config = self._read(filename)
         if config is None:
             raise CheckpointError(
-                f"{_MODULES} of {self.identity.name} names {module['path']!r}, and {filename} is "
-                "not there: save the model again with sentence-transformers, or copy the folder too"
+                f"{_MODULES} of {self.identity.name} names {modules[1]!r}, and {filename} is not "
+                "there: save the model again with sentence-transformers, or copy the folder too"
             )
         return config
 
-    def check_normalization(self, modules: list[dict[str, Any]]) -> None:
-        """Refuse a module that normalises anything else than the text's embedding."""
-        for module in modules:
-            config = self.read(f"{module['path']}/config.json") or {}
-            if {*config.values()} - {_EMBEDDING_FEATURE, None}:
-                raise CheckpointError(
-                    f"{module['path']} of {self.identity.name} has the settings {config}, and this "
-                    f"package normalises {_EMBEDDING_FEATURE!r} alone: use sentence-transformers "
-                    "for this model"
-                )
-
     def transformer_settings(self) -> dict[str, Any]:
-        """How texts are tokenized, checked."""
-        files = hub.list_files(self.identity, cache_dir=self.cache_dir)
-        filename = next((name for name in _TRANSFORMER_FILES if name in files), None)
-        settings = (self.read(filename) or {}) if filename else {}
-        for name, value in settings.items():
-            if not _is_plain(name, value):
+        """How texts are tokenized."""
+        name = self.identity.name
+        present = hub.list_files(self.identity, cache_dir=self.cache_dir)
+        filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
+        settings = (self._read(filename) or {}) if filename else {}
+        for key, value in settings.items():
+            if not _is_plain(key, value):
                 raise CheckpointError(
-                    f"{filename} of {self.identity.name} sets {name!r} to {value!r}, which this "
-                    "package does not do: use sentence-transformers for this model"
+                    f"{filename} of {name} sets {key!r} to {value!r}, which this package does not "
+                    f"do: {_ELSEWHERE}"
                 )
-        if settings.get("do_lower_case") and not self._is_uncased():
+        tokenizer = self._read("tokenizer_config.json") or {}
+        if settings.get("do_lower_case") and tokenizer.get("do_lower_case") is not True:
             raise CheckpointError(
-                f"{filename} of {self.identity.name} asks for lower-case texts, and its "
-                "tokenizer_config.json does not: set do_lower_case in both, or lower the column"
+                f"{filename} of {name} asks for lower-case texts, and its tokenizer_config.json "
+                "does not: set do_lower_case in both, or lower the column"
             )
         return settings
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None]:
         """Name and text of each prompt, and the default one's name."""
-        config = self.read(_PROMPTS) or {}
-        name = self.identity.name
+        config, name = self._read(_PROMPTS) or {}, self.identity.name
         kind = config.get("model_type", "SentenceTransformer")
         if kind != "SentenceTransformer":
             raise CheckpointError(
@@ -232,7 +216,7 @@ class _Reader:
         if config.get("truncate_dim") is not None:
             raise CheckpointError(
                 f"{_PROMPTS} of {name} cuts embeddings to {config['truncate_dim']} dimensions, "
-                "which this package does not do: use sentence-transformers for this model"
+                f"which this package does not do: {_ELSEWHERE}"
             )
         prompts = {key: text or "" for key, text in (config.get("prompts") or {}).items()}
         default = config.get("default_prompt_name")
@@ -243,59 +227,15 @@ class _Reader:
             )
         return tuple(prompts.items()), default
 
-    def _is_uncased(self) -> bool:
-        return (self.read("tokenizer_config.json") or {}).get("do_lower_case") is True
-
-
-def _sizes(reader: _Reader) -> dict[str, Any]:
-    """The network's ``config.json``."""
-    config, name = reader.read("config.json"), reader.identity.name
-    if reader.read("adapter_config.json") is not None:
-        raise CheckpointError(
-            f"{name} is an adapter of another model: merge the two and save the result"
-        )
-    if config is None or "model_type" not in config or "base_model" in config:
-        raise CheckpointError(
-            f"{name} has no config.json with a network's model_type and sizes: pass a model that "
-            "transformers or sentence-transformers saved"
-        )
-    if config.get("is_encoder_decoder"):
-        raise CheckpointError(
-            f"{name} is an encoder with a decoder ({config['model_type']}): an Embedder takes a "
-            "model that has one of the two"
-        )
-    return config
-
-
-def _check_modules(modules: list[dict[str, Any]], name: str) -> None:
-    """Refuse other modules than Transformer, Pooling and Normalize in this order."""
-    kinds = [_kind(module["type"]) for module in modules]
-    expected = ["Transformer", "Pooling", "Normalize"]
-    for place, kind in enumerate(kinds):
-        if kind not in expected[place : place + 1]:
-            raise CheckpointError(
-                f"{_MODULES} of {name} has {modules[place]['type']} in place {place}, and this "
-                f"package runs {', then '.join(expected)}: use sentence-transformers for this model"
-            )
-    if len(kinds) == 1:
-        raise CheckpointError(f"{_MODULES} of {name} has no Pooling: add one, or remove the file")
-    if modules and modules[0]["path"]:
-        raise CheckpointError(
-            f"{_MODULES} of {name} has its Transformer in the folder {modules[0]['path']!r}: move "
-            'its files to the top of the model and set its path to ""'
-        )
-
-
-def _kind(module_type: str) -> str:
-    """The class's name, or the whole path of a class that sentence-transformers lacks."""
-    package, _, _ = module_type.partition(".")
-    is_known = package == "sentence_transformers"
-    return module_type.rpartition(".")[2] if is_known else module_type
+    def _read(self, filename: str) -> dict[str, Any] | None:
+        return hub.read_json(self.identity, filename, cache_dir=self.cache_dir)
 
 
 def _pooling(pooling_config: Mapping[str, Any], config: Mapping[str, Any], name: str) -> str:
     if not pooling_config:
-        return "last" if _is_causal(config) else "mean"
+        architectures = config.get("architectures") or [""]
+        is_causal = architectures[0].endswith("ForCausalLM") and config.get("is_causal", True)
+        return "last" if is_causal else "mean"
     modes = pooling_config.get("pooling_mode")
     if modes is None:
         flags = [mode for flag, mode in _POOLING_FLAGS.items() if pooling_config.get(flag)]
@@ -307,11 +247,6 @@ def _pooling(pooling_config: Mapping[str, Any], config: Mapping[str, Any], name:
             f"{', '.join(_POOLING_NAMES)}: use sentence-transformers, or pass pooling="
         )
     return _POOLING_NAMES[modes[0]]
-
-
-def _is_causal(config: Mapping[str, Any]) -> bool:
-    architectures = config.get("architectures") or [""]
-    return architectures[0].endswith("ForCausalLM") and config.get("is_causal", True)
 
 
 def _is_plain(name: str, value: Any) -> bool:

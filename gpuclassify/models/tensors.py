@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
-from gpuclassify import hub
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
+    some_of,
 )
 
 # Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
@@ -19,36 +18,6 @@ LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
 LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
 
 Shapes = Mapping[str, tuple[int, ...]]
-_MOST_NAMED = 8
-
-
-def check_tensors(checkpoint: Checkpoint, cache_dir: str | None = None, build: Any = None) -> None:
-    """Compare the safetensors headers with what the architecture needs, before any work starts.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    cache_dir : str, optional
-    build : callable, optional
-        As in `gpuclassify.models.loading.load_module`.
-
-    Raises
-    ------
-    CheckpointError
-        Names the tensors that are missing, unknown or of another shape.
-    """
-    from gpuclassify.models.loading import expected_shapes
-
-    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
-    expected = expected_shapes(checkpoint, build)
-    missing = needed_tensors(checkpoint, set(expected) - set(found))
-    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
-    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
-        # transformers renames tensors of older checkpoints while loading, so with unknown names
-        # about, only the loading itself can tell what is missing.
-        missing, unknown = set(), set()
-    name = checkpoint.identity.name
-    refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
@@ -59,7 +28,7 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def compare_shapes(owner: str, found: Shapes, expected: Shapes) -> None:
-    """Raise CheckpointError unless names and shapes are the same; `owner` is who has them."""
+    """Raise CheckpointError unless the names and shapes of the model `owner` are those expected."""
     refuse_wrong_tensors(
         owner,
         expected.keys() - found.keys(),
@@ -82,7 +51,7 @@ def refuse_wrong_tensors(
 ) -> None:
     """Raise CheckpointError if any tensor is missing, of another shape, or unknown."""
     problems = [
-        f"{len(names)} tensors {what}: {_some(sorted(names))}"
+        f"{len(names)} tensors {what}: {some_of(sorted(names))}"
         for names, what in (
             (missing, "are missing"),
             (misshaped, "have another shape"),
@@ -95,8 +64,3 @@ def refuse_wrong_tensors(
             f"the weights of {owner} do not fit its configuration; {'; '.join(problems)}. "
             "Save the model again, or name the right base_model."
         )
-
-
-def _some(names: list[str]) -> str:
-    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more

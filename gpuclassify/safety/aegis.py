@@ -31,7 +31,7 @@ from gpuclassify.workers.run_stats import RunStats
 if TYPE_CHECKING:
     from gpuclassify.safety.decoder import Decoder
     from gpuclassify.safety.prompt_tokens import PromptTokenizer
-    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+    from gpuclassify.tokenizing.token_batch import TokenBatch
 
 MAX_NEW_TOKENS = 100
 CATEGORIES = pa.list_(pa.string())

@@ -14,13 +14,13 @@ from gpuclassify.inference.batching import cut_batches, longest_first
 from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.device_use import watched
 from gpuclassify.inference.engine import BatchSettings, holding
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, run_halving
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, halve_on_oom
 from gpuclassify.inference.to_device import to_device
 from gpuclassify.safety.decoder import Decoder
 from gpuclassify.safety.prompt_tokens import shared_length
 from gpuclassify.safety.shared_prefix import ATTENTION, Prefix, RowState
 from gpuclassify.safety.speculation import MOST_DRAFTED, SeenAnswers, Tokens
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
@@ -186,7 +186,7 @@ class _Group:
         texts: list[str | None] = []
         for start, stop in cut_batches(lengths[order], current_limits):
             width = int(lengths[order[start:stop]].max())
-            parts = run_halving(step, start, stop, functools.partial(remember, width))
+            parts = halve_on_oom(step, start, stop, functools.partial(remember, width))
             texts.extend(itertools.chain.from_iterable(parts))
         return [texts[place] for place in np.argsort(order)]
 

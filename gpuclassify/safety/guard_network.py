@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from gpuclassify.models.pooling import last_token
+from gpuclassify.models.networks import last_token
 from gpuclassify.safety.decoder import Decoder
 
 WEIGHTS = "model.safetensors"

@@ -8,14 +8,15 @@ texts: they are left to the host's tokenizer, and named.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.frames.texts import DeviceTexts
+from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError, WordPieceRules, read_rules
 from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, probe_texts
 
@@ -56,6 +57,8 @@ class GpuWordPiece:
         ``backend_tokenizer`` of the model's tokenizer.
     max_tokens : int
         Most tokens of a text, special tokens included; the rest is dropped.
+    block_bytes : int
+        Most bytes of the texts that are tokenized at once; a longer text is left to the host.
 
     Raises
     ------
@@ -63,42 +66,34 @@ class GpuWordPiece:
         The tokenizer has other rules, or the installed cudf is found to tokenize otherwise.
     """
 
-    def __init__(self, backend: Any, max_tokens: int) -> None:
+    def __init__(self, backend: Any, max_tokens: int, block_bytes: int = BLOCK_BYTES) -> None:
         import cudf
         from cudf.core.character_normalizer import CharacterNormalizer
         from cudf.core.wordpiece_tokenize import WordPieceVocabulary
 
         self.rules = read_rules(backend)
         self._room = max_tokens - self.rules.added_count
+        self._block_bytes = block_bytes
         # Without special tokens, which libcudf would find in lower case too.
         self._normalizer = CharacterNormalizer(self.rules.is_lowercase)
         self._vocabulary = WordPieceVocabulary(cudf.Series(list(self.rules.vocabulary)))
         self._first = cudf.Series([_FIRST_TEXT])
         self._check(backend)
 
-    @staticmethod
-    def refusal(backend: Any) -> str | None:
-        """Why the GPU cannot stand in for `backend`; None if it can, as far as its rules tell."""
-        try:
-            read_rules(backend)
-        except NotEligibleError as err:
-            return str(err)
-        return None
-
     def __call__(self, texts: Any) -> GpuTokens:
         """Tokenize a cudf Series of strings; null rows get no tokens.
 
         cuDF works on the default stream, and so does this. When it returns, the ids are complete;
-        who reads them on another stream calls their ``record_stream``.
+        a reader on another stream calls their ``record_stream``.
         """
         with torch.cuda.stream(torch.cuda.default_stream()):
-            return self._tokenize(texts, self._room)
+            return self._tokenize(texts, self._room, self._block_bytes)
 
-    def _tokenize(self, texts: Any, room: int) -> GpuTokens:
+    def _tokenize(self, texts: Any, room: int, block_bytes: int) -> GpuTokens:
         sizes = texts.str.byte_count().fillna(0).to_numpy()
         blocks = [
             self._block(texts.iloc[start:stop], room, is_small)
-            for start, stop, is_small in cut_blocks(sizes)
+            for start, stop, is_small in byte_blocks(sizes, block_bytes)
         ]
         if not blocks:
             none = np.zeros(0, dtype=np.int64)
@@ -150,7 +145,7 @@ class GpuWordPiece:
         host.no_truncation()
         texts = probe_texts()
         with torch.cuda.stream(torch.cuda.default_stream()):
-            found = self._tokenize(cudf.Series(texts), sys.maxsize)
+            found = self._tokenize(cudf.Series(texts), sys.maxsize, BLOCK_BYTES)
         ids, offsets = found.ids.cpu().numpy(), found.offsets
         for row, encoding in enumerate(host.encode_batch_fast(texts, add_special_tokens=True)):
             if ids[offsets[row] : offsets[row + 1]].tolist() != encoding.ids:
@@ -201,6 +196,35 @@ def _positions(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(count, device=starts.device) + shift
 
 
+def tokenize_texts(
+    texts: DeviceTexts,
+    on_gpu: Callable[[Any], GpuTokens],
+    on_host: Callable[[Sequence[Any]], TokenBatch],
+) -> tuple[TokenBatch, int]:
+    """Tokens of every text, and how many texts `on_gpu` left to `on_host`.
+
+    Parameters
+    ----------
+    texts : DeviceTexts
+        Without null.
+    on_gpu : callable
+        `GpuWordPiece`.
+    on_host : callable
+        The tokenizer that it stands in for.
+
+    Returns
+    -------
+    tokens : TokenBatch
+        Ids on the GPU, complete for a reader on the default stream, or on one that waits for it.
+    host_count : int
+    """
+    found = on_gpu(texts.series)
+    left = found.fallback_rows
+    if len(left):
+        found = merge(found, on_host(texts.take(left).to_list()))
+    return TokenBatch(found.ids, found.offsets, whole_lengths=found.whole_lengths), len(left)
+
+
 def merge(tokens: GpuTokens, host: TokenBatch) -> GpuTokens:
     """`tokens` with what the host's tokenizer gave for ``tokens.fallback_rows``, in that order.
 
@@ -222,8 +246,8 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def cut_blocks(sizes: np.ndarray, limit: int = BLOCK_BYTES) -> Iterator[tuple[int, int, bool]]:
-    """Texts of up to `limit` bytes together: first, behind the last, and whether they are.
+def byte_blocks(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int, bool]]:
+    """Texts of up to `limit` bytes together: first, behind the last, and whether they fit.
 
     A text above the limit is alone.
     """
@@ -241,4 +265,4 @@ def _tensor(series: Any) -> Tensor:
     return torch.as_tensor(series.values, device="cuda")
 
 
-__all__ = ["GpuTokens", "GpuWordPiece", "NotEligibleError", "merge"]
+__all__ = ["GpuTokens", "GpuWordPiece", "NotEligibleError", "merge", "tokenize_texts"]

@@ -1,29 +1,31 @@
 """Texts tokenized block by block on a thread of its own, ahead of the model.
 
-A `Source` knows the texts and who tokenizes them: `HostSource` has a list of them and the Hugging
-Face tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
+A `Source` has the texts and their tokenizer: `HostSource` a list of them and the Hugging Face
+tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
 """
 
 from __future__ import annotations
 
-import contextvars
 import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from gpuclassify.inference.memory import is_out_of_memory, with_memory_released
-from gpuclassify.tokenizing import token_cache
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from gpuclassify.frames.texts import DeviceTexts
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.token_cache import TokenStore
 from gpuclassify.tokenizing.windows import Windows, all_windows, first_windows, only_windows
+from gpuclassify.workers.device_errors import is_out_of_memory, with_memory_released
+from gpuclassify.workers.run_stats import RunStats
 
 if TYPE_CHECKING:
-    from gpuclassify.workers.run_stats import RunStats
+    from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece
 
 # The first block is about one batch of a GPU, so that the model starts soon. Encodings of a block
 # are alive together, at over 100 bytes a token: the largest one bounds them.
@@ -45,7 +47,7 @@ class Source(Protocol):
         """Characters of each text, int64 (texts,)."""
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts from `start` to `stop`; who did is counted in `stats`."""
+        """Tokenize the texts from `start` to `stop`; `stats` counts which tokenizer did."""
 
 
 class HostSource:
@@ -57,13 +59,20 @@ class HostSource:
     texts : sequence of str
     has_all_windows : bool
         Whether all windows of a text are wanted, or its first one.
+    store : TokenStore, optional
+        Where the mappers of one pass share tokens.
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, texts: Sequence[str], has_all_windows: bool
+        self,
+        tokenizer: TextTokenizer,
+        texts: Sequence[str],
+        has_all_windows: bool,
+        store: TokenStore | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
+        self._store = store
         self._pick = all_windows if has_all_windows else first_windows
 
     @property
@@ -73,7 +82,10 @@ class HostSource:
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
         """Tokenize the texts from `start` to `stop`, those that no other mapper had before."""
-        encoded, shared = token_cache.encode(self._tokenizer, self._texts[start:stop])
+        texts = self._texts[start:stop]
+        if self._store is None:
+            return self._pick(self._tokenizer.encode(texts))
+        encoded, shared = self._store.encode(self._tokenizer, texts)
         stats.shared_texts += shared
         return self._pick(encoded)
 
@@ -86,14 +98,12 @@ class DeviceSource:
     Parameters
     ----------
     texts : DeviceTexts
-        Of `gpuclassify.frames.texts`: sliced here, counted and made to tokenize themselves.
-    on_gpu : callable
-        What tokenizes the texts that it can.
+    on_gpu : GpuWordPiece
     on_host : TextTokenizer
         The tokenizer that it stands in for.
     """
 
-    def __init__(self, texts: Any, on_gpu: Any, on_host: TextTokenizer) -> None:
+    def __init__(self, texts: DeviceTexts, on_gpu: GpuWordPiece, on_host: TextTokenizer) -> None:
         self._texts = texts
         self._on_gpu = on_gpu
         self._on_host = on_host
@@ -105,10 +115,12 @@ class DeviceSource:
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
         """Tokenize the texts from `start` to `stop`; without memory for that, on the host."""
+        from gpuclassify.tokenizing.gpu_wordpiece import tokenize_texts
+
         block = self._texts[start:stop]
         try:
             tokens, host_count = with_memory_released(
-                lambda: block.tokenize(self._on_gpu, self._on_host)
+                lambda: tokenize_texts(block, self._on_gpu, self._on_host)
             )
         except (RuntimeError, MemoryError) as err:
             if not is_out_of_memory(err):
@@ -120,7 +132,7 @@ class DeviceSource:
         return only_windows(tokens)
 
 
-class Feed:
+class TokenStream:
     """Tokens of texts, a block at a time while iterated over, and then what was read of each text.
 
     Windows of equal tokens are given once: texts that differ only behind the cut, or in what the
@@ -132,18 +144,25 @@ class Feed:
     source : Source
     stats : RunStats
         Tokenizing and waiting for it are added to it.
+    block_chars : tuple of int, optional
+        Characters of the first block and of the largest one; `FIRST_BLOCK_CHARS` and
+        `MOST_BLOCK_CHARS` by default.
     """
 
-    def __init__(self, source: Source, stats: RunStats) -> None:
+    def __init__(
+        self, source: Source, stats: RunStats, block_chars: tuple[int, int] | None = None
+    ) -> None:
         self._source = source
         self._stats = stats
+        self._block_chars = block_chars or (FIRST_BLOCK_CHARS, MOST_BLOCK_CHARS)
         self._first: dict[Hashable, int] = {}  # by their tokens, distinct windows in order
         self._places: list[int] = []
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
         """Blocks of distinct windows; tokenizing goes on while the caller uses them."""
-        blocks = ahead(self._tokenize, cut_blocks(self._source.char_counts))
+        bounds = text_blocks(self._source.char_counts, *self._block_chars)
+        blocks = ahead(self._tokenize, bounds)
         while True:
             started = time.perf_counter()
             block = next(blocks, None)
@@ -217,13 +236,15 @@ class Feed:
         return new
 
 
-def cut_blocks(char_counts: Sequence[int] | np.ndarray) -> Iterator[tuple[int, int]]:
+def text_blocks(
+    char_counts: Sequence[int] | np.ndarray, first_chars: int, largest_chars: int
+) -> Iterator[tuple[int, int]]:
     """Where blocks of texts begin and end, each up to twice as large as the one before."""
-    most_chars, chars, start = FIRST_BLOCK_CHARS, 0, 0
+    most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):
         if stop > start and chars + count > most_chars:
             yield start, stop
-            start, chars, most_chars = stop, 0, min(2 * most_chars, MOST_BLOCK_CHARS)
+            start, chars, most_chars = stop, 0, min(2 * most_chars, largest_chars)
         chars += count
     if start < len(char_counts):
         yield start, len(char_counts)
@@ -231,17 +252,16 @@ def cut_blocks(char_counts: Sequence[int] | np.ndarray) -> Iterator[tuple[int, i
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
     """``work(item)`` for each item in order, done on a thread of its own while results are used."""
-    context = contextvars.copy_context()
     made: deque[Future[Made]] = deque()
     items = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="gpuclassify-tokens") as thread:
         try:
             for item in itertools.islice(items, BLOCKS_AHEAD):
-                made.append(thread.submit(context.run, work, item))
+                made.append(thread.submit(work, item))
             while made:
                 done = made.popleft().result()
                 for item in itertools.islice(items, 1):
-                    made.append(thread.submit(context.run, work, item))
+                    made.append(thread.submit(work, item))
                 yield done
         finally:
             for future in made:  # of a caller that stopped early

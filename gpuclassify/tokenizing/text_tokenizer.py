@@ -1,82 +1,17 @@
-"""Texts to ragged tokens: flat ids with offsets, nothing padded, equal texts only once."""
+"""Texts to tokens on the host: cut to a length or into windows, never padded."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Token ids of many texts, end to end.
-
-    Attributes
-    ----------
-    ids : ndarray or Tensor of int32, shape (tokens,)
-        A Tensor where they were made on a GPU, which everything else is not.
-    offsets : ndarray of int64, shape (texts + 1,)
-        Text i has ``ids[offsets[i]:offsets[i + 1]]``.
-    type_ids : ndarray of int32, shape (tokens,), optional
-        Segment ids, only for tokenizers that give a single text other ids than zero.
-    whole_lengths : ndarray of int64, shape (texts,), optional
-        Tokens that each text had before it was cut. ``None``: nothing was cut.
-    """
-
-    ids: Any
-    offsets: np.ndarray
-    type_ids: np.ndarray | None = None
-    whole_lengths: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each text, int64 (texts,)."""
-        return np.diff(self.offsets)
-
-    @property
-    def is_on_host(self) -> bool:
-        """Whether the ids can be read without waiting for a GPU."""
-        return isinstance(self.ids, np.ndarray)
-
-    def take(self, rows: Sequence[int]) -> TokenBatch:
-        """Some of the texts, on the host."""
-        bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
-        types = () if self.type_ids is None else [self.type_ids[own] for own in bounds]
-        whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
-        ids = [self.ids[own] for own in bounds]
-        return flat_batch(ids if self.is_on_host else [_fetched(own) for own in ids], types, whole)
-
-    def digests(self) -> Iterator[bytes]:
-        """For each text 16 bytes that only a text of the same tokens has; ids are on the host."""
-        parts = [self.ids] if self.type_ids is None else [self.ids, self.type_ids]
-        for start, stop in itertools.pairwise(self.offsets.tolist()):
-            digest = hashlib.blake2b(digest_size=16)
-            for part in parts:
-                digest.update(part[start:stop].data)
-            yield digest.digest()
-
-    @property
-    def seen_share(self) -> np.ndarray:
-        """Share of each whole text's tokens that are here, float32 (texts,)."""
-        if self.whole_lengths is None:
-            return np.ones(len(self), dtype=np.float32)
-        return (self.lengths / self.whole_lengths).astype(np.float32)
-
-    @property
-    def truncated(self) -> int:
-        """How many texts were cut."""
-        if self.whole_lengths is None:
-            return 0
-        return int((self.whole_lengths > self.lengths).sum())
+from gpuclassify.tokenizing.token_batch import TokenBatch, flat_batch
 
 
 @dataclass(frozen=True)
@@ -96,24 +31,6 @@ class TextTokens:
     windows: list[np.ndarray]
     type_ids: list[np.ndarray] | None
     whole_length: int
-
-
-def fold(texts: Sequence[str | None]) -> tuple[list[str], np.ndarray]:
-    """Distinct texts in order of appearance, and where each row's text is among them.
-
-    Returns
-    -------
-    distinct : list of str
-    positions : ndarray of int64, shape (rows,)
-        -1 for a null row.
-    """
-    found: dict[str, int] = {}
-    positions = np.fromiter(
-        (-1 if text is None else found.setdefault(text, len(found)) for text in texts),
-        dtype=np.int64,
-        count=len(texts),
-    )
-    return list(found), positions
 
 
 class TextTokenizer:
@@ -140,17 +57,25 @@ class TextTokenizer:
         self.overlap = overlap
         self._tokenizer = tokenizer
         self._special_tokens = tokenizer.num_special_tokens_to_add(pair=False)
-        self._check_room()
-        self._has_type_ids = self._gives_type_ids()  # calls the tokenizer, which resets its backend
+        room = max_tokens - self._special_tokens
+        if room < 1 or (overlap or 0) >= room:
+            shared = "" if overlap is None else f" and window_overlap={overlap}"
+            raise ValueError(
+                f"max_seq_length={max_tokens} leaves no room for text beside "
+                f"{self._special_tokens} special tokens{shared}: pass a larger max_seq_length"
+            )
+        self._has_type_ids = False
+        if "token_type_ids" in tokenizer.model_input_names:
+            found = tokenizer("a probe", return_token_type_ids=True)  # which resets its backend
+            self._has_type_ids = any(found["token_type_ids"])
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             self._backend.no_padding()
             self._backend.enable_truncation(
                 max_tokens, stride=overlap or 0, direction=tokenizer.truncation_side
             )
-        self._filler = _first_known(
-            tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
-        )
+        fillers = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        self._filler: int = next((number for number in fillers if number is not None), 0)
 
     @property
     def backend(self) -> Any:
@@ -192,7 +117,9 @@ class TextTokenizer:
 
     def _read(self, encoding: Any) -> TextTokens:
         pieces = [encoding, *encoding.overflowing]
-        whole_length = self._whole_length([len(piece) for piece in pieces])
+        inner = sum(map(len, pieces)) - self._special_tokens * len(pieces)
+        repeated = (self.overlap or 0) * (len(pieces) - 1)
+        whole_length = inner - repeated + self._special_tokens
         kept = pieces[:1] if self.overlap is None else pieces
         types = [piece.type_ids for piece in kept] if self._has_type_ids else None
         return self._text_tokens([piece.ids for piece in kept], types, whole_length)
@@ -223,45 +150,3 @@ class TextTokenizer:
         if type_ids is not None:
             types = [np.asarray(window or [0], dtype=np.int32) for window in type_ids]
         return TextTokens(windows, types, max(whole_length, 1))
-
-    def _whole_length(self, lengths: list[int]) -> int:
-        """Tokens of a text from those of its windows."""
-        inner = sum(lengths) - self._special_tokens * len(lengths)
-        return inner - (self.overlap or 0) * (len(lengths) - 1) + self._special_tokens
-
-    def _check_room(self) -> None:
-        room = self.max_tokens - self._special_tokens
-        if room < 1 or (self.overlap or 0) >= room:
-            overlap = "" if self.overlap is None else f" and window_overlap={self.overlap}"
-            raise ValueError(
-                f"max_seq_length={self.max_tokens} leaves no room for text beside "
-                f"{self._special_tokens} special tokens{overlap}: pass a larger max_seq_length"
-            )
-
-    def _gives_type_ids(self) -> bool:
-        if "token_type_ids" not in self._tokenizer.model_input_names:
-            return False
-        return any(self._tokenizer("a probe", return_token_type_ids=True)["token_type_ids"])
-
-
-def flat_batch(
-    rows: Sequence[np.ndarray],
-    type_ids: Sequence[np.ndarray] = (),
-    whole_lengths: np.ndarray | None = None,
-) -> TokenBatch:
-    """Rows of ids end to end."""
-    lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-    return TokenBatch(_flat(rows), offsets, _flat(type_ids) if type_ids else None, whole_lengths)
-
-
-def _fetched(ids: Any) -> np.ndarray:
-    return ids.cpu().numpy()
-
-
-def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
-
-
-def _first_known(*token_ids: int | None) -> int:
-    return next((token_id for token_id in token_ids if token_id is not None), 0)

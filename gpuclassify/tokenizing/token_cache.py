@@ -43,7 +43,7 @@ _store: contextvars.ContextVar[TokenStore | None] = contextvars.ContextVar("stor
 
 @contextlib.contextmanager
 def shared_tokens() -> Iterator[None]:
-    """What this thread tokenizes in the block is tokenized once."""
+    """Within it, the mappers that this thread runs share one `TokenStore`."""
     reset = _store.set(TokenStore())
     try:
         yield
@@ -51,9 +51,6 @@ def shared_tokens() -> Iterator[None]:
         _store.reset(reset)
 
 
-def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> tuple[list[TextTokens], int]:
-    """Tokens of each of the distinct `texts`, and how many another mapper had made already."""
-    store = _store.get()
-    if store is None:
-        return tokenizer.encode(texts), 0
-    return store.encode(tokenizer, texts)
+def current_store() -> TokenStore | None:
+    """The store of the `shared_tokens` that this thread is within."""
+    return _store.get()

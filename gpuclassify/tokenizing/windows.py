@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuclassify.tokenizing.text_tokenizer import TextTokens, TokenBatch, flat_batch
+from gpuclassify.tokenizing.text_tokenizer import TextTokens
+from gpuclassify.tokenizing.token_batch import TokenBatch, flat_batch
 
 
 @dataclass(frozen=True)

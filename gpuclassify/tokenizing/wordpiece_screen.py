@@ -1,4 +1,4 @@
-"""Which texts libcudf tokenizes as the Hugging Face tokenizer of BERT does, told by characters.
+"""Which texts libcudf tokenizes as the Hugging Face tokenizer of BERT does, by their characters.
 
 The rules of both were compared for each character of `SAFE`. In all of them a character becomes at
 most one, and the same one; whether it is a word of its own, parts two words or is dropped agrees.

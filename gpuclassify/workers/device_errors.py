@@ -1,6 +1,12 @@
-"""Errors after which a process can use its GPU no more, whatever it tries."""
+"""Errors of devices: memory that ran out, for which there is a cure, and GPUs that are lost."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 # Texts of the errors of which CUDA's reference of cudaError says that "the process must be
 # terminated and relaunched", and of those that a device or its driver does not recover from. In
@@ -32,6 +38,22 @@ _DEVICES = ("cuda", "hip error")
 _LACK_OF_MEMORY = "allocation_failed"
 _LIBRARIES = ("cublas_status_", "cudnn_status_", "cusolver_status_", "cusparse_status_")
 
+# How allocators say in a message that memory ran out, in lower case.
+_MEMORY_TEXTS = (
+    "out of memory",  # torch; CUDA's own text; cuPy; MPS
+    "out_of_memory",  # RMM; CUDA_ERROR_OUT_OF_MEMORY of the driver
+    "bad_alloc",  # C++, and through it RMM
+    "cudaerrormemoryallocation",
+    "alloc_failed",  # CUBLAS_, CUSOLVER_, CUSPARSE_, CUDNN_STATUS_ALLOC_FAILED; CUFFT_ALLOC_FAILED
+    "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    # torch fails while it composes the message of an out-of-memory, where NVML does not answer
+    "nvml_success ==",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "invalid buffer size",  # MPS: one tensor is larger than Metal allows
+)
+
 
 class BrokenDeviceError(RuntimeError):
     """The GPU's context in this process is broken: only a new process can use the GPU again."""
@@ -62,3 +84,42 @@ def _tells_of_it(error: BaseException) -> bool:
         return is_state and _LACK_OF_MEMORY not in message
     is_of_device = any(name in message for name in _DEVICES)
     return is_of_device and any(text in message for text in _CUDA_TEXTS)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, in any of the ways that allocators say it.
+
+    torch raises ``torch.OutOfMemoryError`` from its own allocator; with RMM as its allocator the
+    C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
+    of MemoryError; CUDA's libraries, which allocate on their own, a RuntimeError with their status.
+    RMM says ``std::bad_alloc`` of a broken device as well, for which less memory is no cure.
+    """
+    if is_broken_device(error):
+        return False
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error).lower()
+    is_torchs_own = type(error).__name__ == "OutOfMemoryError"
+    return is_torchs_own or any(text in message for text in _MEMORY_TEXTS)
+
+
+def with_memory_released(action: Callable[[], Result]) -> Result:
+    """What `action` gives; if memory runs out, once more after cached memory was given back."""
+    try:
+        return action()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()
+    return action()
+
+
+def release_memory() -> None:
+    """Give cached memory of the device back."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

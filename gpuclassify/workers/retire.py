@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from gpuclassify.workers.device_errors import BrokenDeviceError, is_broken_device
+
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
     A worker with a broken CUDA context fails every task that it gets, and fails faster than
     others work. So it moves its results to other workers and ends, its nanny starts a new process
     with a new context, and its tasks run again. A task that breaks the device of `MOST_ATTEMPTS`
-    processes is told from its worker: it fails.
+    processes is at fault rather than its worker: it fails.
 
     Parameters
     ----------
@@ -49,8 +51,6 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
         try:
             return function(*args, **kwargs)
         except Exception as err:
-            from gpuclassify.workers.device_errors import is_broken_device
-
             if not is_broken_device(err):
                 raise
             _answer(err)
@@ -59,8 +59,6 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def _answer(error: Exception) -> NoReturn:
-    from gpuclassify.workers.device_errors import BrokenDeviceError
-
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     worker = _replaceable_worker()
     if worker is None:
@@ -71,7 +69,7 @@ def _answer(error: Exception) -> NoReturn:
     logger.error("the GPU is lost to %s, which retires: %s", worker.address, reason)
     worker.log_event(EVENT_TOPIC, {"reason": reason, "attempts": attempts, "pid": os.getpid()})
     if attempts >= MOST_ATTEMPTS:
-        # Once the error is told: a worker that leaves takes its tasks back instead.
+        # Once the error is reported: a worker that leaves takes its tasks back instead.
         worker.loop.add_callback(worker.loop.call_later, 1.0, _start_retiring, worker, reason)
         raise BrokenDeviceError(
             f"{reason}: {attempts} workers, one after another, have lost their GPU to this task. "
@@ -111,7 +109,7 @@ def _count_attempt(worker: Any) -> int:
 
 
 def _start_retiring(worker: Any, reason: str) -> None:
-    if worker.nanny:  # else nobody would start the process again
+    if worker.nanny:  # else nothing would start the process again
         watchdog = threading.Timer(EXIT_SECONDS + RETIRE_SECONDS, os._exit, [1])
         watchdog.daemon = True
         watchdog.start()
@@ -119,7 +117,7 @@ def _start_retiring(worker: Any, reason: str) -> None:
 
 
 async def _retire(worker: Any, reason: str) -> None:
-    """End the worker, not its nanny; what nobody takes over is computed again."""
+    """End the worker, not its nanny; what no other takes over is computed again."""
     from distributed.core import Status
 
     if worker.status == Status.closing_gracefully:  # another thread's task was first

@@ -1,10 +1,15 @@
-"""What a run did, in counts and seconds."""
+"""What a run did, in counts and seconds: collected by a task, and events of a Dask worker."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+EVENT_TOPIC = "gpuclassify"
 
 
 @dataclass
@@ -96,3 +101,34 @@ def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
     for name, number in numbers.items():
         known = sums.get(name, 0)
         sums[name] = max(known, number) if name.startswith("peak_") else known + number
+
+
+_collector: contextvars.ContextVar[list[RunStats] | None] = contextvars.ContextVar(
+    "collector", default=None
+)
+
+
+@contextlib.contextmanager
+def collected_stats() -> Iterator[list[RunStats]]:
+    """The stats of what this thread maps in the block, for a task that reports them itself."""
+    runs: list[RunStats] = []
+    reset = _collector.set(runs)
+    try:
+        yield runs
+    finally:
+        _collector.reset(reset)
+
+
+def publish(stats: RunStats) -> None:
+    """Append the stats to those that `collected_stats` collects, and log them as a Dask event."""
+    runs = _collector.get()
+    if runs is not None:
+        runs.append(stats)
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return
+    try:
+        worker = distributed.get_worker()
+    except ValueError:  # not in a task
+        return
+    worker.log_event(EVENT_TOPIC, stats.as_dict())

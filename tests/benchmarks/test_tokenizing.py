@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from benchmarks import tokenizing
 from gpuclassify.testing import sample_texts
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
 
 TEXTS = sample_texts(20, seed=2)
 

@@ -33,7 +33,7 @@ class ColumnTexts(DeviceTexts):
     """On pandas, which has another way to a list."""
 
     def to_list(self):
-        return [None if pd.isna(text) else text for text in self._series]
+        return [None if pd.isna(text) else text for text in self.series]
 
 
 MAKERS = {
@@ -58,10 +58,11 @@ def test_distinct_texts_and_where_each_row_has_its_own(make, max_chars):
 
 
 @given(st.lists(st.one_of(st.none(), st.text("ab\u0301🦄", max_size=3)), max_size=12))
-def test_both_kinds_fold_alike(rows):
+def test_both_kinds_fold_alike_in_order_of_appearance(rows):
     host, device = (kind(rows).fold(2) for kind in MAKERS.values())
     assert host[0].to_list() == device[0].to_list()
     np.testing.assert_array_equal(host[1], device[1])
+    assert host[0] == list(dict.fromkeys(text[:2] for text in rows if text is not None))
 
 
 def test_texts_are_counted_taken_and_listed(make):

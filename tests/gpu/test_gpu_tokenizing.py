@@ -14,10 +14,9 @@ from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.inference.to_device import stage
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer
-from gpuclassify.tokenizing.prefetch import DeviceSource, Feed, HostSource
+from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource, TokenStream
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.workers.run_events import collected_stats
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_stats import RunStats, collected_stats
 from tests.gpu.test_gpu_wordpiece import HARD
 from tests.oracle import assert_close
 
@@ -66,19 +65,20 @@ def test_ids_are_the_hosts_and_never_leave_the_gpu(cudf, checkpoint):
     assert [None if place < 0 else texts[place] for place in positions] == ROWS
     on_host = tokenizer()
     source, stats = DeviceSource(distinct, gpu_tokenizer(on_host), on_host), RunStats()
-    feed, other = Feed(source, stats), Feed(HostSource(tokenizer(), texts, False), RunStats())
+    found = TokenStream(source, stats)
+    other = TokenStream(HostSource(tokenizer(), texts, False), RunStats())
     stream = torch.cuda.Stream()
-    for block in feed:
+    for block in found:
         assert block.ids.is_cuda
         with torch.cuda.stream(stream):
             staged = stage(block, torch.device("cuda"))
         stream.synchronize()
         assert staged.ids.data_ptr() == block.ids.data_ptr()
     list(other)
-    for found, wanted in zip(feed.blocks, other.blocks, strict=True):
-        np.testing.assert_array_equal(found.tokens.ids.cpu().numpy(), wanted.tokens.ids)
-        np.testing.assert_array_equal(found.tokens.offsets, wanted.tokens.offsets)
-        np.testing.assert_array_equal(found.tokens.whole_lengths, wanted.tokens.whole_lengths)
+    for own, wanted in zip(found.blocks, other.blocks, strict=True):
+        np.testing.assert_array_equal(own.tokens.ids.cpu().numpy(), wanted.tokens.ids)
+        np.testing.assert_array_equal(own.tokens.offsets, wanted.tokens.offsets)
+        np.testing.assert_array_equal(own.tokens.whole_lengths, wanted.tokens.whole_lengths)
     assert stats.gpu_tokenized_texts + stats.host_fallback_texts == len(texts)
     assert 0 < stats.host_fallback_texts < len(texts) / 4
 

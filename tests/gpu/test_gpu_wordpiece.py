@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import gpu_wordpiece
-from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece, cut_blocks, merge
+from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece, merge
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, pack
 
@@ -50,8 +50,8 @@ def tokenizer(is_lowercase=True):
 
 
 @functools.cache
-def on_gpu(max_tokens=MAX_TOKENS, is_lowercase=True):
-    return GpuWordPiece(tokenizer(is_lowercase).backend_tokenizer, max_tokens)
+def on_gpu(max_tokens=MAX_TOKENS, is_lowercase=True, **options):
+    return GpuWordPiece(tokenizer(is_lowercase).backend_tokenizer, max_tokens, **options)
 
 
 def on_host(texts, max_tokens=MAX_TOKENS, is_lowercase=True):
@@ -114,9 +114,8 @@ def test_a_text_alone_is_done_too(cudf, text):
 
 
 @pytest.mark.parametrize("limit", [1, 30, 1_000])
-def test_blocks_do_not_show(cudf, monkeypatch, limit):
-    monkeypatch.setattr(gpu_wordpiece, "cut_blocks", functools.partial(cut_blocks, limit=limit))
-    found = on_gpu()(cudf.Series(HARD))
+def test_blocks_do_not_show(cudf, limit):
+    found = on_gpu(block_bytes=limit)(cudf.Series(HARD))
     assert_same_ids(found, HARD)
     sizes = np.array([len(text.encode()) for text in HARD])
     expected = np.flatnonzero((sizes > limit) | doubtful(HARD))

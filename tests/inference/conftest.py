@@ -10,7 +10,6 @@ import torch
 from gpuclassify import hub
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.models.checkpoint import read_checkpoint
-from gpuclassify.testing import write_sequence_classifier
 
 _keys = itertools.count()
 
@@ -33,10 +32,9 @@ def _quick_collection():
 
 
 @pytest.fixture(scope="session")
-def directory_of(tmp_path_factory):
+def directory_of(sequence_classifier):
     """Architecture to the directory of its checkpoint."""
-    root = tmp_path_factory.mktemp("architectures")
-    return functools.cache(lambda name: write_sequence_classifier(root / name, name))
+    return sequence_classifier
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from tests.oracle import (
     stacked,
 )
 
-few_examples = settings(max_examples=15, phases=[Phase.generate])  # to shrink one takes minutes
+few_examples = settings(max_examples=10, phases=[Phase.generate])  # to shrink one takes minutes
 SIZE, OVERLAP = 24, 6
 LONG = ["word " * 700, " ".join(sample_texts(6, seed=22, min_words=60))]
 POOL = [*sample_texts(12, seed=21, max_words=60), "", " ", "a", "river", "river ", *LONG]

@@ -18,21 +18,24 @@ from gpuclassify.inference.batch_memory import (
     GPU_MAX_TOKENS,
     GPU_SCORE_BYTES,
     GPU_SHARE,
-    MOST_CAUTION_PERCENT,
+    MOST_SAFETY_PERCENT,
     PROBE_TOKENS,
-    Appetite,
+    BatchMemory,
     MeasuredBudget,
-    measure_appetite,
+    measure_batch_memory,
     plan_limits,
     unmeasured_limits,
 )
 from gpuclassify.inference.batching import cut_batches
-from gpuclassify.inference.memory import LimitMemory, ScoreRule, run_halving
+from gpuclassify.inference.memory import LimitMemory, ScoreRule, halve_on_oom
 
 GIB = 2**30
 FREE = st.integers(0, 200 * GIB)
-APPETITES = st.builds(
-    Appetite, st.integers(0, 4 * GIB), st.integers(1, 2**26), st.integers(100, MOST_CAUTION_PERCENT)
+BATCH_MEMORIES = st.builds(
+    BatchMemory,
+    st.integers(0, 4 * GIB),
+    st.integers(1, 2**26),
+    st.integers(100, MOST_SAFETY_PERCENT),
 )
 
 
@@ -65,7 +68,7 @@ class FakeGpu:
         return self._peak
 
     def measure(self, widest):
-        return measure_appetite(self.forward, widest, self.peak_bytes)
+        return measure_batch_memory(self.forward, widest, self.peak_bytes)
 
 
 def run_partition(gpu, run, lengths):
@@ -81,7 +84,7 @@ def run_partition(gpu, run, lengths):
             failures.append(rows)
             run.lower(rows, width)
 
-        run_halving(step, 0, stop - start, remember)
+        halve_on_oom(step, 0, stop - start, remember)
     return len(failures)
 
 
@@ -93,16 +96,16 @@ def run_partition(gpu, run, lengths):
 def test_what_every_batch_takes_and_what_tokens_take_are_told_apart(widest, fixed, token):
     gpu = FakeGpu(lambda rows, width: fixed + token * rows * width)
 
-    assert gpu.measure(widest) == Appetite(fixed, token)
+    assert gpu.measure(widest) == BatchMemory(fixed, token)
     assert max(rows * width for rows, width in gpu.ran) <= PROBE_TOKENS
     assert len(gpu.ran) == 3
 
 
-def test_a_model_whose_tokens_take_nothing_has_an_appetite_all_the_same():
-    appetite = FakeGpu(lambda rows, width: 1_000_000).measure(512)
+def test_a_model_whose_tokens_take_nothing_has_a_batch_memory_all_the_same():
+    batch_memory = FakeGpu(lambda rows, width: 1_000_000).measure(512)
 
-    assert appetite.token_bytes == 1
-    assert appetite.size_bytes(PROBE_TOKENS) >= 1_000_000
+    assert batch_memory.token_bytes == 1
+    assert batch_memory.size_bytes(PROBE_TOKENS) >= 1_000_000
 
 
 @given(st.integers(1, 3_000), st.integers(0, 10**8), st.integers(1, 40_000), st.integers(0, 40))
@@ -110,11 +113,11 @@ def test_planned_bytes_are_enough_for_batches_as_wide_as_measured(widest, fixed,
     """Also where attention takes memory for each pair of tokens."""
     gpu = FakeGpu(lambda rows, width: fixed + rows * width * (token + pair * width))
 
-    appetite = gpu.measure(widest)
+    batch_memory = gpu.measure(widest)
 
     rows, width = gpu.ran[-1]
     for more in (1, 2, 7):
-        assert appetite.size_bytes(rows * width * more) >= gpu.batch_bytes(rows * more, width)
+        assert batch_memory.size_bytes(rows * width * more) >= gpu.batch_bytes(rows * more, width)
 
 
 @pytest.mark.parametrize("most_tokens", [5_000, 300, 1])
@@ -122,7 +125,7 @@ def test_a_probe_that_does_not_fit_is_halved_until_it_does(most_tokens):
     token = 7 * GIB // most_tokens
     gpu = FakeGpu(lambda rows, width: token * rows * width)
 
-    assert gpu.measure(512) == Appetite(0, token)
+    assert gpu.measure(512) == BatchMemory(0, token)
     assert all(rows * width <= most_tokens for rows, width in gpu.ran)
 
 
@@ -200,10 +203,10 @@ def test_what_real_models_take_is_planned_for_batches_of_every_shape(name):
         model(input_ids=ids, attention_mask=mask)
 
     with torch.inference_mode(), CountedTensors() as counted:
-        appetite = measure_appetite(forward, 128, counted.peak_bytes)
+        batch_memory = measure_batch_memory(forward, 128, counted.peak_bytes)
         for rows, width in [(200, 128), (1_000, 16), (60, 100), (16, 128), (40, 3), (2, 50)]:
             taken = counted.peak_bytes(lambda r=rows, w=width: forward(r, w))
-            planned = appetite.size_bytes(rows * width)
+            planned = batch_memory.size_bytes(rows * width)
             assert planned >= 0.98 * taken
             if width == 128:
                 assert planned <= 1.05 * taken
@@ -212,47 +215,49 @@ def test_what_real_models_take_is_planned_for_batches_of_every_shape(name):
 # Planning.
 
 
-@given(APPETITES, FREE, st.lists(st.integers(1, 9_000), min_size=1, max_size=60), st.booleans())
+@given(
+    BATCH_MEMORIES, FREE, st.lists(st.integers(1, 9_000), min_size=1, max_size=60), st.booleans()
+)
 @settings(max_examples=300)
 def test_no_batch_is_planned_for_more_than_its_share_unless_it_is_one_row(
-    appetite, free, lengths, is_packed
+    batch_memory, free, lengths, is_packed
 ):
-    limits = replace(plan_limits(appetite, free), is_packed=is_packed)
+    limits = replace(plan_limits(batch_memory, free), is_packed=is_packed)
     lengths = -np.sort(-np.array(lengths))
 
     for start, stop in cut_batches(lengths, lambda: limits):
         rows = stop - start
         width = int(lengths[start])
         tokens = int(lengths[start:stop].sum()) if is_packed else rows * width
-        assert rows == 1 or appetite.size_bytes(tokens) <= GPU_SHARE * free
+        assert rows == 1 or batch_memory.size_bytes(tokens) <= GPU_SHARE * free
 
 
-@given(APPETITES, FREE, st.integers(1, 3_000), st.integers(1, 64))
-def test_scores_stay_within_the_share_too(appetite, free, width, heads):
+@given(BATCH_MEMORIES, FREE, st.integers(1, 3_000), st.integers(1, 64))
+def test_scores_stay_within_the_share_too(batch_memory, free, width, heads):
     rule = ScoreRule(heads, 512, 2)
 
-    rows = plan_limits(appetite, free, rule).rows(width)
+    rows = plan_limits(batch_memory, free, rule).rows(width)
 
     assert rows == 1 or rule.size_bytes(rows, width) <= min(GPU_SHARE * free, GPU_SCORE_BYTES)
 
 
-@given(APPETITES, FREE, FREE)
-def test_more_free_memory_never_means_smaller_batches(appetite, one, other):
+@given(BATCH_MEMORIES, FREE, FREE)
+def test_more_free_memory_never_means_smaller_batches(batch_memory, one, other):
     less, more = sorted([one, other])
 
-    assert plan_limits(appetite, less).max_tokens <= plan_limits(appetite, more).max_tokens
+    assert plan_limits(batch_memory, less).max_tokens <= plan_limits(batch_memory, more).max_tokens
 
 
-@given(APPETITES, st.integers(0, 200 * GIB))
-def test_as_much_is_planned_as_fits(appetite, usable):
-    tokens = appetite.most_tokens(usable)
+@given(BATCH_MEMORIES, st.integers(0, 200 * GIB))
+def test_as_much_is_planned_as_fits(batch_memory, usable):
+    tokens = batch_memory.most_tokens(usable)
 
-    assert tokens == 0 or appetite.size_bytes(tokens) <= usable
-    assert appetite.size_bytes(tokens + 1) >= usable - appetite.caution_percent // 100
+    assert tokens == 0 or batch_memory.size_bytes(tokens) <= usable
+    assert batch_memory.size_bytes(tokens + 1) >= usable - batch_memory.safety_percent // 100
 
 
 def test_a_small_model_gets_no_more_than_fills_a_gpu():
-    assert plan_limits(Appetite(0, 1), 80 * GIB).max_tokens == GPU_MAX_TOKENS
+    assert plan_limits(BatchMemory(0, 1), 80 * GIB).max_tokens == GPU_MAX_TOKENS
 
 
 def test_limits_where_memory_is_not_counted_do_not_depend_on_it():
@@ -267,27 +272,27 @@ def test_limits_where_memory_is_not_counted_do_not_depend_on_it():
 # Learning.
 
 
-@given(APPETITES, st.integers(2, 200_000), FREE)
-def test_after_a_failure_half_of_that_batch_is_planned_or_less(appetite, tokens, more):
-    free = appetite.size_bytes(tokens) + more
+@given(BATCH_MEMORIES, st.integers(2, 200_000), FREE)
+def test_after_a_failure_half_of_that_batch_is_planned_or_less(batch_memory, tokens, more):
+    free = batch_memory.size_bytes(tokens) + more
 
-    corrected = appetite.after_failure(tokens, free)
+    corrected = batch_memory.after_failure(tokens, free)
 
-    assert appetite.caution_percent <= corrected.caution_percent <= MOST_CAUTION_PERCENT
-    if corrected.caution_percent < MOST_CAUTION_PERCENT:
+    assert batch_memory.safety_percent <= corrected.safety_percent <= MOST_SAFETY_PERCENT
+    if corrected.safety_percent < MOST_SAFETY_PERCENT:
         assert plan_limits(corrected, free).max_tokens <= tokens // 2
 
 
-@given(APPETITES, FREE, st.integers(1, 200_000))
-def test_a_failure_for_which_others_are_to_blame_corrects_nothing(appetite, free, tokens):
-    assume(appetite.size_bytes(tokens) > free)
+@given(BATCH_MEMORIES, FREE, st.integers(1, 200_000))
+def test_a_failure_for_which_others_are_to_blame_corrects_nothing(batch_memory, free, tokens):
+    assume(batch_memory.size_bytes(tokens) > free)
 
-    assert appetite.after_failure(tokens, free) == appetite
+    assert batch_memory.after_failure(tokens, free) == batch_memory
 
 
 def test_only_a_correction_is_saved():
     saved, free = [], [8 * GIB]
-    budget = MeasuredBudget(Appetite(0, 2**20), lambda: free[0], save=saved.append)
+    budget = MeasuredBudget(BatchMemory(0, 2**20), lambda: free[0], save=saved.append)
 
     free[0] = GIB
     budget.correct(10, 500)  # 5,000 MiB where 1,024 are free
@@ -295,22 +300,22 @@ def test_only_a_correction_is_saved():
 
     free[0] = 8 * GIB
     budget.correct(10, 500)
-    assert saved == [Appetite(0, 2**20, 263)]  # 80% of 8,192 MiB for 2,500 tokens
+    assert saved == [BatchMemory(0, 2**20, 263)]  # 80% of 8,192 MiB for 2,500 tokens
     assert budget.limits().max_tokens <= 2_500
 
 
-@given(APPETITES, FREE, st.integers(0, 100 * GIB))
-def test_what_is_planned_is_what_is_held_and_one_batch(appetite, free, held):
-    budget = MeasuredBudget(appetite, lambda: free, held_bytes=lambda: held)
+@given(BATCH_MEMORIES, FREE, st.integers(0, 100 * GIB))
+def test_what_is_planned_is_what_is_held_and_one_batch(batch_memory, free, held):
+    budget = MeasuredBudget(batch_memory, lambda: free, held_bytes=lambda: held)
 
     limits = budget.limits()
-    assert limits.planned_bytes == held + appetite.size_bytes(limits.max_tokens)
+    assert limits.planned_bytes == held + batch_memory.size_bytes(limits.max_tokens)
     if limits.max_tokens > 1:  # one token has to be tried, whatever is free
         assert limits.planned_bytes <= held + free
 
 
 def test_corrections_by_several_threads_end_at_the_largest():
-    budget = MeasuredBudget(Appetite(0, 2**20), lambda: 8 * GIB)
+    budget = MeasuredBudget(BatchMemory(0, 2**20), lambda: 8 * GIB)
     start = threading.Barrier(4)
 
     def correct(width):
@@ -321,7 +326,7 @@ def test_corrections_by_several_threads_end_at_the_largest():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(correct, [400, 500, 600, 700]))
 
-    assert budget.appetite == Appetite(0, 2**20).after_failure(4_000, 8 * GIB)
+    assert budget.batch_memory == BatchMemory(0, 2**20).after_failure(4_000, 8 * GIB)
 
 
 # All of it, on a device of our own.
@@ -348,7 +353,7 @@ def test_what_came_beside_the_model_is_respected_in_the_next_run():
     assert largest_batch() == alone
 
 
-def test_memory_that_vanishes_during_a_run_is_survived_and_no_fault_of_the_appetite():
+def test_memory_that_vanishes_during_a_run_is_survived_and_no_fault_of_what_was_measured():
     gpu = FakeGpu(lambda rows, width: 200_000 * rows * width)
     saved = []
     budget = MeasuredBudget(gpu.measure(512), gpu.free_bytes, save=saved.append)

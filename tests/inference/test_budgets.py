@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuclassify.inference.batch_memory import MOST_CAUTION_PERCENT, Appetite, unmeasured_limits
+from gpuclassify.inference.batch_memory import MOST_SAFETY_PERCENT, BatchMemory, unmeasured_limits
 from gpuclassify.inference.budgets import (
     BudgetStore,
     budget_key,
@@ -23,7 +21,7 @@ from gpuclassify.inference.budgets import (
 from gpuclassify.inference.memory import BatchLimits, ScoreRule, cpu_limits
 
 CUDA = torch.device("cuda")
-APPETITE = Appetite(1_000_000, 25_000)
+BATCH_MEMORY = BatchMemory(1_000_000, 25_000)
 SETTINGS = {
     "model": "owner/name@0123abc",
     "precision": "torch.bfloat16",
@@ -88,19 +86,14 @@ def find(gpu, store, **changes):
 # Files.
 
 
-def test_what_was_kept_is_found_again_by_an_equal_key(store, key):
+def test_what_was_kept_is_found_again_by_an_equal_key_in_a_file_that_a_person_can_read(store, key):
     assert store.load(key) is None
 
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
 
-    assert BudgetStore(store.folder).load(dict(reversed(key.items()))) == APPETITE
-
-
-def test_a_file_tells_a_person_what_it_is_about(store, key):
-    store.save(key, APPETITE)
-
+    assert BudgetStore(store.folder).load(dict(reversed(key.items()))) == BATCH_MEMORY
     content = json.loads(only_file(store).read_text())
-    assert content == {"key": key, "appetite": asdict(APPETITE)}
+    assert content == {"key": key, "batch_memory": asdict(BATCH_MEMORY)}
     assert content["key"]["model"] == "owner/name@0123abc"
     assert content["key"]["torch"] == torch.__version__
 
@@ -108,7 +101,7 @@ def test_a_file_tells_a_person_what_it_is_about(store, key):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_another_model_precision_path_length_or_device_is_another_file(store, key, name):
     other = SETTINGS[name] * 2 if isinstance(SETTINGS[name], int) else SETTINGS[name] + " "
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
 
     assert store.load(budget_key(**{**SETTINGS, name: other})) is None
 
@@ -116,41 +109,41 @@ def test_another_model_precision_path_length_or_device_is_another_file(store, ke
 @pytest.mark.parametrize("name", ["torch", "cuda", "transformers", "gpuclassify"])
 def test_another_version_of_anything_that_matters_is_another_file(store, key, name):
     other = {**key, name: f"{key[name]}.post1"}
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
     assert store.load(other) is None
 
-    store.save(other, Appetite(5, 6))
+    store.save(other, BatchMemory(5, 6))
 
     assert len(list(store.folder.iterdir())) == 2
-    assert store.load(key) == APPETITE
+    assert store.load(key) == BATCH_MEMORY
 
 
 def test_a_model_whose_name_is_no_text_has_a_file_too(store):
     key = budget_key(**{**SETTINGS, "model": os.fsdecode(b"/models/\xff\xfe")})
 
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
 
-    assert store.load(key) == APPETITE
+    assert store.load(key) == BATCH_MEMORY
 
 
-NUMBERS = asdict(APPETITE)
+NUMBERS = asdict(BATCH_MEMORY)
 
 
 def broken(key):
     return {
         "empty": b"",
-        "cut short": json.dumps({"key": key, "appetite": NUMBERS}).encode()[:-10],
+        "cut short": json.dumps({"key": key, "batch_memory": NUMBERS}).encode()[:-10],
         "not text": b"\xff\xfe\x00",
         "not an object": b"[1, 2]",
         "too deep": b"[" * 100_000,
         "null": b"null",
-        "another key": json.dumps({"key": {**key, "model": "b"}, "appetite": NUMBERS}).encode(),
-        "no appetite": json.dumps({"key": key}).encode(),
-        "a number missing": json.dumps({"key": key, "appetite": {"fixed_bytes": 1}}).encode(),
-        "a number more": json.dumps({"key": key, "appetite": {**NUMBERS, "x": 1}}).encode(),
+        "another key": json.dumps({"key": {**key, "model": "b"}, "batch_memory": NUMBERS}).encode(),
+        "no batch_memory": json.dumps({"key": key}).encode(),
+        "a number missing": json.dumps({"key": key, "batch_memory": {"fixed_bytes": 1}}).encode(),
+        "a number more": json.dumps({"key": key, "batch_memory": {**NUMBERS, "x": 1}}).encode(),
         **{
             f"{name} = {value}": json.dumps(
-                {"key": key, "appetite": {**NUMBERS, name: value}}
+                {"key": key, "batch_memory": {**NUMBERS, name: value}}
             ).encode()
             for name, value in [
                 ("token_bytes", 0),
@@ -161,8 +154,8 @@ def broken(key):
                 ("token_bytes", None),
                 ("token_bytes", float("nan")),
                 ("fixed_bytes", -1),
-                ("caution_percent", 99),
-                ("caution_percent", MOST_CAUTION_PERCENT + 1),
+                ("safety_percent", 99),
+                ("safety_percent", MOST_SAFETY_PERCENT + 1),
             ]
         },
     }
@@ -170,97 +163,58 @@ def broken(key):
 
 @pytest.mark.parametrize("kind", broken({}))
 def test_a_broken_file_is_as_good_as_none_and_is_replaced(store, key, kind, caplog):
-    store.save(key, Appetite(1, 1))
+    store.save(key, BatchMemory(1, 1))
     only_file(store).write_bytes(broken(key)[kind])
 
     with caplog.at_level(logging.DEBUG):
         assert store.load(key) is None
     assert own_levels(caplog) == ["DEBUG"]
-    store.save(key, APPETITE)
-    assert store.load(key) == APPETITE
+    store.save(key, BATCH_MEMORY)
+    assert store.load(key) == BATCH_MEMORY
 
 
 def test_a_directory_in_a_files_place_stays_and_stops_nobody(store, key):
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
     path = only_file(store)
     path.unlink()
     (path / "mine").mkdir(parents=True)
 
     assert store.load(key) is None
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
 
     assert only_file(store) == path  # and no draft beside it
     assert (path / "mine").is_dir()
 
 
-def test_a_folder_that_cannot_be_made_keeps_nothing_and_stops_nobody(tmp_path, key, caplog):
+def test_without_a_folder_or_with_one_that_cannot_be_made_nothing_is_kept(tmp_path, key, caplog):
     (tmp_path / "file").write_text("in the way")
-    store = BudgetStore(tmp_path / "file" / "budgets")
+    for folder in (None, tmp_path / "file" / "budgets"):
+        with caplog.at_level(logging.DEBUG):
+            BudgetStore(folder).save(key, BATCH_MEMORY)
 
-    with caplog.at_level(logging.DEBUG):
-        store.save(key, APPETITE)
-
-    assert store.load(key) is None
+        assert BudgetStore(folder).load(key) is None
     assert set(own_levels(caplog)) <= {"DEBUG"}
 
 
-def test_without_a_folder_nothing_is_kept(key):
-    BudgetStore(None).save(key, APPETITE)
-
-    assert BudgetStore(None).load(key) is None
-
-
 def test_what_is_known_is_never_made_smaller(store, key):
-    store.save(key, Appetite(100, 20, 300))
+    store.save(key, BatchMemory(100, 20, 300))
 
-    store.save(key, Appetite(50, 30, 100))
+    store.save(key, BatchMemory(50, 30, 100))
 
-    assert store.load(key) == Appetite(100, 30, 300)
+    assert store.load(key) == BatchMemory(100, 30, 300)
 
 
 # Several at once.
 
-WRITER = """
-import sys
-from pathlib import Path
-from gpuclassify.inference.batch_memory import Appetite
-from gpuclassify.inference.budgets import BudgetStore
-
-store = BudgetStore(Path(sys.argv[1]))
-for number in range(200):
-    caution = 100 + (number * int(sys.argv[2])) % 700
-    store.save({"model": "a"}, Appetite(1, 2, caution))
-    found = store.load({"model": "a"})
-    assert found is not None and found.token_bytes == 2, found
-"""
-
-
-def test_processes_that_write_and_read_at_once_see_whole_files_only(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(step)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for step in (3, 7, 11)
-    ]
-
-    for writer in writers:
-        _, errors = writer.communicate(timeout=280)
-        assert writer.returncode == 0, errors
-    assert len(list(tmp_path.iterdir())) == 1
-
 
 def test_threads_that_write_and_read_at_once_see_whole_files_only(store, key):
     start = threading.Barrier(6)
-    store.save(key, APPETITE)
+    store.save(key, BATCH_MEMORY)
 
     def work(number):
         start.wait()
-        for caution in range(100, 200):
-            store.save(key, Appetite(1_000_000, 25_000, caution + number))
+        for percent in range(100, 200):
+            store.save(key, BatchMemory(1_000_000, 25_000, percent + number))
             found = store.load(key)
             assert found is not None
             assert found.token_bytes == 25_000
@@ -317,7 +271,9 @@ def test_a_model_is_measured_by_the_first_process_and_never_by_a_later_one(store
 
     assert first.probes == [(4, 512), (4, 512), (16, 512)]
     assert later.probes == []
-    assert budget.appetite == again.appetite == Appetite(0, 25_000)
+    find(later, store, path="padded")
+    assert later.probes
+    assert budget.batch_memory == again.batch_memory == BatchMemory(0, 25_000)
 
 
 def test_a_lost_or_broken_file_is_measured_again(store):
@@ -325,28 +281,15 @@ def test_a_lost_or_broken_file_is_measured_again(store):
     only_file(store).write_text("{")
 
     gpu = Gpu()
-    assert find(gpu, store).appetite == Appetite(0, 25_000)
+    assert find(gpu, store).batch_memory == BatchMemory(0, 25_000)
     assert gpu.probes
-    assert find(Gpu(), store).appetite == Appetite(0, 25_000)
-
-
-@pytest.mark.parametrize(
-    "change", [{"model": "b"}, {"precision": "float32"}, {"path": "padded"}, {"widest": 256}]
-)
-def test_another_way_to_run_is_measured_for_itself(store, change):
-    find(Gpu(), store)
-    gpu = Gpu()
-
-    find(gpu, store, **change)
-
-    assert gpu.probes
-    assert len(list(store.folder.iterdir())) == 2
+    assert find(Gpu(), store).batch_memory == BatchMemory(0, 25_000)
 
 
 def test_a_model_that_nothing_identifies_is_measured_and_not_kept(store):
     gpu = Gpu()
 
-    assert find(gpu, store, model=None).appetite == Appetite(0, 25_000)
+    assert find(gpu, store, model=None).batch_memory == BatchMemory(0, 25_000)
     assert gpu.probes
     assert not store.folder.exists()
 
@@ -419,5 +362,5 @@ def test_a_model_on_a_gpu_is_measured_once_and_kept(store, sequence_classifier):
 
     assert 1 <= count <= 7
     assert len(ran) == count
-    assert later.appetite == first.appetite
+    assert later.batch_memory == first.batch_memory
     probe(first.limits().rows(widest), widest)

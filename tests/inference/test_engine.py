@@ -13,9 +13,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from gpuclassify.inference import engine, memory, to_device
+from gpuclassify.inference import engine, to_device
 from gpuclassify.inference.engine import BatchSettings, run, run_alone
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
+from gpuclassify.inference.memory import (
+    FOUND_LIMITS,
+    BatchLimits,
+    DocumentTooLargeError,
+    cpu_limits,
+)
 from gpuclassify.testing import ARCHITECTURES, sample_texts
 from gpuclassify.workers.run_stats import RunStats
 
@@ -112,7 +117,7 @@ def test_outputs_equal_plain_transformers_one_text_at_a_time(
 def test_outputs_do_not_depend_on_the_token_budget(
     bert, bert_tokens, expected_of, key, name, max_tokens
 ):
-    FOUND_LIMITS.get(key, lambda: BatchLimits(max_tokens))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(max_tokens))
 
     close(run(bert, key, [bert_tokens], SETTINGS[name], RunStats()), expected_of("bert"))
 
@@ -160,7 +165,7 @@ def test_counts_add_up(bert, bert_tokens, key, name):
 
 def test_sorting_pads_less(bert, key):
     tokens = bert.text_tokenizer(None)(sample_texts(80, seed=2, max_words=60))
-    FOUND_LIMITS.get(key, lambda: BatchLimits(512))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(512))
     padded = {}
     for name, settings in SETTINGS.items():
         stats = RunStats()
@@ -190,11 +195,10 @@ def test_a_model_that_needs_single_rows_gets_them(bert, bert_tokens, expected_of
     close(outputs, expected_of("bert"))
 
 
-def test_cpu_limits_hold_and_scores_are_bounded_for_relative_attention(
-    model_of, tokens_of, key, monkeypatch
-):
-    monkeypatch.setattr(memory, "CPU_SCORE_BYTES", 2 * 2**20)
+def test_limits_hold_and_scores_are_bounded_for_relative_attention(model_of, tokens_of, key):
     model = watched(model_of("deberta-v2"))
+    limits = dataclasses.replace(cpu_limits(model.score_rule), max_score_bytes=2 * 2**20)
+    FOUND_LIMITS.for_run(key, lambda: limits)
 
     run(model, key, [tokens_of("deberta-v2")], BatchSettings(), RunStats())
 
@@ -241,7 +245,7 @@ def test_a_size_that_failed_is_not_tried_on_later_batches_of_the_same_run(
 ):
     model = watched(bert, capacity=600)
     stats = RunStats()
-    FOUND_LIMITS.get(key, lambda: BatchLimits(2_048, enough_tokens=2_048))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(2_048, enough_tokens=2_048))
 
     run(model, key, [bert_tokens], SETTINGS[name], stats)
 
@@ -249,14 +253,9 @@ def test_a_size_that_failed_is_not_tried_on_later_batches_of_the_same_run(
     assert 1 <= stats.out_of_memory <= 2
 
 
-def test_a_text_that_does_not_fit_alone_is_an_error_of_its_own(bert, bert_tokens, key):
+def test_a_text_that_does_not_fit_alone_is_an_error_and_frees_the_device(bert, bert_tokens, key):
     with pytest.raises(DocumentTooLargeError, match="lower max_seq_length"):
         run(watched(bert, capacity=100), key, [bert_tokens], BatchSettings(), RunStats())
-
-
-def test_the_device_is_free_again_after_an_error(bert, bert_tokens, expected_of, key):
-    with pytest.raises(DocumentTooLargeError):
-        run(watched(bert, capacity=1), key, [bert_tokens], BatchSettings(), RunStats())
 
     assert not engine.device_lock(bert.device).locked()
 

@@ -20,7 +20,8 @@ from gpuclassify.testing import (
     write_checkpoint,
     write_sequence_classifier,
 )
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
 
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert"}
 TEXTS = sample_texts(6, seed=4, max_words=30)
@@ -60,7 +61,7 @@ def leaky(model):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_lengths_padding_and_outputs_are_the_checkpoints(model_of, architecture):
+def test_lengths_positions_padding_and_outputs_are_the_checkpoints(model_of, architecture):
     model = model_of(architecture)
 
     assert model.max_tokens == 512
@@ -69,18 +70,9 @@ def test_lengths_padding_and_outputs_are_the_checkpoints(model_of, architecture)
     assert not model.needs_single_rows
     assert not model.module.training
     assert not any(p.requires_grad for p in model.module.parameters())
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_positions_are_passed_only_to_models_that_do_not_derive_them(model_of, architecture):
-    derives_them = architecture in OFFSET_POSITIONS
-
-    assert model_of(architecture).accepts_positions == (not derives_them)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_padding_on_the_right_is_found_safe_everywhere(model_of, architecture):
-    assert model_of(architecture).is_padding_safe("right")
+    # Not passed to models that derive them.
+    assert model.accepts_positions == (architecture not in OFFSET_POSITIONS)
+    assert model.is_padding_safe("right")
 
 
 def test_padding_on_the_left_is_found_unsafe_for_heads_that_read_the_first_column(model_of):
@@ -90,22 +82,14 @@ def test_padding_on_the_left_is_found_unsafe_for_heads_that_read_the_first_colum
     assert safe == {"gpt2", "llama", "mistral", "deberta-v2"}
 
 
-def test_a_model_that_lets_padding_into_its_outputs_is_found(model_of):
-    model = leaky(model_of("bert"))
-
-    assert not model.is_padding_safe("right")
-    assert not model.is_padding_safe("left")
-
-
-def test_padding_is_measured_once_a_side(model_of):
+def test_a_model_that_lets_padding_into_its_outputs_is_found_by_one_measurement_a_side(model_of):
     model = leaky(model_of("bert"))
     calls = []
     model.module.register_forward_hook(lambda *_: calls.append(1))
 
-    for _ in range(3):
-        model.is_padding_safe("right")
+    assert not any(model.is_padding_safe("right") for _ in range(3))
     once = len(calls)
-    model.is_padding_safe("left")
+    assert not model.is_padding_safe("left")
 
     assert len(calls) == 2 * once > 0
 
@@ -166,6 +150,25 @@ def test_threads_share_one_tokenizer_a_length_and_none_between_lengths(model_of)
     assert len(built) == 2
     assert len({id(tokenizer) for tokenizer in found}) == 2
     assert model.tokenizer not in built
+
+
+def test_two_lengths_in_two_threads_do_not_disturb_each_other(model_of):
+    model = model_of("bert")
+    lengths = [16, 40]
+    texts = sample_texts(300, seed=8)
+    expected = {n: TextTokenizer(model.new_tokenizer(), n)(texts).ids for n in lengths}
+    start = threading.Barrier(4)
+
+    def tokenize(length):
+        start.wait()
+        return [model.text_tokenizer(length)(texts).ids for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(tokenize, lengths * 2))
+
+    for length, runs in zip(lengths * 2, results, strict=True):
+        for ids in runs:
+            np.testing.assert_array_equal(ids, expected[length])
 
 
 @pytest.mark.parametrize(("wanted", "side"), [(None, "left"), ("right", "right")])

@@ -21,9 +21,9 @@ from gpuclassify.inference.memory import (
     ScoreRule,
     cpu_limits,
     free_bytes,
-    is_out_of_memory,
-    run_halving,
+    halve_on_oom,
 )
+from gpuclassify.workers.device_errors import is_out_of_memory
 
 CPU = torch.device("cpu")
 ABSURD = 2**50  # elements: a petabyte and more, which no machine gives
@@ -115,7 +115,6 @@ def test_what_the_cpu_allocators_really_raise_is_recognised(library):
         RuntimeError("out of resource: shared memory, Required: 180224, Hardware limit: 101376"),
         RuntimeError("index 512 is out of bounds for dimension 1 with size 512"),
         ValueError("out of memory"),
-        DocumentTooLargeError("one text alone does not fit into memory"),
     ],
     ids=lambda error: str(error).split("\n")[0][:60],
 )
@@ -133,7 +132,7 @@ def halving(rows, capacity):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return (start, stop)
 
-    return run_halving(step, 0, rows, too_many.append), tried, too_many
+    return halve_on_oom(step, 0, rows, too_many.append), tried, too_many
 
 
 def test_what_fits_runs_once():
@@ -171,7 +170,7 @@ def test_an_error_of_another_kind_passes_through_without_a_second_try():
         raise RuntimeError("a defect of the model")
 
     with pytest.raises(RuntimeError, match="a defect of the model"):
-        run_halving(step, 0, 8, lambda rows: None)
+        halve_on_oom(step, 0, 8, lambda rows: None)
     assert tried == [(0, 8)]
 
 
@@ -193,7 +192,7 @@ def test_tensors_of_a_failed_batch_are_gone_before_the_retry(is_cyclic):
     def check(rows):
         were_alive.append([tensor() is not None for tensor in held])
 
-    assert run_halving(step, 0, 2, check) == [0, 1]
+    assert halve_on_oom(step, 0, 2, check) == [0, 1]
     assert were_alive[:3] == [[], [False], [False]]
 
 
@@ -228,19 +227,19 @@ def test_remembered_limits_are_found_once_and_lowered_for_their_key_alone():
         found.append(1)
         return BatchLimits(1_000)
 
-    limits.get("a", find), limits.get("b", find)
+    limits.for_run("a", find), limits.for_run("b", find)
     limits.lower("a", 10, 50)
 
-    assert limits.get("a", find) == BatchLimits(250)
-    assert limits.get("b", find) == BatchLimits(1_000)
+    assert limits.for_run("a", find).current() == BatchLimits(250)
+    assert limits.for_run("b", find).current() == BatchLimits(1_000)
     assert len(found) == 2
     limits.clear()
-    assert limits.get("a", find) == BatchLimits(1_000)
+    assert limits.for_run("a", find).current() == BatchLimits(1_000)
 
 
 def test_limits_lowered_by_several_threads_end_at_the_lowest():
     limits = LimitMemory()
-    limits.get("a", lambda: BatchLimits(10_000))
+    limits.for_run("a", lambda: BatchLimits(10_000))
     start = threading.Barrier(8)
 
     def lower(rows):
@@ -251,7 +250,7 @@ def test_limits_lowered_by_several_threads_end_at_the_lowest():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lower, range(20, 100, 10)))
 
-    assert limits.get("a", lambda: None) == BatchLimits(100)
+    assert limits.for_run("a", lambda: None).current() == BatchLimits(100)
 
 
 class BudgetOf:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 
@@ -21,7 +22,7 @@ from gpuclassify.inference.packed.layout import Layout
 from gpuclassify.inference.packed.packed_attention import packed_attention
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
 
 PACKED = tuple(name for name in ARCHITECTURES if name != "deberta-v2")
@@ -39,9 +40,14 @@ def tokens_of(model, lengths, seed=0):
     return TokenBatch(ids.astype(np.int32), np.cumsum([0, *lengths]))
 
 
+@functools.cache
+def plain_module(directory):
+    return AutoModelForSequenceClassification.from_pretrained(directory).eval()
+
+
 def one_by_one(directory, tokens):
     """Logits by plain transformers, one unpadded text at a time."""
-    module = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    module = plain_module(directory)
     ids = [torch.from_numpy(tokens.take([row]).ids).long()[None] for row in range(len(tokens))]
     with torch.inference_mode():
         return np.concatenate(
@@ -92,8 +98,9 @@ def fresh(model, module):
     return dataclasses.replace(model, module=module, _padding_safety={}, _packed_layers=None)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize(
+    ("kind", "side"), [*itertools.product(LENGTHS, ["right"]), ("ragged", "left")]
+)
 @pytest.mark.parametrize("architecture", PACKED)
 def test_packed_outputs_equal_transformers_one_text_at_a_time(
     case_of, key, architecture, kind, side
@@ -113,7 +120,7 @@ def test_texts_of_similar_length_may_share_a_call_of_attention(
 ):
     """As on GPUs, where no kernel takes texts of any lengths."""
     monkeypatch.setattr(layouts, "shortest_share", lambda device: 0.3)
-    FOUND_LIMITS.get((key, "packed"), lambda: BatchLimits(10_000))
+    FOUND_LIMITS.for_run((key, "packed"), lambda: BatchLimits(10_000))
     model, tokens, expected = case_of(architecture)
 
     close(run(model, key, [tokens], BatchSettings(engine="packed"), RunStats()), expected)
@@ -363,7 +370,7 @@ def test_a_forward_that_fails_leaves_the_model_as_it_was(case_of, key):
 def test_exhausted_memory_loses_nothing_and_is_remembered_apart_from_padded_batches(case_of, key):
     model, tokens, expected = case_of("bert")
     model = watched(model, capacity=600)
-    FOUND_LIMITS.get(key, lambda: BatchLimits(5_000))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(5_000))
     first, second = RunStats(), RunStats()
 
     outputs = run(model, key, [tokens], BatchSettings(engine="packed"), first)
@@ -372,7 +379,7 @@ def test_exhausted_memory_loses_nothing_and_is_remembered_apart_from_padded_batc
     assert first.out_of_memory > 0
     assert second.out_of_memory == 0
     assert first.padded_tokens == first.tokens
-    assert FOUND_LIMITS.get(key, lambda: None) == BatchLimits(5_000)
+    assert FOUND_LIMITS.for_run(key, lambda: None).current() == BatchLimits(5_000)
     close(outputs, expected)
     close(again, expected)
 
@@ -395,7 +402,7 @@ def test_outputs_do_not_depend_on_partitions_order_or_budget(case_of, directory_
     for number, rows in enumerate((order[:cut], order[cut:])):
         key = ("partition", number, budget)
         FOUND_LIMITS.clear()
-        FOUND_LIMITS.get((key, "packed"), lambda: BatchLimits(budget))
+        FOUND_LIMITS.for_run((key, "packed"), lambda: BatchLimits(budget))
         part = TokenBatch(
             np.concatenate([tokens.take([row]).ids for row in rows] or [np.zeros(0, np.int32)]),
             np.cumsum([0, *tokens.lengths[rows]]),

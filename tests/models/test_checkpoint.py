@@ -16,7 +16,7 @@ from gpuclassify.models.checkpoint import (
     position_limit,
     read_checkpoint,
 )
-from gpuclassify.models.tensors import check_tensors
+from gpuclassify.models.loading import check_tensors
 from gpuclassify.testing import ARCHITECTURES, FAMILY_LABELS, category_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -19,14 +19,12 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 from gpuclassify import hub
 from gpuclassify.models import disentangled
 from gpuclassify.models.checkpoint import read_checkpoint
-from gpuclassify.models.deberta import Deberta
 from gpuclassify.models.disentangled import (
     DisentangledEncoder,
-    first_token_alone,
+    reference_forward,
     speed_up_deberta,
 )
 from gpuclassify.models.loading import load_module
-from gpuclassify.models.reference import reference_forward
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -186,30 +184,30 @@ def test_the_first_token_alone_has_the_state_that_it_has_in_company(layout, side
     first = inputs["attention_mask"].argmax(1)
     with torch.inference_mode():
         expected = model(**inputs).last_hidden_state
-        speed_up_deberta(model)
-        with first_token_alone():
-            found = model(**inputs).last_hidden_state
+        speed_up_deberta(model, is_first_token_enough=True)
+        found = model(**inputs).last_hidden_state
 
     assert found.shape == expected.shape
     rows = torch.arange(len(first))
     assert_close(found[rows, first], expected[rows, first])
 
 
-def test_the_linear_head_asks_for_first_tokens_alone():
+@pytest.mark.parametrize(("family", "count"), [("quality", 1), ("prompt-task-complexity", 40)])
+def test_the_last_layer_runs_what_the_head_reads(checkpoint, family, count):
     inputs = batch([40, 3, 40, 1])
-    model = Deberta({"base_model": "a/b", "id2label": {0: "x", 1: "y"}}, plain_model()).eval()
+    described = read_checkpoint(hub.resolve(str(checkpoint(family))))
+    plain, module = (
+        load_module(described, checkpoint(family), torch.float32, is_reference=is_reference)
+        for is_reference in (True, False)
+    )
+    [encoder] = [part for part in module.modules() if isinstance(part, DebertaV2Encoder)]
     rows = []
-    last = model.model.encoder.layer[-1]
-    last.intermediate.register_forward_hook(lambda _, __, out: rows.append(out.shape[1]))
+    encoder.layer[-1].intermediate.register_forward_hook(
+        lambda _, __, out: rows.append(out.shape[1])
+    )
     with torch.inference_mode():
-        expected = model(**inputs)
-        speed_up_deberta(model)
-        rows.clear()
-        found = model(**inputs)
-        model.model(**inputs)
-
-    assert rows == [1, 40]
-    assert_close(found, expected)
+        assert_close(module(**inputs), plain(**inputs))
+    assert rows == [count]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -9,8 +9,12 @@ from safetensors.torch import load_file, save_file
 
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import CheckpointError, read_checkpoint
-from gpuclassify.models.loading import expected_shapes, load_module, load_tokenizer
-from gpuclassify.models.tensors import check_tensors
+from gpuclassify.models.loading import (
+    check_tensors,
+    expected_shapes,
+    load_module,
+    load_tokenizer,
+)
 from gpuclassify.testing import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -14,7 +14,7 @@ from gpuclassify.safety import generation
 from gpuclassify.safety.decoder import load_decoder
 from gpuclassify.safety.generation import AnswerTask, answer
 from gpuclassify.safety.speculation import MOST_DRAFTED, SeenAnswers
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
 from tests.decoder_oracle import (
     BOS,
@@ -121,7 +121,7 @@ def batch_of(prompts):
 
 def limit(key, max_tokens):
     """Batches as large as `max_tokens` allow, however much padding that takes."""
-    FOUND_LIMITS.get(key, lambda: BatchLimits(max_tokens, enough_tokens=max_tokens))
+    FOUND_LIMITS.for_run(key, lambda: BatchLimits(max_tokens, enough_tokens=max_tokens))
 
 
 def never(text, is_complete):

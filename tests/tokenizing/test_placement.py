@@ -30,22 +30,20 @@ from gpuclassify import (
     ParquetWriter,
     Pipeline,
     classify,
-    tokenizing,
 )
 from gpuclassify.cli import main
 from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.jobs.settings import load_settings
 from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
-from gpuclassify.tokenizing import prefetch
+from gpuclassify.tokenizing import placement, prefetch
 from gpuclassify.tokenizing.gpu_wordpiece import GpuTokens, offsets_of
 from gpuclassify.tokenizing.placement import NotEligibleError
-from gpuclassify.tokenizing.prefetch import DeviceSource, Feed, HostSource
+from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource, TokenStream
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.wordpiece_rules import read_rules
 from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, pack
-from gpuclassify.workers.run_events import collected_stats
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_stats import RunStats, collected_stats
 from tests.oracle import assert_close, raw_outputs
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -75,7 +73,7 @@ class ColumnTexts(DeviceTexts):
     """A column of pandas, which calls things as cudf does, in the place of one on a GPU."""
 
     def to_list(self):
-        return [None if pd.isna(text) else text for text in self._series]
+        return [None if pd.isna(text) else text for text in self.series]
 
 
 class HostIds:
@@ -129,7 +127,7 @@ class DeviceEncoder(OnDevice, DistributedDataClassifier):
 @pytest.fixture
 def education(checkpoint, monkeypatch):
     """Mappers of one small FineWeb model: on the host, and with tokens of a device."""
-    monkeypatch.setattr(tokenizing, "_build", lambda host: HostIds(host.backend, host.max_tokens))
+    monkeypatch.setattr(placement, "_build", lambda host: HostIds(host.backend, host.max_tokens))
 
     def make(kind, **options):
         settings = {"autocast": False, "max_seq_length": MAX_TOKENS, **options}
@@ -169,22 +167,22 @@ def test_a_feed_of_a_device_gives_the_hosts_tokens(checkpoint):
 
     on_host, stats = tokenizer(), RunStats()
     column = ColumnTexts(pd.Series(DISTINCT, dtype="str"))
-    feed = Feed(DeviceSource(column, HostIds(on_host.backend, MAX_TOKENS), on_host), stats)
-    other = Feed(HostSource(tokenizer(), DISTINCT, False), RunStats())
-    blocks, expected = list(feed), list(other)
+    stream = TokenStream(DeviceSource(column, HostIds(on_host.backend, MAX_TOKENS), on_host), stats)
+    other = TokenStream(HostSource(tokenizer(), DISTINCT, False), RunStats())
+    blocks, expected = list(stream), list(other)
 
     assert len(blocks) == len(expected) > 3
     assert not any(block.is_on_host for block in blocks)
-    for found, wanted in zip(feed.blocks, other.blocks, strict=True):
+    for found, wanted in zip(stream.blocks, other.blocks, strict=True):
         assert found.tokens.ids.dtype == torch.int32
         np.testing.assert_array_equal(found.tokens.ids.numpy(), wanted.tokens.ids)
         np.testing.assert_array_equal(found.tokens.offsets, wanted.tokens.offsets)
         np.testing.assert_array_equal(found.tokens.whole_lengths, wanted.tokens.whole_lengths)
     for name in ("counts", "window_counts", "lengths", "seen_share", "text_of"):
-        np.testing.assert_array_equal(getattr(feed, name), getattr(other, name), err_msg=name)
-    assert feed.places.tolist() == list(range(len(DISTINCT)))
+        np.testing.assert_array_equal(getattr(stream, name), getattr(other, name), err_msg=name)
+    assert stream.places.tolist() == list(range(len(DISTINCT)))
     for window in (0, 5, len(DISTINCT) - 1):
-        alone = feed.take(window)
+        alone = stream.take(window)
         assert alone.is_on_host
         np.testing.assert_array_equal(alone.ids, other.take(window).ids)
     left = int(doubtful(DISTINCT).sum())
@@ -361,7 +359,7 @@ def test_a_refusal_by_the_tokenizer_itself_is_an_error_or_means_the_host(
     frame = FRAME.iloc[:8]
     expected = education(DistributedDataClassifier, model=model, score_field="s")(frame)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizing, "_build", lambda host: NotEligibleError("another cudf"))
+        patch.setattr(placement, "_build", lambda host: NotEligibleError("another cudf"))
         with pytest.raises(NotEligibleError, match=r"does not suit .*another cudf"):
             education(DeviceEncoder, model=model, tokenizer="gpu").compute(
                 ColumnTexts(frame.text), str
@@ -376,25 +374,25 @@ def test_auto_is_the_host_until_it_has_been_measured(monkeypatch):
         """What a frame of cudf says of itself."""
 
     options = FineWebEduClassifier().options
-    monkeypatch.setattr(tokenizing, "_is_cudf", lambda frame: True)
-    monkeypatch.setattr(tokenizing, "_runs_on_cuda", lambda options: True)
-    assert not tokenizing.is_for_gpu(options, Frame())
-    monkeypatch.setattr(tokenizing, "IS_GPU_FASTER", True)
-    assert tokenizing.is_for_gpu(options, Frame())
+    monkeypatch.setattr(placement, "_is_cudf", lambda frame: True)
+    monkeypatch.setattr(placement, "_runs_on_cuda", lambda options: True)
+    assert not placement.is_for_gpu(options, Frame())
+    monkeypatch.setattr(placement, "IS_GPU_FASTER", True)
+    assert placement.is_for_gpu(options, Frame())
     for other in ({"tokenizer": "host"}, {"long_text": "windows"}):
-        assert not tokenizing.is_for_gpu(FineWebEduClassifier(**other).options, Frame())
-    monkeypatch.setattr(tokenizing, "_runs_on_cuda", lambda options: False)
-    assert not tokenizing.is_for_gpu(options, Frame())
+        assert not placement.is_for_gpu(FineWebEduClassifier(**other).options, Frame())
+    monkeypatch.setattr(placement, "_runs_on_cuda", lambda options: False)
+    assert not placement.is_for_gpu(options, Frame())
     with pytest.raises(ValueError, match=r"makes tokens on a CUDA device.*tokenizer=\"host\""):
-        tokenizing.is_for_gpu(FineWebEduClassifier(tokenizer="gpu").options, Frame())
+        placement.is_for_gpu(FineWebEduClassifier(tokenizer="gpu").options, Frame())
 
 
 def test_what_stands_in_for_a_tokenizer_is_built_once_and_forgotten_with_it(education, checkpoint):
     tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(checkpoint("fineweb-edu")), MAX_TOKENS)
-    assert tokenizing.gpu_tokenizer(tokenizer) is tokenizing.gpu_tokenizer(tokenizer)
-    known = len(tokenizing._found)
+    assert placement.gpu_tokenizer(tokenizer) is placement.gpu_tokenizer(tokenizer)
+    known = len(placement._found)
     del tokenizer
-    assert len(tokenizing._found) == known - 1
+    assert len(placement._found) == known - 1
 
 
 def test_settings_and_keys_tell_where_texts_are_tokenized(checkpoint):

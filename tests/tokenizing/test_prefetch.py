@@ -1,6 +1,5 @@
 """Texts are tokenized ahead of the model, in blocks that change nothing."""
 
-import contextvars
 import statistics
 import threading
 import time
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gpuclassify.testing import sample_texts
-from gpuclassify.tokenizing import prefetch
-from gpuclassify.tokenizing.prefetch import Feed, HostSource, ahead, cut_blocks
+from gpuclassify.tokenizing.prefetch import HostSource, TokenStream, ahead, text_blocks
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_cache import shared_tokens
+from gpuclassify.tokenizing.token_cache import TokenStore
 from gpuclassify.tokenizing.windows import all_windows, first_windows
 from gpuclassify.workers.run_stats import RunStats
 
@@ -27,18 +25,9 @@ def tokenizer(sequence_classifier):
     return TextTokenizer(AutoTokenizer.from_pretrained(sequence_classifier("bert")), 24, 5)
 
 
-@pytest.fixture
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(prefetch, "FIRST_BLOCK_CHARS", 300)
-    monkeypatch.setattr(prefetch, "MOST_BLOCK_CHARS", 1_000)
-
-
 @given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(1, 40), st.integers(40, 90))
 def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, most):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefetch, "FIRST_BLOCK_CHARS", first)
-        patch.setattr(prefetch, "MOST_BLOCK_CHARS", most)
-        bounds = list(cut_blocks([len(text) for text in texts]))
+    bounds = text_blocks([len(text) for text in texts], first, most)
 
     blocks = [texts[start:stop] for start, stop in bounds]
     assert [text for block in blocks for text in block] == texts
@@ -49,37 +38,36 @@ def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, mo
         bound = min(2 * bound, most)
 
 
-def feed_of(tokenizer, texts, has_all_windows, stats):
-    return Feed(HostSource(tokenizer, texts, has_all_windows), stats)
+def stream_of(tokenizer, texts, has_all_windows, stats, store=None, block_chars=(300, 1_000)):
+    source = HostSource(tokenizer, texts, has_all_windows, store)
+    return TokenStream(source, stats, block_chars)
 
 
-@pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("has_all_windows", [False, True])
-def test_a_feed_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all_windows):
+def test_a_stream_gives_the_windows_of_one_call_and_counts_them(tokenizer, has_all_windows):
     stats = RunStats()
-    feed = feed_of(tokenizer, TEXTS, has_all_windows, stats)
+    stream = stream_of(tokenizer, TEXTS, has_all_windows, stats)
     whole = (all_windows if has_all_windows else first_windows)(tokenizer.encode(TEXTS))
 
-    blocks = list(feed)
+    blocks = list(stream)
 
     assert len(blocks) > 3
     distinct = [block.take([row]).ids for block in blocks for row in range(len(block))]
-    given_back = np.concatenate([distinct[place] for place in feed.places])
+    given_back = np.concatenate([distinct[place] for place in stream.places])
     np.testing.assert_array_equal(given_back, whole.tokens.ids)
-    np.testing.assert_array_equal(feed.counts, whole.counts)
-    np.testing.assert_array_equal(feed.window_counts, whole.found)
-    np.testing.assert_array_equal(feed.lengths, whole.tokens.lengths)
-    np.testing.assert_array_equal(feed.seen_share, whole.seen_share)
+    np.testing.assert_array_equal(stream.counts, whole.counts)
+    np.testing.assert_array_equal(stream.window_counts, whole.found)
+    np.testing.assert_array_equal(stream.lengths, whole.tokens.lengths)
+    np.testing.assert_array_equal(stream.seen_share, whole.seen_share)
     assert stats.windows == len(whole.tokens)
     assert stats.truncated_texts == whole.tokens.truncated
     assert stats.tokenize_seconds > 0
     owners = np.repeat(np.arange(len(TEXTS)), whole.counts)
-    np.testing.assert_array_equal(feed.text_of, owners)
+    np.testing.assert_array_equal(stream.text_of, owners)
     for window in (0, 1, len(owners) // 2, len(owners) - 1):
-        np.testing.assert_array_equal(feed.take(window).ids, whole.tokens.take([window]).ids)
+        np.testing.assert_array_equal(stream.take(window).ids, whole.tokens.take([window]).ids)
 
 
-@pytest.mark.usefixtures("_small_blocks")
 def test_windows_of_equal_tokens_are_given_once(tokenizer):
     start, other = "the beginning of a page " * 10, "quite another text"
     texts = [start + end for end in ("one", "two", "three")]
@@ -88,26 +76,24 @@ def test_windows_of_equal_tokens_are_given_once(tokenizer):
 
     windows = [
         block.take([row])
-        for block in feed_of(tokenizer, texts, False, first)
+        for block in stream_of(tokenizer, texts, False, first)
         for row in range(len(block))
     ]
-    feed = feed_of(tokenizer, texts, True, every)
-    list(feed)
+    stream = stream_of(tokenizer, texts, True, every)
+    list(stream)
 
     assert tokenizer.encode([other])[0].windows[0].tolist() == windows[1].ids.tolist()
     assert len(windows) == 3
     assert (first.windows, first.folded_windows) == (len(texts), len(texts) - 3)
-    assert len(set(feed.places.tolist())) == every.windows - every.folded_windows
+    assert len(set(stream.places.tolist())) == every.windows - every.folded_windows
 
 
-@pytest.mark.usefixtures("_small_blocks")
-def test_the_thread_that_tokenizes_shares_tokens_with_the_pass_it_works_for(tokenizer):
-    stats = RunStats()
+def test_mappers_of_one_pass_share_tokens(tokenizer):
+    store, stats = TokenStore(), RunStats()
 
-    with shared_tokens():
-        list(feed_of(tokenizer, TEXTS, False, RunStats()))
-        list(feed_of(tokenizer, TEXTS, False, stats))
-    list(feed_of(tokenizer, TEXTS, False, outside := RunStats()))
+    list(stream_of(tokenizer, TEXTS, False, RunStats(), store))
+    list(stream_of(tokenizer, TEXTS, False, stats, store))
+    list(stream_of(tokenizer, TEXTS, False, outside := RunStats()))
 
     assert stats.shared_texts == len(TEXTS)
     assert outside.shared_texts == 0
@@ -158,16 +144,9 @@ def test_whoever_stops_early_leaves_no_thread_and_little_work_behind():
     assert not [t for t in left if t.name.startswith("gpuclassify-tokens")]
 
 
-def test_context_variables_are_those_of_the_caller():
-    variable = contextvars.ContextVar("variable", default="unset")
-    variable.set("the caller's")
-
-    assert list(ahead(lambda _: variable.get(), range(3))) == ["the caller's"] * 3
-
-
-def waits_of(feed, stats, before_each):
+def waits_of(stream, stats, before_each):
     """Seconds that each block was waited for; `before_each` is given its number."""
-    blocks, waits = iter(feed), []
+    blocks, waits = iter(stream), []
     while True:
         before_each(len(waits))
         waited = stats.wait_tokens_seconds
@@ -177,8 +156,6 @@ def waits_of(feed, stats, before_each):
 
 
 def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypatch, tokenizer):
-    monkeypatch.setattr(prefetch, "FIRST_BLOCK_CHARS", 500)
-    monkeypatch.setattr(prefetch, "MOST_BLOCK_CHARS", 500)
     encode, asked, made = tokenizer.encode, threading.Semaphore(0), []
 
     def slowly(texts):
@@ -191,7 +168,10 @@ def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypa
     fast, slow = RunStats(), RunStats()
 
     # A model that takes no time: a block is tokenized when it is asked for, and not before.
-    hurried = waits_of(feed_of(tokenizer, TEXTS, False, fast), fast, lambda _: asked.release())
+    def stream(stats):
+        return stream_of(tokenizer, TEXTS, False, stats, block_chars=(500, 500))
+
+    hurried = waits_of(stream(fast), fast, lambda _: asked.release())
     blocks = len(made)
     made.clear()
     asked.release(blocks)
@@ -202,7 +182,7 @@ def test_waiting_for_tokens_is_counted_and_work_beside_the_model_is_not(monkeypa
         while 0 < number < blocks and len(made) <= number and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    calm = waits_of(feed_of(tokenizer, TEXTS, False, slow), slow, wait_for_block)
+    calm = waits_of(stream(slow), slow, wait_for_block)
 
     assert blocks == len(hurried) == len(calm) > 4
     # Medians: this thread may be held up between any two of its steps.

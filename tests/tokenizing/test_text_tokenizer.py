@@ -1,17 +1,12 @@
 """Ragged tokens equal the tokenizer's own, one text at a time."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from gpuclassify.testing import ARCHITECTURES, sample_texts
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, fold
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
 ODD_TEXTS = [
     " ",
@@ -34,10 +29,12 @@ def rows_of(batch):
 @pytest.mark.parametrize("max_tokens", [24, 512])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_ids_equal_the_tokenizer_called_on_one_text_at_a_time(
-    directory_of, architecture, max_tokens
+    sequence_classifier, architecture, max_tokens
 ):
-    one_by_one = AutoTokenizer.from_pretrained(directory_of(architecture))
-    ours = TextTokenizer(AutoTokenizer.from_pretrained(directory_of(architecture)), max_tokens)
+    one_by_one = AutoTokenizer.from_pretrained(sequence_classifier(architecture))
+    ours = TextTokenizer(
+        AutoTokenizer.from_pretrained(sequence_classifier(architecture)), max_tokens
+    )
 
     batch = ours(TEXTS)
 
@@ -51,8 +48,8 @@ def test_ids_equal_the_tokenizer_called_on_one_text_at_a_time(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_empty_text_is_never_an_empty_row(directory_of, architecture):
-    tokenizer = AutoTokenizer.from_pretrained(directory_of(architecture))
+def test_an_empty_text_is_never_an_empty_row(sequence_classifier, architecture):
+    tokenizer = AutoTokenizer.from_pretrained(sequence_classifier(architecture))
     expected = tokenizer("")["input_ids"]
     assert bool(expected) != (architecture in WITHOUT_SPECIAL_TOKENS)
 
@@ -62,8 +59,8 @@ def test_an_empty_text_is_never_an_empty_row(directory_of, architecture):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
-def test_truncation_on_the_left_keeps_the_end(directory_of, architecture):
-    directory = directory_of(architecture)
+def test_truncation_on_the_left_keeps_the_end(sequence_classifier, architecture):
+    directory = sequence_classifier(architecture)
     one_by_one = AutoTokenizer.from_pretrained(directory, truncation_side="left")
     right = TextTokenizer(AutoTokenizer.from_pretrained(directory), 12)(TEXTS)
 
@@ -77,16 +74,16 @@ def test_truncation_on_the_left_keeps_the_end(directory_of, architecture):
     assert left.truncated == right.truncated > 0
 
 
-def test_no_texts_give_an_empty_batch(directory_of):
-    batch = TextTokenizer(AutoTokenizer.from_pretrained(directory_of("bert")), 64)([])
+def test_no_texts_give_an_empty_batch(sequence_classifier):
+    batch = TextTokenizer(AutoTokenizer.from_pretrained(sequence_classifier("bert")), 64)([])
 
     assert len(batch) == 0
     assert batch.ids.dtype == np.int32
     assert batch.offsets.tolist() == [0]
 
 
-def test_truncated_counts_texts_that_lost_tokens_and_no_others(directory_of):
-    tokenizer = AutoTokenizer.from_pretrained(directory_of("bert"))
+def test_truncated_counts_texts_that_lost_tokens_and_no_others(sequence_classifier):
+    tokenizer = AutoTokenizer.from_pretrained(sequence_classifier("bert"))
     texts = ["the river", "the river the river", "the river the river the", "the " * 5_000]
     lengths = [len(tokenizer(text)["input_ids"]) for text in texts]
     limit = lengths[1]
@@ -110,9 +107,9 @@ def test_a_tokenizer_written_in_python_gives_the_same_and_counts_exactly():
     assert batch.truncated == 2
 
 
-def test_segment_ids_are_kept_where_the_tokenizer_gives_other_than_zero(directory_of):
+def test_segment_ids_are_kept_where_the_tokenizer_gives_other_than_zero(sequence_classifier):
     def with_segments():
-        tokenizer = AutoTokenizer.from_pretrained(directory_of("bert"))
+        tokenizer = AutoTokenizer.from_pretrained(sequence_classifier("bert"))
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="[CLS]:2 $A:0 [SEP]:1",
             special_tokens=[("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)],
@@ -126,32 +123,3 @@ def test_segment_ids_are_kept_where_the_tokenizer_gives_other_than_zero(director
     ]
     assert batch.type_ids.dtype == np.int32
     assert [r.tolist() for r in np.split(batch.type_ids, batch.offsets[1:-1])] == expected
-
-
-def test_two_lengths_in_two_threads_do_not_disturb_each_other(model_of):
-    model = model_of("bert")
-    lengths = [16, 40]
-    texts = sample_texts(300, seed=8)
-    expected = {n: TextTokenizer(model.new_tokenizer(), n)(texts).ids for n in lengths}
-    start = threading.Barrier(4)
-
-    def tokenize(length):
-        start.wait()
-        return [model.text_tokenizer(length)(texts).ids for _ in range(3)]
-
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(tokenize, lengths * 2))
-
-    for length, runs in zip(lengths * 2, results, strict=True):
-        for ids in runs:
-            np.testing.assert_array_equal(ids, expected[length])
-
-
-@given(st.lists(st.one_of(st.none(), st.sampled_from(["", " ", "a", "A", "b", "é", "e\u0301"]))))
-def test_folding_keeps_each_distinct_text_once_and_every_row_finds_its_own(texts):
-    distinct, positions = fold(texts)
-
-    assert len(set(distinct)) == len(distinct)
-    assert positions.dtype == np.int64
-    assert [None if p < 0 else distinct[p] for p in positions] == texts
-    assert distinct == list(dict.fromkeys(text for text in texts if text is not None))

@@ -1,12 +1,11 @@
 """Shared tokens are those that each tokenizer would have made itself."""
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from gpuclassify.testing import sample_texts, write_sequence_classifier
-from gpuclassify.tokenizing import token_cache
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_cache import TokenStore, current_store, shared_tokens
 
 TEXTS = ["", *sample_texts(40, max_words=150)]
 
@@ -28,10 +27,10 @@ def assert_same(found, expected):
 
 def shares(first, second, texts=TEXTS):
     """How many texts the second got from the first, each as it would have made it itself."""
-    with token_cache.shared_tokens():
-        _, known = token_cache.encode(first, texts)
-        assert known == 0
-        found, known = token_cache.encode(second, texts)
+    store = TokenStore()
+    _, known = store.encode(first, texts)
+    assert known == 0
+    found, known = store.encode(second, texts)
     assert_same(found, second.encode(texts))
     return known
 
@@ -76,18 +75,17 @@ def test_a_tokenizer_written_in_python_shares_with_itself_only():
 
 
 def test_texts_that_were_filtered_out_are_not_needed(tokenizer_of):
-    with token_cache.shared_tokens():
-        token_cache.encode(tokenizer_of(), TEXTS)
-        found, known = token_cache.encode(tokenizer_of(), [*TEXTS[10:15], "a new text"])
+    store = TokenStore()
+    store.encode(tokenizer_of(), TEXTS)
+    found, known = store.encode(tokenizer_of(), [*TEXTS[10:15], "a new text"])
 
     assert known == 5
     assert_same(found, tokenizer_of().encode([*TEXTS[10:15], "a new text"]))
 
 
-def test_nothing_is_remembered_outside(tokenizer_of):
-    with token_cache.shared_tokens():
-        token_cache.encode(tokenizer_of(), TEXTS)
-    found, known = token_cache.encode(tokenizer_of(), TEXTS)
-
-    assert known == 0
-    assert all(isinstance(window, np.ndarray) for tokens in found for window in tokens.windows)
+def test_there_is_one_store_within_a_pass_and_none_outside():
+    assert current_store() is None
+    with shared_tokens():
+        store = current_store()
+        assert current_store() is store is not None
+    assert current_store() is None

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gpuclassify.inference.memory import is_out_of_memory
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
-from gpuclassify.workers.device_errors import is_broken_device
+from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 
 _WINDOWS = ("sliding_window", "local_attention")
 _WITHOUT_WINDOW = 16

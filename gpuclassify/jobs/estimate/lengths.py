@@ -9,7 +9,6 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify.frames import backend_of
-from gpuclassify.models.checkpoint import OWN_MODULE
 from gpuclassify.safety.lora import LoraCheckpoint
 from gpuclassify.text_mapper import TextMapper
 
@@ -144,7 +143,6 @@ def _tokenizer(mapper: TextMapper) -> Any:
 
 def _longest(mapper: TextMapper, tokenizer: Any) -> int:
     """Most tokens that the model reads if nobody asks for another length."""
-    from gpuclassify.inference.loaded_model import _max_tokens
+    from gpuclassify.models.loading import longest_input
 
-    checkpoint = mapper.model.checkpoint
-    return _max_tokens({} if checkpoint.layout == OWN_MODULE else checkpoint.sizes, tokenizer)
+    return longest_input(mapper.model.checkpoint, tokenizer)

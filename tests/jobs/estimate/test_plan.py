@@ -29,7 +29,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import as_chain
 from gpuclassify.testing import safety_template, sample_texts
-from gpuclassify.workers.run_events import collected_stats
+from gpuclassify.workers.run_stats import collected_stats
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SERVER = runpy.run_path(str(Path(__file__).parents[2] / "hub_server.py"))

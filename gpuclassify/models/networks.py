@@ -1,0 +1,133 @@
+"""Torch modules with the published checkpoints' state-dict names: a backbone and what follows it.
+
+Each reads a text's tokens and nothing of its padding, whichever side is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The mean of each row's tokens, special ones included, float32 (rows, width of a state).
+
+    Parameters
+    ----------
+    states : Tensor, shape (rows, tokens, width of a state)
+        Of any precision; summed in float32.
+    attention_mask : Tensor of int64, shape (rows, tokens)
+        1 for a token, 0 for padding.
+    """
+    mask = attention_mask.unsqueeze(-1).float()
+    return (states.float() * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+
+
+def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The state of each row's first token, float32; arguments as in `mean_of_tokens`."""
+    return _rows_at(states, attention_mask.argmax(dim=1))
+
+
+def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The state of each row's last token, float32; arguments as in `mean_of_tokens`."""
+    columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    return _rows_at(states, (attention_mask * columns).argmax(dim=1))
+
+
+def _rows_at(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return states[torch.arange(len(states), device=states.device), columns].float()
+
+
+class FirstTokenHead(nn.Module):
+    """A backbone with one linear layer on its first token: tensors ``model.*`` and ``fc.*``.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+        A transformers encoder.
+    outputs : int
+    dropout : float
+        Probability while training.
+    """
+
+    def __init__(self, backbone: nn.Module, outputs: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        width: Any = backbone.config.hidden_size  # type: ignore[union-attr]
+        self.model = backbone
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(width, outputs)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+    ) -> torch.Tensor:
+        """Logits (rows, outputs) from ids and mask (rows, width), padded on either side."""
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        first = attention_mask.argmax(dim=1)
+        rows = torch.arange(len(first), device=first.device)
+        return self.fc(self.dropout(hidden.last_hidden_state[rows, first]))
+
+
+class PooledHeads(nn.Module):
+    """A backbone with several linear layers on the mean of its tokens.
+
+    The layout of ``nvidia/prompt-task-and-complexity-classifier``: tensors ``backbone.*`` and
+    ``head_0.fc.*`` onwards, without dropout.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+        A transformers encoder.
+    sizes : sequence of int
+        Outputs of each head, in the heads' order.
+    """
+
+    def __init__(self, backbone: nn.Module, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        width: Any = backbone.config.hidden_size  # type: ignore[union-attr]
+        for number, size in enumerate(sizes):
+            self.add_module(f"head_{number}", nn.ModuleDict({"fc": nn.Linear(width, size)}))
+        self._count = len(sizes)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+    ) -> torch.Tensor:
+        """Logits of all heads side by side, (rows, sum of sizes), from ids and mask (rows, width).
+
+        Special tokens count in the mean; it is taken in float32 whatever the weights are.
+        """
+        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        states = hidden.last_hidden_state
+        mean = mean_of_tokens(states, attention_mask).to(states.dtype)
+        heads: list[Any] = [getattr(self, f"head_{number}") for number in range(self._count)]
+        return torch.cat([head["fc"](mean) for head in heads], dim=1)
+
+
+_POOL = {"mean": mean_of_tokens, "cls": first_token, "last": last_token}
+
+
+class PooledEmbedding(nn.Module):
+    """A backbone whose token states are pooled to one vector a text.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+        A transformers encoder or decoder.
+    pooling : {"mean", "cls", "last"}
+        The mean of all tokens, or the state of the first or of the last one.
+    """
+
+    def __init__(self, backbone: nn.Module, pooling: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self._pool = _POOL[pooling]
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+    ) -> torch.Tensor:
+        """Vectors, float32 (rows, width of a state), from ids and mask (rows, tokens)."""
+        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        return self._pool(hidden.last_hidden_state, attention_mask)
