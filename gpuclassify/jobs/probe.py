@@ -10,8 +10,7 @@ from typing import Any
 import dask
 
 from gpuclassify import hub
-from gpuclassify.cluster.preflight import check_workers
-from gpuclassify.cluster.preflight_table import SETTING, MisfitError
+from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.partition_map import PartitionMap
 

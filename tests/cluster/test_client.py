@@ -20,11 +20,10 @@ from distributed import Client, LocalCluster
 from distributed.core import Status
 
 from gpuclassify.cluster import get_client
-from gpuclassify.cluster.cpu import usable_cores
-from gpuclassify.cluster.local import PatientNanny, quiet_end, start
-from gpuclassify.cluster.nvml_devices import survey_gpus
-from gpuclassify.cluster.plugins import is_not_about_the_end
-from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS
+from gpuclassify.cluster.local import PatientNanny, start
+from gpuclassify.cluster.plugins import WORKER_TTL_SECONDS
+from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.workers.nvml import survey_gpus
 
 has_no_gpu = pytest.mark.skipif(survey_gpus().has_gpu, reason="is about machines without a GPU")
 
@@ -324,29 +323,6 @@ def test_the_end_of_a_cluster_cuts_off_heartbeats_in_silence(tmp_path):
         "        client.close()\n",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_other_records_of_workers_and_nannies_stay(caplog):
-    def record(name, message, error=None):
-        exc_info = error and (type(error), error, None)
-        return logging.LogRecord(name, logging.ERROR, "", 1, message, (), exc_info)
-
-    lost = "Failed to communicate with scheduler during heartbeat."
-    assert not is_not_about_the_end(record("distributed.worker", lost, OSError("closed")))
-    assert is_not_about_the_end(record("distributed.worker", lost, ValueError("other")))
-    assert is_not_about_the_end(record("distributed.worker", "Compute Failed"))
-    with caplog.at_level(logging.WARNING, "distributed.nanny"):
-        with quiet_end():
-            logging.getLogger("distributed.nanny").warning("Restarting worker")
-            logging.getLogger("distributed.nanny").warning(
-                "Worker process still alive after 4.0 seconds, killing"
-            )
-        logging.getLogger("distributed.nanny").warning("Worker process still alive after 1 second")
-    records = [r for r in caplog.records if r.name == "distributed.nanny"]
-    assert [r.getMessage()[:21] for r in records] == [
-        "Restarting worker",
-        "Worker process still ",
-    ]
 
 
 def test_a_nanny_waits_for_a_process_that_takes_its_time_to_die():
