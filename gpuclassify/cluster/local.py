@@ -2,10 +2,10 @@
 
 import atexit
 import contextlib
+import inspect
 import logging
 import signal
 import socket
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -156,20 +156,19 @@ def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
     except BaseException:
         client.close()
         raise
-    # Before Dask's own exit hooks: they close the cluster under a client that holds results.
-    atexit.register(_close_if_alive, weakref.ref(client))
+    reference = weakref.ref(client)
+
+    @atexit.register  # before Dask's own hooks: they close the cluster under a client with results
+    def close_if_alive() -> None:
+        if (client := reference()) is not None:
+            client.close()
+
     return client
-
-
-def _close_if_alive(reference: weakref.ref[OwningClient]) -> None:
-    client = reference()
-    if client is not None:
-        client.close()
 
 
 def refuse_reimported_script() -> None:
     """Stop a worker process that imports the user's script from starting workers of its own."""
-    frame = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
             raise RuntimeError(
@@ -177,7 +176,7 @@ def refuse_reimported_script() -> None:
                 f"started them. Put the script's work below {GUARD!r}:\n\n"
                 f"    {GUARD}\n        with get_client() as client:\n            ..."
             )
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def dashboard_address() -> str:

@@ -68,9 +68,13 @@ class KeepFreedMemory(WorkerPlugin):
     name = "gpuclassify-keep-freed-memory"
 
     def setup(self, worker: Worker) -> None:
-        """Raise the allocator's thresholds in the worker's process."""
-        if worker.nanny and not keep_freed_memory():
-            logger.debug("the allocator of %s has no thresholds to raise", worker.address)
+        """Raise glibc's mmap and trim thresholds in the worker's process."""
+        if not worker.nanny or platform.libc_ver()[0] != "glibc":
+            return
+        mallopt = ctypes.CDLL(None).mallopt
+        is_raised = any(mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS_BYTES)
+        if not (is_raised and mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)):
+            logger.debug("glibc's allocator has refused thresholds on %s", worker.address)
 
 
 class PatientConnections(WorkerPlugin):
@@ -119,15 +123,6 @@ class TorchMemoryFraction(WorkerPlugin):
                 "CUDA build of torch that fits the driver, or use cluster_type='cpu'"
             )
         torch.cuda.set_per_process_memory_fraction(self.fraction)
-
-
-def keep_freed_memory() -> bool:
-    """Raise glibc's mmap and trim thresholds in this process; False where that cannot be done."""
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    is_raised = any(mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS_BYTES)
-    return is_raised and bool(mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES))
 
 
 def raise_by_value() -> Any:

@@ -164,19 +164,19 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
     """
     if visible_devices is None:
         return tuple(devices)
+
+    def is_named(gpu: Gpu, name: str) -> bool:
+        if name.isdecimal():
+            return gpu.index == int(name)
+        return name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name)
+
     selected: list[Gpu] = []
     for name in (part.strip() for part in visible_devices.split(",")):
-        found = next((gpu for gpu in devices if _is_named(gpu, name)), None)
+        found = next((gpu for gpu in devices if is_named(gpu, name)), None)
         if found is None:
             break
         selected.append(found)
     return tuple(selected)
-
-
-def _is_named(gpu: Gpu, name: str) -> bool:
-    if name.isdecimal():
-        return gpu.index == int(name)
-    return name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name)
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
@@ -222,12 +222,8 @@ def _slices(nvml: Any, parent: Any) -> list[Any] | None:
     """The slices of a GPU in MIG mode, without which CUDA cannot use it; None for a whole GPU."""
     if not is_mig(nvml, parent):
         return None
-    try:
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(parent)
-    except nvml.NVMLError:
-        return None
     handles = []
-    for i in range(count):
+    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
         try:
             handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, i))
         except nvml.NVMLError:  # slots for slices need not be filled

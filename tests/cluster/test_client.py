@@ -66,8 +66,10 @@ def test_a_cpu_worker_keeps_freed_memory(client):
     assert client.submit(faults_of_refilling, pure=False).result(timeout=240) < pages / 10
 
 
-def test_a_worker_that_joins_later_is_set_up_too():
+def test_a_worker_that_joins_later_is_set_up_too_and_all_end_with_the_client():
     with get_client("cpu", n_workers=2) as client:
+        assert isinstance(client, Client)
+        assert client.dashboard_link.startswith("http://")
         threads = max(1, usable_cores() // 2)
         before = set(client.scheduler_info()["workers"])
         client.cluster.scale(3)
@@ -78,14 +80,7 @@ def test_a_worker_that_joins_later_is_set_up_too():
         assert set(found.values()) == {threads}
         for_tokens = client.run(os.getenv, "RAYON_NUM_THREADS")
         assert set(for_tokens.values()) == {str(threads)}
-
-
-def test_leaving_the_context_closes_client_and_cluster():
-    with get_client("cpu", n_workers=1) as client:
-        assert isinstance(client, Client)
-        cluster = client.cluster
-        address = client.scheduler.address
-        assert client.dashboard_link.startswith("http://")
+        cluster, address = client.cluster, client.scheduler.address
     assert client.status == "closed"
     assert cluster.status == Status.closed
     host, port = address.removeprefix("tcp://").split(":")
@@ -286,43 +281,33 @@ def test_the_signature_shows_the_shares_of_a_gpu():
     assert parameters["torch_memory_fraction"].default == 0.45
 
 
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_a_script_prints_nothing_and_leaves_no_process(tmp_path, is_closed):
+def test_a_script_prints_nothing_and_leaves_no_process(tmp_path):
+    """Neither clusters that are closed nor one that ends with the script.
+
+    A heartbeat is nearly always under way where one follows the other at once.
+    """
     done = run_script(
         tmp_path,
         "from pathlib import Path\n"
+        "import distributed.scheduler\n"
         "from gpuclassify.cluster import get_client\n"
         "if __name__ == '__main__':\n"
-        "    client = get_client('cpu', n_workers=1)\n"
-        "    pids = [worker.pid for worker in client.cluster.workers.values()]\n"
-        "    assert client.submit(sum, [1, 2]).result() == 3\n"
-        "    Path(__file__).with_suffix('.pids').write_text(' '.join(map(str, pids)))\n"
-        f"    {'client.close()' if is_closed else 'pass'}\n",
+        "    distributed.scheduler.heartbeat_interval = lambda workers: 0.001\n"
+        "    pids = []\n"
+        "    for is_last in (False, False, True):\n"
+        "        client = get_client('cpu', n_workers=2)\n"
+        "        assert client.submit(sum, [1, 2]).result() == 3\n"
+        "        pids += [worker.pid for worker in client.cluster.workers.values()]\n"
+        "        if not is_last:\n"
+        "            client.close()\n"
+        "    Path(__file__).with_suffix('.pids').write_text(' '.join(map(str, pids)))\n",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     pids = (tmp_path / "script.pids").read_text().split()
-    assert pids
+    assert len(pids) == 6
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
-
-
-def test_the_end_of_a_cluster_cuts_off_heartbeats_in_silence(tmp_path):
-    """A heartbeat is nearly always under way where one follows the other at once."""
-    done = run_script(
-        tmp_path,
-        "import distributed.scheduler\n"
-        "from distributed import LocalCluster\n"
-        "from gpuclassify.cluster.local import PatientNanny, start\n"
-        "if __name__ == '__main__':\n"
-        "    distributed.scheduler.heartbeat_interval = lambda workers: 0.001\n"
-        "    options = {'n_workers': 2, 'threads_per_worker': 1, 'worker_class': PatientNanny}\n"
-        "    for _ in range(3):\n"
-        "        client = start(LocalCluster, options, [])\n"
-        "        assert client.submit(sum, [1, 2]).result() == 3\n"
-        "        client.close()\n",
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_nanny_waits_for_a_process_that_takes_its_time_to_die():
