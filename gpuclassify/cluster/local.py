@@ -23,7 +23,7 @@ DASHBOARD_PORT = 8787
 # after this time; Dask's 15 seconds are over before a busy machine has imported torch.
 RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
 GUARD = 'if __name__ == "__main__":'
-LAST_CALL = "5 seconds"  # how long a worker that hangs may hold up the end of its cluster
+END_TIMEOUT = "5 seconds"  # how long a worker that hangs may hold up the end of its cluster
 
 
 class OwningClient(Client):
@@ -41,7 +41,7 @@ class OwningClient(Client):
             return super().close(*args, **kwargs)
         if cluster.status == Status.running:
             with contextlib.suppress(OSError):  # a timeout is one
-                self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=LAST_CALL)
+                self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=END_TIMEOUT)
         nanny_logger = logging.getLogger("distributed.nanny")
         level = nanny_logger.level
         nanny_logger.setLevel(logging.ERROR)

@@ -214,9 +214,9 @@ class _Check:
         fetching = {a: self._submit(a, fetch_here, packed) for a in first.values()}
         self._settle(fetching, "files", "a model in the cache, or the Hub")
         failed = {row.host for row in self.rows}
-        sharers = Counter(place.host for place in self.places.values())
+        workers_here = Counter(place.host for place in self.places.values())
         running = {
-            address: self._submit(address, run_here, packed, sharers[place.host])
+            address: self._submit(address, run_here, packed, workers_here[place.host])
             for address, place in self.places.items()
             if place.host not in failed
         }
@@ -302,7 +302,7 @@ def fetch_here(packed: bytes) -> None:
     cloudpickle.loads(packed).fetch()
 
 
-def run_here(packed: bytes, sharers: int) -> None:
+def run_here(packed: bytes, workers_here: int) -> None:
     """The task of each worker, with its share of the memory that its machine has left."""
     import psutil
     from distributed import get_worker
@@ -311,7 +311,7 @@ def run_here(packed: bytes, sharers: int) -> None:
     if limit_bytes := get_worker().memory_manager.memory_limit:
         own_bytes = psutil.Process().memory_info().rss
         free_bytes = max(0, min(free_bytes, limit_bytes - own_bytes))
-    cloudpickle.loads(packed).run(free_bytes // sharers)
+    cloudpickle.loads(packed).run(free_bytes // workers_here)
 
 
 def device_here() -> str:

@@ -17,9 +17,9 @@ from tornado.ioloop import PeriodicCallback
 
 logger = logging.getLogger(__name__)
 
-# Jobs that end at once and again are no bad luck: a path or a package is wrong on the nodes.
-MOST_VAIN_ROUNDS = 3
-LAST_LINES = 15
+# Rounds in which all jobs end without a worker: a path or a package is wrong on the nodes.
+MOST_FAILED_ROUNDS = 3
+LOG_LINES = 15
 
 
 class ClosingJob(SLURMJob):
@@ -56,7 +56,7 @@ class JobKeeper:
         self.cluster = cluster
         self.watch = PeriodicCallback(self.replace_ended, look_every_seconds * 1000)
         self.numbers = itertools.count()
-        self.vain_rounds = 0
+        self.failed_rounds = 0
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
@@ -76,7 +76,7 @@ class JobKeeper:
         try:
             self.cluster.sync(self._settle)
         except RuntimeError as err:
-            raise RuntimeError(f"Slurm refused a job: {_words(err)}") from err
+            raise RuntimeError(f"Slurm refused a job: {_sbatch_message(err)}") from err
         self.cluster.loop.add_callback(self.watch.start)
 
     async def replace_ended(self) -> None:
@@ -98,7 +98,7 @@ class JobKeeper:
             for name, job in known.items()
             if job.job_id not in live and workers.get(name) is job
         }
-        if ended and await self._is_vain(ended.values()):
+        if ended and await self._must_give_up(ended.values()):
             await self.cluster.close()
             return
         for name, job_id in ended.items():
@@ -110,7 +110,7 @@ class JobKeeper:
             # Workers that Dask's own watch dropped are missing, too.
             await self._settle()
         except RuntimeError as err:
-            self.refusal = _words(err)
+            self.refusal = _sbatch_message(err)
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
@@ -123,19 +123,19 @@ class JobKeeper:
         """Close and submit jobs until they are those that are wanted."""
         await self.cluster
 
-    async def _is_vain(self, ended: Iterable[str | None]) -> bool:
+    async def _must_give_up(self, ended: Iterable[str | None]) -> bool:
         """Tell whether jobs end again and again without a worker, and say why."""
         if self.cluster.scheduler.workers:
-            self.vain_rounds = 0
+            self.failed_rounds = 0
             return False
-        self.vain_rounds += 1
-        if self.vain_rounds <= MOST_VAIN_ROUNDS:
+        self.failed_rounds += 1
+        if self.failed_rounds <= MOST_FAILED_ROUNDS:
             return False
         job_ids = [job_id for job_id in ended if job_id]
         logger.error(
             "Slurm jobs ended %d times without a worker, so the cluster is closed. %s",
-            self.vain_rounds,
-            await _last_words(job_ids[-1]) if job_ids else f"Slurm refuses them: {self.refusal}",
+            self.failed_rounds,
+            await _end_of_log(job_ids[-1]) if job_ids else f"Slurm refuses them: {self.refusal}",
         )
         return True
 
@@ -154,7 +154,7 @@ def _dry_run(script: str) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
 
 
-def _words(error: BaseException) -> str:
+def _sbatch_message(error: BaseException) -> str:
     """sbatch's message within dask-jobqueue's error."""
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
 
@@ -174,13 +174,13 @@ async def _output(*command: str) -> str:
     return out.decode(errors="replace")
 
 
-async def _last_words(job_id: str) -> str:
+async def _end_of_log(job_id: str) -> str:
     """The end of a job's log, where this machine can read it."""
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)
         log = Path(path.partition("=")[2])
-        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except (OSError, RuntimeError, ValueError):
         return f"See the log of job {job_id}, slurm-{job_id}.out if nothing else is set."
     return "\n".join([f"{log} ends with:", *lines])

@@ -108,7 +108,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSurvey:
-    """What NVML told about this machine.
+    """What NVML reports of this machine.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
     Returns
     -------
     GpuSurvey
-        Never raises for a missing driver, library or device: `absent_because` tells.
+        Never raises for a missing driver, library or device: `absent_because` says why.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
