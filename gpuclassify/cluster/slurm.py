@@ -50,15 +50,12 @@ class SlurmPlan:
         CPUs for torch and tokenizing in each worker.
     torch_fraction : float or None
         Share of its GPU that torch may take; None sets no bound.
-    has_gpus : bool
-        Whether workers are dask-cuda's, one for each GPU.
     """
 
     arguments: dict[str, Any]
     jobs: int
     cores_per_worker: int
     torch_fraction: float | None
-    has_gpus: bool
 
 
 def start_slurm(options: dict[str, Any]) -> Client:
@@ -178,19 +175,7 @@ def plan_slurm(
 
     section = f"jobqueue.{options.get('config_name') or 'slurm'}."
     gpus = check_whole("gpus_per_job", gpus_per_job or 0, 0)
-    if gpus and processes not in (None, gpus):
-        raise ValueError(
-            f"processes={processes} with gpus_per_job={gpus}: each GPU has one worker; leave "
-            "processes out"
-        )
-    workers = gpus or check_whole("processes", 1 if processes is None else processes)
-    n_workers = workers if n_workers is None else check_whole("n_workers", n_workers)
-    jobs, rest = divmod(n_workers, workers)
-    if rest:
-        raise ValueError(
-            f"n_workers={n_workers} do not fill jobs of {workers} workers each; give a multiple "
-            f"of {workers}, or another {'gpus_per_job' if gpus else 'processes'}"
-        )
+    jobs, workers = _count_jobs(n_workers, gpus, processes)
     threads = check_whole("threads_per_worker", threads_per_worker)
     cores = cores or config.get(section + "cores", None) or CORES_PER_WORKER * workers
     cores = check_whole("cores", cores, workers)
@@ -231,7 +216,7 @@ def plan_slurm(
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
         **lines,
     }
-    return SlurmPlan(arguments | options, jobs, cores // workers, torch_fraction, gpus > 0)
+    return SlurmPlan(arguments | options, jobs, cores // workers, torch_fraction)
 
 
 def check_slurm_options(options: Mapping[str, Any]) -> None:
@@ -249,6 +234,24 @@ def check_slurm_options(options: Mapping[str, Any]) -> None:
     known = {*MEMORY_OPTIONS, *(CUDA_FLAGS if options.get("gpus_per_job") else ())}
     targets = [SLURMCluster, SLURMJob, Job, JobQueueCluster, plan_slurm]
     check_options([name for name in options if name not in known], targets)
+
+
+def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
+    """Jobs, and workers of each."""
+    if gpus and processes not in (None, gpus):
+        raise ValueError(
+            f"processes={processes} with gpus_per_job={gpus}: each GPU has one worker; leave "
+            "processes out"
+        )
+    workers = gpus or check_whole("processes", 1 if processes is None else processes)
+    n_workers = workers if n_workers is None else check_whole("n_workers", n_workers)
+    jobs, rest = divmod(n_workers, workers)
+    if rest:
+        raise ValueError(
+            f"n_workers={n_workers} do not fill jobs of {workers} workers each; give a multiple "
+            f"of {workers}, or another {'gpus_per_job' if gpus else 'processes'}"
+        )
+    return jobs, workers
 
 
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
