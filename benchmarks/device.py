@@ -29,7 +29,7 @@ from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
-from gpuclassify.cluster.gpu import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
+from gpuclassify.cluster.sizing import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
 from gpuclassify.workers.run_stats import add_up, collected_stats
 

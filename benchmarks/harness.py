@@ -25,7 +25,7 @@ import torch
 import transformers
 
 from benchmarks.names import RESULTS
-from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.sizing import usable_cores
 
 PACKAGES = ("gpuclassify", "torch", "transformers", "tokenizers", "dask", "pandas", "numpy")
 MINIMUM_SPREAD = 1e-3  # of answers over documents; constant answers agree whatever went wrong

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.names import SUBJECT
-from gpuclassify.cluster.nvml_devices import survey_gpus
+from gpuclassify.workers.nvml import survey_gpus
 
 ROOT = Path(__file__).parents[1]
 LEAST_SECONDS = 20  # below that a benchmark is not begun

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import limited
 from benchmarks.limited import Command
 from benchmarks.names import BASELINE, RESULTS, SUBJECT
-from gpuclassify.cluster.nvml_devices import survey_gpus
+from gpuclassify.workers.nvml import survey_gpus
 
 _ROOT = Path(__file__).parents[1]
 _SEARCHED = ("Curator's stages, best batch", "crossfit-original")

@@ -27,7 +27,7 @@ from benchmarks.harness import (
 )
 from benchmarks.models import TINY_SIZES, Shape, write_model
 from benchmarks.texts import LENGTHS, texts_of_lengths
-from gpuclassify.cluster.cpu import usable_cores
+from gpuclassify.cluster.sizing import usable_cores
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_batch import TokenBatch
 

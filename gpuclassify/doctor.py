@@ -1,6 +1,5 @@
 """What is installed here, what does not fit together, and what to do about it."""
 
-import importlib.util
 import json
 import os
 import platform
@@ -8,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +18,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from gpuclassify._version import __version__
-from gpuclassify.cluster.cpu import usable_cores
-from gpuclassify.cluster.nvml_devices import GpuSurvey, survey_gpus
+from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 Status = Literal["ok", "warning", "missing", "problem"]
 
@@ -98,10 +97,16 @@ def examine() -> Report:
     """
     installed = installed_distributions()
     survey = survey_gpus()
-    checks = [_python(), *_packages(installed), _torch(probe_torch(), survey)]
-    checks += [_cores(), *_gpus(survey), *rapids_checks(_versions(installed), survey)]
-    checks += [_crossfit(installed), _dashboard(installed), *requirement_checks(installed)]
-    return Report((*checks, *_hub()))
+    return Report((
+        *package_checks(installed),
+        torch_check(probe_torch(), survey),
+        Check("CPU", "ok", f"{usable_cores()} cores may be used"),
+        *gpu_checks(survey),
+        *rapids_checks({name: one.version for name, one in installed.items()}, survey),
+        *optional_checks(installed),
+        *requirement_checks(installed),
+        *hub_checks(),
+    ))  # fmt: skip
 
 
 def installed_distributions() -> dict[str, metadata.Distribution]:
@@ -113,15 +118,20 @@ def installed_distributions() -> dict[str, metadata.Distribution]:
     return found
 
 
-def probe_torch() -> dict[str, Any]:
+def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
     """Import torch in a fresh process and ask what it was built for and sees.
+
+    Parameters
+    ----------
+    script : str
+        Prints the answer as JSON.
 
     Returns
     -------
     dict
         ``version``, ``cuda`` (str or None) and ``devices`` (int), or ``error`` (str).
     """
-    command = [sys.executable, "-c", TORCH_PROBE]
+    command = [sys.executable, "-c", script]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TORCH_PROBE_SECONDS, check=True
@@ -178,39 +188,27 @@ def requirement_checks(installed: Distributions) -> Iterator[Check]:
     askers = [name for name in (*CHECKED, *wheels) if name in installed]
     wanted: dict[str, list[tuple[str, SpecifierSet]]] = {}
     for asker in askers:
-        for target, specifier in _requirements(installed[asker]):
-            wanted.setdefault(target, []).append((asker, specifier))
-    misfits = list(_misfits(wanted, _versions(installed)))
-    yield from misfits
-    if not misfits:
-        yield Check("versions", "ok", f"the requirements of {len(askers)} packages are met")
-
-
-def _requirements(distribution: metadata.Distribution) -> Iterator[tuple[str, SpecifierSet]]:
-    for text in distribution.requires or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield canonicalize_name(requirement.name), requirement.specifier
-
-
-def _misfits(
-    wanted: Mapping[str, list[tuple[str, SpecifierSet]]], versions: Mapping[str, str]
-) -> Iterator[Check]:
-    for target, asked in wanted.items():
-        version = versions.get(target)
-        if version is None:
-            continue
+        for requirement in map(Requirement, installed[asker].requires or ()):
+            target = canonicalize_name(requirement.name)
+            is_meant = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if is_meant and target in installed:
+                wanted.setdefault(target, []).append((asker, requirement.specifier))
+    all_fit = True
+    for name, asked in wanted.items():
+        version = installed[name].version
         unmet = [
-            f"{asker} {versions[asker]} needs {target}{specifier}"
+            f"{asker} {installed[asker].version} needs {name}{specifier}"
             for asker, specifier in asked
             if not specifier.contains(version, prereleases=True)
         ]
         if unmet:
+            all_fit = False
+            found = f"{name} {version} is installed, but {'; '.join(unmet)}"
             fits_all = SpecifierSet(",".join(str(specifier) for _, specifier in asked if specifier))
-            found = f"{target} {version} is installed, but {'; '.join(unmet)}"
-            yield Check(
-                f"version of {target}", "problem", found, f"pip install '{target}{fits_all}'"
-            )
+            cure = f"pip install '{name}{fits_all}'"
+            yield Check(f"version of {name}", "problem", found, cure)
+    if all_fit:
+        yield Check("versions", "ok", f"the requirements of {len(askers)} packages are met")
 
 
 def _cuda_versions(majors: set[int], survey: GpuSurvey) -> Iterator[Check]:
@@ -228,18 +226,13 @@ def _cuda_versions(majors: set[int], survey: GpuSurvey) -> Iterator[Check]:
             yield Check("RAPIDS and CUDA", "problem", found, cure)
 
 
-def _versions(installed: Distributions) -> dict[str, str]:
-    return {name: distribution.version for name, distribution in installed.items()}
-
-
-def _python() -> Check:
-    found = f"{platform.python_version()} ({sys.executable})"
+def package_checks(installed: Distributions) -> Iterator[Check]:
+    """Check Python and the packages without which nothing works."""
+    python = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info >= OLDEST_PYTHON:
-        return Check("Python", "ok", found)
-    return Check("Python", "problem", found, "install Python 3.11 or newer")
-
-
-def _packages(installed: Distributions) -> Iterator[Check]:
+        yield Check("Python", "ok", python)
+    else:
+        yield Check("Python", "problem", python, "install Python 3.11 or newer")
     yield Check("gpuclassify", "ok", __version__)
     for name in REQUIRED:
         if name in installed:
@@ -248,7 +241,8 @@ def _packages(installed: Distributions) -> Iterator[Check]:
             yield Check(name, "problem", "not installed", f"pip install {name}")
 
 
-def _torch(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
+def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
+    """Check what `probe_torch` found: torch must see the GPUs that are there."""
     if "error" in probe:
         cure = "pip install --force-reinstall torch"
         return Check("torch", "problem", f"does not import: {probe['error']}", cure)
@@ -263,11 +257,8 @@ def _torch(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
     return Check("torch", "warning", found, cure)
 
 
-def _cores() -> Check:
-    return Check("CPU", "ok", f"{usable_cores()} cores may be used")
-
-
-def _gpus(survey: GpuSurvey) -> Iterator[Check]:
+def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
+    """Check the driver, and name each GPU."""
     if not survey.gpus:
         found = f"no GPU: CPU will be used ({survey.absent_because})"
         if survey.has_gpu:
@@ -287,31 +278,50 @@ def _gpus(survey: GpuSurvey) -> Iterator[Check]:
         yield Check(f"GPU {gpu.visible_name}", "ok", f"{gpu.name}, {size}")
 
 
-def _crossfit(installed: Distributions) -> Check:
+def optional_checks(installed: Distributions) -> Iterator[Check]:
+    """Check what only some need: CrossFit, and Dask's dashboard."""
     if "crossfit" in installed:
         version = installed["crossfit"].version
         if version == CROSSFIT_VERSION:
-            return Check("crossfit", "ok", version)
-        cure = f"pip install crossfit=={CROSSFIT_VERSION}"
-        return Check("crossfit", "warning", f"{version}; {CROSSFIT_VERSION} was tested", cure)
-    if sys.version_info >= FIRST_PYTHON_WITHOUT_CROSSFIT:
+            yield Check("crossfit", "ok", version)
+        else:
+            cure = f"pip install crossfit=={CROSSFIT_VERSION}"
+            found = f"{version}; {CROSSFIT_VERSION} was tested"
+            yield Check("crossfit", "warning", found, cure)
+    elif sys.version_info >= FIRST_PYTHON_WITHOUT_CROSSFIT:
         found = f"not installed; {CROSSFIT_VERSION} needs Python older than 3.13"
-        return Check("crossfit", "missing", found, "use loader='sorted', the default")
-    cure = "pip install 'gpuclassify[crossfit]' for loader='crossfit'"
-    return Check("crossfit", "missing", "not installed", cure)
+        yield Check("crossfit", "missing", found, "use loader='sorted', the default")
+    else:
+        cure = "pip install 'gpuclassify[crossfit]' for loader='crossfit'"
+        yield Check("crossfit", "missing", "not installed", cure)
+    if "bokeh" in installed and "jinja2" in installed:
+        yield Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
+    else:
+        cure = "pip install bokeh jinja2 to see the cluster at client.dashboard_link"
+        yield Check("Dask dashboard", "missing", "bokeh is not installed", cure)
 
 
-def _dashboard(installed: Distributions) -> Check:
-    if "bokeh" in installed and importlib.util.find_spec("jinja2"):
-        return Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
-    cure = "pip install bokeh jinja2 to see the cluster at client.dashboard_link"
-    return Check("Dask dashboard", "missing", "bokeh is not installed", cure)
+def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
+    """Check a Hub token, the way to the Hub and its cache.
 
+    Of a token no more is read than that it is there.
 
-def _hub() -> Iterator[Check]:
+    Parameters
+    ----------
+    token_path : path, optional
+        The file that a login writes.
+    """
     from huggingface_hub import constants
 
-    yield _token(constants.HF_TOKEN_PATH)
+    variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    file = Path(token_path or constants.HF_TOKEN_PATH)
+    if name := next((name for name in variables if os.environ.get(name, "").strip()), None):
+        yield Check("Hub token", "ok", f"yes, in {name}")
+    elif file.is_file() and file.stat().st_size:
+        yield Check("Hub token", "ok", "yes, from a login")
+    else:
+        cure = "hf auth login, or set HF_TOKEN, for gated models"
+        yield Check("Hub token", "missing", "no (public models need none)", cure)
     if constants.is_offline_mode():
         yield Check("Hub access", "ok", "offline: only models in the cache and local directories")
     else:
@@ -319,33 +329,22 @@ def _hub() -> Iterator[Check]:
     yield cache_check(Path(constants.HF_HUB_CACHE))
 
 
-def _token(token_path: str) -> Check:
-    """Tell whether there is a token, without reading more of it than that it is not empty."""
-    variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    if name := next((name for name in variables if os.environ.get(name, "").strip()), None):
-        return Check("Hub token", "ok", f"yes, in {name}")
-    file = Path(token_path)
-    if file.is_file() and file.stat().st_size:
-        return Check("Hub token", "ok", "yes, from a login")
-    cure = "hf auth login, or set HF_TOKEN, for gated models"
-    return Check("Hub token", "missing", "no (public models need none)", cure)
-
-
-def cache_check(directory: Path) -> Check:
+def cache_check(directory: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:
     """Check that the Hub's cache directory can be written to and has room.
 
     Parameters
     ----------
     directory : Path
         Need not exist; its nearest existing parent stands for it.
+    low_bytes : int
+        Room below which to warn.
     """
-    existing: Iterable[Path] = (directory, *directory.absolute().parents)
-    root = next(path for path in existing if path.exists())
+    root = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     free_bytes = shutil.disk_usage(root).free
     found = f"{directory}, {free_bytes / 1e9:.1f} GB free"
     cure = "set HF_HOME to a directory with room that you may write to"
     if not root.is_dir() or not os.access(root, os.W_OK):
         return Check("Hub cache", "problem", f"{found}, not writable", cure)
-    if free_bytes < LOW_DISK_BYTES:
+    if free_bytes < low_bytes:
         return Check("Hub cache", "warning", found, cure)
     return Check("Hub cache", "ok", found)

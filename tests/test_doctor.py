@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gpuclassify import doctor
-from gpuclassify.cluster.nvml_devices import Gpu, GpuSurvey
 from gpuclassify.doctor import Check, Report
+from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 H200 = Gpu(0, "GPU-1", "NVIDIA H200", 150_000_000_000)
 NO_GPU = GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
@@ -21,9 +21,23 @@ GPU_CUDA_12 = GpuSurvey((H200,), True, "550.1", (12, 8))
 SECRET = "hf_thisMustNeverBeShown"
 
 
+EXAMINE = """
+import json, sys
+from gpuclassify.doctor import examine
+report = examine()
+print(json.dumps([report.as_dict(), "torch" in sys.modules]))
+"""
+
+
 @pytest.fixture(scope="module")
-def report():
-    return doctor.examine()
+def examined():
+    """A fresh process that examines this environment and prints what it found."""
+    return subprocess.run([sys.executable, "-c", EXAMINE], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def report(examined):
+    return Report(tuple(Check(**check) for check in json.loads(examined.stdout)[0]["checks"]))
 
 
 @pytest.fixture
@@ -63,11 +77,12 @@ def test_every_problem_and_warning_has_a_cure(report):
     assert all(check.cure for check in report.checks if check.status in ("warning", "problem"))
 
 
-def test_a_report_is_json(report):
-    told = json.loads(json.dumps(report.as_dict()))
+def test_a_report_is_json_and_examining_prints_nothing_and_loads_no_torch(examined):
+    assert (examined.returncode, examined.stderr) == (0, "")
+    told, has_torch = json.loads(examined.stdout)
     assert told["has_problems"] is False
     assert set(told["checks"][0]) == {"name", "status", "found", "cure"}
-    assert len(told["checks"]) == len(report.checks)
+    assert not has_torch
 
 
 @pytest.mark.parametrize(
@@ -79,42 +94,33 @@ def test_only_problems_are_problems(status, expected):
     assert report.has_problems is expected
 
 
-def test_examine_prints_nothing_and_loads_no_torch_here():
-    probe = (
-        "import sys; from gpuclassify.doctor import examine; examine();"
-        "sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_a_token_is_found_and_never_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    checks = by_name(doctor._hub())
+    checks = by_name(doctor.hub_checks())
     assert checks["Hub token"] == Check("Hub token", "ok", "yes, in HF_TOKEN")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     file = tmp_path / "token"
-    assert doctor._token(str(file)).status == "missing"
+    assert by_name(doctor.hub_checks(file))["Hub token"].status == "missing"
     file.write_text(SECRET)
-    assert doctor._token(str(file)) == Check("Hub token", "ok", "yes, from a login")
+    checks = list(doctor.hub_checks(file))
+    assert by_name(checks)["Hub token"] == Check("Hub token", "ok", "yes, from a login")
+    assert SECRET not in repr(checks)
 
 
 def test_offline_mode_is_told(monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert by_name(doctor._hub())["Hub access"].found.startswith("offline")
+    assert by_name(doctor.hub_checks())["Hub access"].found.startswith("offline")
 
 
-def test_a_cache_is_judged_by_its_nearest_existing_directory(tmp_path, monkeypatch):
+def test_a_cache_is_judged_by_its_nearest_existing_directory(tmp_path):
     deep = tmp_path / "not" / "there"
-    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 0)
-    check = doctor.cache_check(deep)
+    check = doctor.cache_check(deep, low_bytes=0)
     assert check.status == "ok"
     assert check.found.startswith(str(deep))
-    monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 10**30)
-    assert doctor.cache_check(deep).status == "warning"
+    assert doctor.cache_check(deep, low_bytes=10**30).status == "warning"
     (tmp_path / "file").write_text("")
     assert doctor.cache_check(tmp_path / "file" / "cache").status == "problem"
     assert not deep.exists()
@@ -193,34 +199,32 @@ def test_missing_rapids_names_the_extra_for_the_driver():
     ],
 )
 def test_torch_must_see_the_gpus_that_are_there(probe, survey, status):
-    check = doctor._torch(probe, survey)
+    check = doctor.torch_check(probe, survey)
     assert check.status == status
     assert bool(check.cure) is (status != "ok")
 
 
 def test_gpus_are_told_with_their_memory():
-    checks = by_name(doctor._gpus(GPU_CUDA_13))
+    checks = by_name(doctor.gpu_checks(GPU_CUDA_13))
     assert checks["NVIDIA driver"].found == "580.1, runs CUDA up to 13.0"
     assert checks["GPU 0"].found == "NVIDIA H200, 139.7 GiB"
 
 
 def test_no_gpu_is_no_problem_but_one_that_cannot_be_listed_is_told():
-    (check,) = doctor._gpus(NO_GPU)
+    (check,) = doctor.gpu_checks(NO_GPU)
     assert check.status == "ok"
     assert "CPU will be used" in check.found
-    (check,) = doctor._gpus(GpuSurvey(has_gpu=True, absent_because="nvidia-ml-py is missing"))
+    (check,) = doctor.gpu_checks(GpuSurvey(has_gpu=True, absent_because="nvidia-ml-py is missing"))
     assert check.status == "warning"
     assert "nvidia-ml-py" in check.cure
 
 
-def test_torch_that_does_not_import_is_told_with_its_error(monkeypatch):
-    monkeypatch.setattr(doctor, "TORCH_PROBE", "raise ImportError('no libgomp here')")
-    assert "no libgomp here" in doctor.probe_torch()["error"]
-    monkeypatch.setattr(doctor, "TORCH_PROBE", "print('hello')")
-    assert "cannot be read" in doctor.probe_torch()["error"]
+def test_torch_that_does_not_import_is_told_with_its_error():
+    assert "no libgomp here" in doctor.probe_torch("raise ImportError('no libgomp here')")["error"]
+    assert "cannot be read" in doctor.probe_torch("print('hello')")["error"]
 
 
 def test_a_missing_package_is_a_problem_with_its_installation(site):
-    checks = by_name(doctor._packages(site(dask__2026=[])))
+    checks = by_name(doctor.package_checks(site(dask__2026=[])))
     assert checks["dask"].status == "ok"
     assert checks["pandas"] == Check("pandas", "problem", "not installed", "pip install pandas")

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import logging
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.cluster.cpu import cpu_cluster_options, usable_cores
-from gpuclassify.cluster.gpu import (
+from gpuclassify.cluster.check_options import check_options, check_whole, names_of
+from gpuclassify.cluster.security import make_security, warn_if_open
+from gpuclassify.cluster.sizing import (
     DEFAULT_MAXIMUM_POOL,
     DEFAULT_POOL,
     DEFAULT_TORCH,
     Size,
     choose_gpus,
+    cpu_cluster_options,
     gpu_cluster_options,
     missing_for_gpu,
+    usable_cores,
 )
-from gpuclassify.cluster.nvml_devices import GpuSurvey, survey_gpus
-from gpuclassify.cluster.security import make_security, warn_if_open
+from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 if TYPE_CHECKING:
     from distributed import Client, WorkerPlugin
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
-# Set by get_client itself, or without a meaning for a client that is not asynchronous.
-MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
 
 
 class NoSchedulerError(OSError):
@@ -166,51 +164,13 @@ def get_client(
         options["security"] = make_security(security)
     if cluster_type in ("slurm", "coiled"):
         return _start_elsewhere(cluster_type, workers, memory, options)
-    _check_count("n_workers", n_workers)
-    _check_count("threads_per_worker", threads_per_worker)
+    if n_workers is not None:
+        check_whole("n_workers", n_workers)
+    check_whole("threads_per_worker", threads_per_worker)
     gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
     if cluster_type == "cpu":
         return _start_cpu(workers, options)
     return _start_gpu_or_cpu(cluster_type, workers, memory, options)
-
-
-def check_options(options: Iterable[str], targets: Iterable[Any]) -> None:
-    """Refuse names that none of the targets' signatures has.
-
-    Parameters
-    ----------
-    options : iterable of str
-        Names as they were given.
-    targets : iterable of callable
-        Classes that share the arguments, outermost first.
-
-    Raises
-    ------
-    TypeError
-        With the nearest existing names.
-    """
-    targets = list(targets)
-    accepted = {
-        name
-        for target in targets
-        for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    } - MANAGED_OPTIONS
-    known = accepted | {
-        name
-        for name, parameter in inspect.signature(get_client).parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
-    for name in options:
-        if name in accepted:
-            continue
-        near = difflib.get_close_matches(name, sorted(known), n=3)
-        cure = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"see {targets[0].__name__}"
-        )
-        raise TypeError(f"get_client() and {targets[0].__name__} have no option {name!r}; {cure}")
 
 
 def _check_choice(cluster_type: str) -> None:
@@ -221,32 +181,24 @@ def _check_choice(cluster_type: str) -> None:
     raise ValueError(f"cluster_type={cluster_type!r} is none of {CLUSTER_TYPES}; {cure}")
 
 
-def _check_count(name: str, count: Any) -> None:
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ValueError(f"{name}={count!r} is not a whole number above zero; give 1 or more")
-
-
 def _start_elsewhere(
     cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
     """Start a cluster on other machines, with the options that were given and no defaults."""
     signature = inspect.signature(get_client).parameters
     given = {name: size for name, size in memory.items() if size is not signature[name].default}
-    if workers["n_workers"] is not None:
-        given["n_workers"] = workers["n_workers"]
+    given |= {name: count for name, count in workers.items() if count is not None} | options
     if cluster_type == "slurm":
         from gpuclassify.cluster.slurm import start_slurm
 
-        if workers["threads_per_worker"] != 1:
-            given["threads_per_worker"] = workers["threads_per_worker"]
-        return start_slurm(given | options)
+        return start_slurm(given)
     from gpuclassify.cluster.coiled import start_coiled
 
     if "security" in options:
         raise ValueError("security= is not for Coiled, which makes TLS certificates by itself")
-    _check_count("threads_per_worker", workers["threads_per_worker"])
+    threads = check_whole("threads_per_worker", given.pop("threads_per_worker"))
     try:
-        return start_coiled(given | options, threads_per_worker=workers["threads_per_worker"])
+        return start_coiled(given, threads_per_worker=threads)
     except OSError as err:
         raise ConnectionError(
             f"Coiled is not reached: {err}. Check the network, and the account with coiled login, "
@@ -260,7 +212,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     from gpuclassify.cluster.local import PatientNanny, start
     from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory
 
-    check_options(options, [LocalCluster, Nanny, Worker])
+    check_options(options, [LocalCluster, Nanny, Worker], names_of(get_client))
     arguments, torch_threads = cpu_cluster_options(options, **workers)
     if arguments.get("processes") is not False:
         arguments.setdefault("worker_class", PatientNanny)
@@ -270,7 +222,10 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 def _start_gpu_or_cpu(
     cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
-    survey = survey_gpus(_visible_devices(options))
+    devices = options.get("CUDA_VISIBLE_DEVICES")
+    survey = survey_gpus(
+        ",".join(map(str, devices)) if isinstance(devices, list | tuple) else devices
+    )
     missing = missing_for_gpu(survey)
     if not missing:
         return _start_gpu(survey, workers, memory, options)
@@ -292,11 +247,6 @@ def _start_gpu_or_cpu(
     return _start_cpu(workers, options)
 
 
-def _visible_devices(options: dict[str, Any]) -> str | None:
-    devices = options.get("CUDA_VISIBLE_DEVICES")
-    return ",".join(map(str, devices)) if isinstance(devices, list | tuple) else devices
-
-
 def _start_gpu(
     survey: GpuSurvey, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
@@ -306,7 +256,8 @@ def _start_gpu(
     from gpuclassify.cluster.local import PatientNanny, start
     from gpuclassify.cluster.plugins import ComputeThreads, TorchMemoryFraction
 
-    check_options(options, [LocalCUDACluster, LocalCluster, Nanny, Worker])
+    targets = [LocalCUDACluster, LocalCluster, Nanny, Worker]
+    check_options(options, targets, names_of(get_client))
     gpus = choose_gpus(survey.gpus, workers["n_workers"])
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     device_bytes = min(sizes) if len(sizes) == len(gpus) else None
@@ -343,7 +294,7 @@ def _connect(
             "security=True makes a new certificate, which a running scheduler does not know; "
             "give the directory or dict of the certificates that it was started with"
         )
-    check_options(options, [Client])
+    check_options(options, [Client], names_of(get_client))
     timeout_seconds = parse_timedelta(
         options.get("timeout") or config.get("distributed.comm.timeouts.connect"), "s"
     )

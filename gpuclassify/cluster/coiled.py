@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from gpuclassify.cluster.check_options import check_options
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -71,22 +73,30 @@ def coiled_arguments(
     arguments : dict
     private : dict
         Environment variables that may be secret.
-    """
-    from gpuclassify.cluster.client import check_options
 
+    Raises
+    ------
+    TypeError, ValueError
+        As `start_coiled` does.
+    """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
         private = {"HF_TOKEN": token} | private
     given = {name: value for name, value in options.items() if name != "private_environ"}
     check_options(given, [_cluster_class()])
-    refuse_secrets(given, private.values())
+    if name := find_secret(given, private.values()):
+        raise ValueError(
+            f"{name} looks like a secret, and Coiled's arguments go through Coiled, which keeps "
+            f"them. Pass it as private_environ={{{name.removeprefix('environ.')!r}: ...}}: that "
+            "goes from here straight to the cluster's memory, as HF_TOKEN does when it is set here."
+        )
     defaults = {"scheduler_gpu": False, "idle_timeout": IDLE_TIMEOUT, "show_widget": False}
     workers = {"nthreads": threads_per_worker} | dict(given.get("worker_options") or {})
     return defaults | given | {"worker_options": workers}, private
 
 
-def refuse_secrets(options: Mapping[str, Any], secrets: Any = ()) -> None:
-    """Refuse arguments of ``coiled.Cluster`` that look like, or hold, a secret.
+def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
+    """Name the first argument of ``coiled.Cluster`` that looks like, or holds, a secret.
 
     Parameters
     ----------
@@ -96,26 +106,21 @@ def refuse_secrets(options: Mapping[str, Any], secrets: Any = ()) -> None:
         Values that none of them may hold; those under 8 characters are not looked for, since
         they may occur anywhere.
 
-    Raises
-    ------
-    ValueError
-        With the name of the variable, never with its value.
+    Returns
+    -------
+    str or None
+        Such as ``"environ.HF_TOKEN"``.
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):
-        is_variable = name.startswith("environ.")
-        if not (
-            (is_variable and SECRET_WORDS & set(re.split(r"[^A-Z]+", name[8:].upper())))
+        words = re.split(r"[^A-Z]+", name[8:].upper()) if name.startswith("environ.") else []
+        if (
+            not SECRET_WORDS.isdisjoint(words)
             or SECRET_VALUES.search(value)
             or any(secret in value for secret in secrets)
         ):
-            continue
-        variable = name.removeprefix("environ.")
-        raise ValueError(
-            f"{name} looks like a secret, and Coiled's arguments go through Coiled, which keeps "
-            f"them. Pass it as private_environ={{{variable!r}: ...}}: that goes from here "
-            "straight to the cluster's memory, as HF_TOKEN does when it is set here."
-        )
+            return name
+    return None
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

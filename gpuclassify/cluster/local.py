@@ -2,19 +2,20 @@
 
 import atexit
 import contextlib
+import inspect
 import logging
+import signal
 import socket
-import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from multiprocessing import resource_tracker
 from typing import Any
 
-from distributed import Client, Nanny, WorkerPlugin
+from distributed import Client, Nanny, Status, Worker, WorkerPlugin
 from distributed.deploy import Cluster, SpecCluster
 
-from gpuclassify.cluster.interrupts import shield_children
-from gpuclassify.cluster.plugins import QuietEnd
-from gpuclassify.cluster.prepare import WORKER_TTL_SECONDS, raise_by_value
+from gpuclassify.cluster.plugins import WORKER_TTL_SECONDS, raise_by_value
 from gpuclassify.cluster.security import warn_if_open
 
 DASHBOARD_PORT = 8787
@@ -22,20 +23,33 @@ DASHBOARD_PORT = 8787
 # after this time; Dask's 15 seconds are over before a busy machine has imported torch.
 RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
 GUARD = 'if __name__ == "__main__":'
+END_TIMEOUT = "5 seconds"  # how long a worker that hangs may hold up the end of its cluster
 
 
 class OwningClient(Client):
     """A client that closes its cluster when it is closed itself."""
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client as ``distributed.Client.close`` does, then its cluster."""
+        """Close the client as ``distributed.Client.close`` does, then its cluster.
+
+        A heartbeat or a task may be under way whenever a worker closes, and a process may take
+        seconds to end. Dask logs these as errors and warnings, which tell nothing in a cluster
+        that is being closed: the loggers of workers and nannies are silent from here on.
+        """
         cluster = self.cluster
+        if cluster is None:
+            return super().close(*args, **kwargs)
+        if cluster.status == Status.running:
+            with contextlib.suppress(OSError):  # a timeout is one
+                self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=END_TIMEOUT)
+        nanny_logger = logging.getLogger("distributed.nanny")
+        level = nanny_logger.level
+        nanny_logger.setLevel(logging.ERROR)
         try:
             return super().close(*args, **kwargs)
         finally:
-            if cluster is not None:
-                with quiet_end():
-                    cluster.close()
+            cluster.close()
+            nanny_logger.setLevel(level)
 
 
 class PatientNanny(Nanny):
@@ -57,6 +71,25 @@ class PatientNanny(Nanny):
         except TimeoutError:
             if process is not None:
                 await process.stopped.wait()
+
+
+def shield_children() -> None:
+    """Block SIGINT in this thread, and so in threads and processes that are started from it.
+
+    A terminal sends Ctrl-C to all processes of a command, but it is for the client, which ends its
+    workers itself. The main thread, in which Python runs handlers of signals, is left alone.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main or not hasattr(signal, "pthread_sigmask"):
+        return
+    resource_tracker.ensure_running()  # to start it later would lift the block again
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+def silence_worker(dask_worker: Worker) -> None:
+    """Keep the end of a worker out of its log; one without a nanny shares the user's loggers."""
+    if dask_worker.nanny:
+        logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
 def start(
@@ -97,7 +130,7 @@ def start(
         scheduler = cluster.scheduler
         if scheduler.worker_ttl:  # without one, no worker is given up
             scheduler.worker_ttl = max(scheduler.worker_ttl, WORKER_TTL_SECONDS)
-        for plugin in [QuietEnd(), *plugins]:
+        for plugin in plugins:
             client.register_plugin(plugin)
 
     return own(cluster, set_up)
@@ -123,38 +156,19 @@ def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
     except BaseException:
         client.close()
         raise
-    # Before Dask's own exit hooks: they close the cluster under a client that holds results.
-    atexit.register(_close_if_alive, weakref.ref(client))
+    reference = weakref.ref(client)
+
+    @atexit.register  # before Dask's own hooks: they close the cluster under a client with results
+    def close_if_alive() -> None:
+        if (client := reference()) is not None:
+            client.close()
+
     return client
-
-
-@contextlib.contextmanager
-def quiet_end() -> Iterator[None]:
-    """Keep out of the log that a worker was killed because its process took seconds to end.
-
-    Nothing is lost by it in a cluster that is being closed: its tasks are, too.
-    """
-
-    def is_no_kill(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("Worker process still alive after")
-
-    nanny_logger = logging.getLogger("distributed.nanny")
-    nanny_logger.addFilter(is_no_kill)
-    try:
-        yield
-    finally:
-        nanny_logger.removeFilter(is_no_kill)
-
-
-def _close_if_alive(reference: weakref.ref[OwningClient]) -> None:
-    client = reference()
-    if client is not None:
-        client.close()
 
 
 def refuse_reimported_script() -> None:
     """Stop a worker process that imports the user's script from starting workers of its own."""
-    frame = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
             raise RuntimeError(
@@ -162,7 +176,7 @@ def refuse_reimported_script() -> None:
                 f"started them. Put the script's work below {GUARD!r}:\n\n"
                 f"    {GUARD}\n        with get_client() as client:\n            ..."
             )
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def dashboard_address() -> str:

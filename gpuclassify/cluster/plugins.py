@@ -5,14 +5,20 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
-from gpuclassify.cluster.cpu import usable_cores
-from gpuclassify.cluster.prepare import raise_by_value
+from gpuclassify.cluster.sizing import usable_cores
 
 logger = logging.getLogger(__name__)
 
+# A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
+# is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
+WORKER_TTL_SECONDS = 900.0
+# A task is blamed for each worker that is lost under it, be it by preemption.
+ALLOWED_FAILURES = 10
+COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
 # Parameters of mallopt(3). Releases of glibc before 2.34 refuse thresholds above 32 MiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MMAP_THRESHOLDS_BYTES = (1 << 30, 32 << 20)
@@ -62,9 +68,13 @@ class KeepFreedMemory(WorkerPlugin):
     name = "gpuclassify-keep-freed-memory"
 
     def setup(self, worker: Worker) -> None:
-        """Raise the allocator's thresholds in the worker's process."""
-        if worker.nanny and not keep_freed_memory():
-            logger.debug("the allocator of %s has no thresholds to raise", worker.address)
+        """Raise glibc's mmap and trim thresholds in the worker's process."""
+        if not worker.nanny or platform.libc_ver()[0] != "glibc":
+            return
+        mallopt = ctypes.CDLL(None).mallopt
+        is_raised = any(mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS_BYTES)
+        if not (is_raised and mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)):
+            logger.debug("glibc's allocator has refused thresholds on %s", worker.address)
 
 
 class PatientConnections(WorkerPlugin):
@@ -87,23 +97,6 @@ class PatientConnections(WorkerPlugin):
         """Set the configuration of the worker's process."""
         if not worker.address.startswith("inproc://"):
             raise_by_value()(self.communication)
-
-
-class QuietEnd(WorkerPlugin):
-    """Keep the end of a cluster on one machine out of the logs of its workers.
-
-    A heartbeat or a task may be under way whenever a worker closes; Dask logs the first as an
-    error with a traceback. A scheduler on the same machine is out of its workers' reach in no
-    other case. Workers without a nanny, which share the user's loggers, are left alone.
-    """
-
-    name = "gpuclassify-quiet-end"
-
-    def setup(self, worker: Worker) -> None:
-        """Filter the worker's log, in its own process."""
-        if worker.nanny:
-            for name in ("distributed.worker", "distributed.worker.state_machine"):
-                logging.getLogger(name).addFilter(is_not_about_the_end)
 
 
 class TorchMemoryFraction(WorkerPlugin):
@@ -132,20 +125,31 @@ class TorchMemoryFraction(WorkerPlugin):
         torch.cuda.set_per_process_memory_fraction(self.fraction)
 
 
-def is_not_about_the_end(record: logging.LogRecord) -> bool:
-    """Refuse what a worker logs about a heartbeat or a task that its own end cuts off."""
-    text = record.getMessage()
-    if text.startswith("Failed to communicate with scheduler during heartbeat"):
-        return not (record.exc_info and isinstance(record.exc_info[1], OSError))
-    if text.startswith("Async instruction for"):
-        return not text.endswith("ended with CancelledError")
-    return not text.startswith("Scheduler was unaware of this worker")
+def raise_by_value() -> Any:
+    """Return a function that travels whole, to schedulers without this package."""
+
+    def raise_settings(
+        communication: Mapping[str, str],
+        ttl_seconds: float = 0,
+        allowed_failures: int = 0,
+        dask_scheduler: Any = None,
+    ) -> None:
+        from dask import config
+        from dask.utils import parse_timedelta
+
+        for name, time in communication.items():
+            if parse_timedelta(config.get(name)) < parse_timedelta(time):
+                config.set({name: time})
+        if dask_scheduler is None:
+            return
+        if dask_scheduler.worker_ttl:  # without one, no worker is given up
+            dask_scheduler.worker_ttl = max(dask_scheduler.worker_ttl, ttl_seconds)
+        dask_scheduler.allowed_failures = max(dask_scheduler.allowed_failures, allowed_failures)
+
+    return raise_settings
 
 
-def keep_freed_memory() -> bool:
-    """Raise glibc's mmap and trim thresholds in this process; False where that cannot be done."""
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    is_raised = any(mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS_BYTES)
-    return is_raised and bool(mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES))
+def worker_plugins(threads: int | None, *, sharing: int = 1) -> list[WorkerPlugin]:
+    """All that `prepare` changes on workers; parameters as those of `ComputeThreads`."""
+    threads_plugin = ComputeThreads(threads, sharing=sharing)
+    return [PatientConnections(COMMUNICATION), threads_plugin, KeepFreedMemory()]

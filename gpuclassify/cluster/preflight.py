@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import logging
 import os
+import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from gpuclassify._version import __version__
-from gpuclassify.cluster.preflight_table import MisfitError, PreflightError, Row, render
-from gpuclassify.cluster.worker_facts import (
-    DECISIVE,
-    OPTIONAL,
-    Facts,
-    facts_here,
-    free_memory,
-    versions_here,
-)
-
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 30.0
-FIRST_SECONDS = 300.0  # a new worker imports the library, perhaps over a network, to answer
-PROBE_SECONDS = 1800.0  # a model of many GB over a slow line
+# Off: dask.config.set({"gpuclassify.preflight": False}).
+SETTING = "gpuclassify.preflight"
+# Of these another version gives other results or reads other messages; of the rest it may.
+DECISIVE = ("gpuclassify", "python", "torch", "transformers", "tokenizers", "cudf")
+COMPARED = (*DECISIVE, "dask", "distributed", "pandas", "pyarrow")
+CUDF_WHEELS = ("cudf", "cudf-cu13", "cudf-cu12")  # with CUDA's major version in their names
+# For each step: to load a model of many GB over a slow line. A worker that hangs is given up by
+# Dask before, when its heartbeats have been missing for the scheduler's worker-ttl.
+STEP_SECONDS = 1800.0
 LOOK_SECONDS = 2.0  # at which workers there still are
-LEAVING_SECONDS = 5.0  # until the scheduler, too, sees that a connection has ended
-ASKED_AT_ONCE = 64
 PRIORITY = 1_000  # before what other clients' tasks wait for
+TABLE_WIDTH = 10_000  # no cell is broken into lines
+
+
+class PreflightError(RuntimeError):
+    """Workers cannot do what they are there for; the text is a table of what is wrong."""
+
+
+class MisfitError(RuntimeError):
+    """What a probe raises for something that a row of the table can say.
+
+    Parameters
+    ----------
+    check, found, expected, cure : str
+    """
+
+    def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
+        super().__init__(check, found, expected, cure)
+
+    def __str__(self) -> str:
+        check, found, expected, cure = self.args
+        return f"{check}: {found}, expected {expected}; {cure}"
 
 
 class Probe(Protocol):
@@ -58,22 +72,22 @@ class Probe(Protocol):
         """
 
 
-@dataclass
-class _Crew:
-    """The workers that were there when the check began, and what was found of them."""
+class Place(NamedTuple):
+    """Where a worker runs: its host, and the UUID of the GPU that torch would use, if any."""
 
-    facts: dict[str, Facts] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    silent: dict[str, str] = field(default_factory=dict)  # why, by address
-    count: int = 0
+    host: str
+    device: str
 
-    def fail(self, worker: str, check: str, found: str, expected: str, cure: str) -> None:
-        host = self.facts[worker].host if worker in self.facts else _host_of(worker)
-        self.rows.append(Row(worker, host, check, found, expected, cure))
 
-    def raise_if_failed(self) -> None:
-        if self.rows:
-            raise PreflightError(render(self.rows, self.count))
+class Row(NamedTuple):
+    """One thing that is wrong with one worker, as the table shows it."""
+
+    worker: str
+    host: str
+    check: str
+    found: str
+    expected: str
+    cure: str
 
 
 def check_workers(
@@ -81,10 +95,8 @@ def check_workers(
     probe: Probe | None = None,
     *,
     uses_gpu: bool = True,
-    answer_seconds: float = ANSWER_SECONDS,
-    first_seconds: float = FIRST_SECONDS,
-    probe_seconds: float = PROBE_SECONDS,
-) -> dict[str, Facts]:
+    step_seconds: float = STEP_SECONDS,
+) -> list[str]:
     """Check the workers that a client has now; on an idle cluster, wait for the first.
 
     Their versions are compared with the client's, no two may use one GPU, and `probe` is tried:
@@ -99,209 +111,190 @@ def check_workers(
     probe : Probe, optional
     uses_gpu : bool
         Whether work would use a GPU where there is one.
-    answer_seconds : float
-        How long a worker may take to tell of itself once the first one has.
-    first_seconds : float
-        How long that first one is waited for before the time of each begins all the same.
-    probe_seconds : float
-        How long a worker may take for each step of the probe.
+    step_seconds : float
+        How long a worker may take for each step: to tell its versions and where it runs, to fetch,
+        and to run.
 
     Returns
     -------
-    dict of str to Facts
-        What passed, by the worker's address.
+    list of str
+        Addresses of the workers that passed.
 
     Raises
     ------
     PreflightError
         At least one worker cannot work, or none of those that stay answers.
     """
-    addresses = _wait_for_workers(client)
-    crew = _Crew(count=len(addresses))
-    _gather_facts(client, addresses, crew, answer_seconds, first_seconds)
-    _compare_versions(crew, versions_here())
-    if uses_gpu:
-        _refuse_shared_devices(crew)
-    crew.raise_if_failed()
-    if probe is not None and crew.facts:
-        _run_probes(client, probe, crew, probe_seconds)
-    crew.raise_if_failed()
-    _report_silent(crew)
-    return crew.facts
-
-
-def _wait_for_workers(client: Any) -> list[str]:
-    """Addresses of the workers; a cluster that scales by its tasks starts one for a task."""
-    if not client.nthreads():
+    if not client.nthreads():  # a cluster that scales by its tasks starts one for a task
         logger.warning("the cluster has no workers yet: waiting for the first, as Dask does")
         client.submit(os.getpid, pure=False).result()
         logger.warning("the first worker is there; those that join later are not checked")
-    return sorted(client.nthreads())
+    check = _Check(client, step_seconds)
+    check.compare_versions()
+    check.look(uses_gpu)
+    if probe is not None:
+        check.try_out(probe)
+    for address, reason in check.given_up.items():
+        logger.warning("worker %s was not checked: %s; the others start", address, reason)
+    return sorted(check.places)
 
 
-def _gather_facts(
-    client: Any,
-    addresses: Sequence[str],
-    crew: _Crew,
-    answer_seconds: float,
-    first_seconds: float,
-) -> None:
-    """Ask all workers at once; one that hangs keeps nobody waiting longer than its time."""
-    answers = client.sync(_ask_all, client, addresses, answer_seconds, first_seconds)
-    is_any_there = not all(map(_is_silence, answers.values()))
-    seconds = answer_seconds if is_any_there else first_seconds + answer_seconds
-    for address, answer in answers.items():
-        if isinstance(answer, Facts):
-            crew.facts[address] = answer
-        elif _is_silence(answer):
-            is_late = isinstance(answer, TimeoutError)
-            reason = f"in {seconds:g} seconds" if is_late else f"but {_shown(answer)}"
-            crew.silent[address] = f"no answer {reason}"
-        else:  # it does not even know the question
-            version = __version__
-            cure = f"pip install gpuclassify=={version}"
-            crew.fail(address, "gpuclassify", _shown(answer), version, cure)
-    if not is_any_there:
-        _refuse_silent(client, crew)
+class _Check:
+    """What is known of the workers that were there when the check began."""
 
+    def __init__(self, client: Any, step_seconds: float) -> None:
+        self.client = client
+        self.step_seconds = step_seconds
+        self.workers = sorted(client.nthreads())
+        self.places: dict[str, Place] = {}  # of workers that nothing is known against
+        self.rows: list[Row] = []
+        self.given_up: dict[str, str] = {}  # why, by address
 
-def _refuse_silent(client: Any, crew: _Crew) -> None:
-    """Fail where nobody answers, unless all have left: an adaptive cluster takes idle ones away.
+    def compare_versions(self) -> None:
+        """Raise a row for each version that may change results, and log others."""
+        names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # comes anyway
+        asked = {"packages": names, "callback_timeout": self.step_seconds}
+        try:
+            answer = self.client.sync(self.client.get_versions, **asked)
+        except TimeoutError:
+            logger.warning("versions are not compared: a worker did not tell its own in time")
+            return
+        found = {a: _versions(one) for a, one in answer["workers"].items() if a in self.workers}
+        cudf = Counter(one["cudf"] for one in found.values() if "cudf" in one).most_common(1)
+        expected = {**({"cudf": cudf[0][0]} if cudf else {}), **_versions(answer["client"])}
+        harmless: Counter[str] = Counter()
+        for address, versions in found.items():
+            for name, wanted in expected.items():
+                version = versions.get(name)
+                if version == wanted or (version is None and name == "cudf"):
+                    continue
+                if version is None or name in DECISIVE:
+                    cure = {
+                        "python": f"start it with Python {wanted}",
+                        "cudf": f"install RAPIDS {wanted} on all workers",
+                    }.get(name, f"pip install {name}=={wanted}")
+                    self._fail(address, name, version or "not installed", wanted, cure)
+                else:
+                    harmless[f"{name} {version}, and {wanted} here"] += 1
+        for text, count in harmless.items():
+            logger.warning("%d workers have %s; results should not differ", count, text)
 
-    A question is no task, and whoever is asked is idle for Dask.
-    """
-    crew.silent = _still_there(client, crew.silent)
-    for address, reason in crew.silent.items():
-        crew.fail(address, "answer", reason, "an answer", "look at its log, restart it")
-    crew.raise_if_failed()
-    logger.warning("all workers have left during the check; those that come are not checked")
+    def look(self, uses_gpu: bool) -> None:
+        """Ask where workers run, and raise a row for each that uses the GPU of another one.
 
+        Those with a row already may be unable to read the question.
+        """
+        failed = {row.worker for row in self.rows}
+        asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
+        self.places = self._settle(asked, "answer", "an answer")
+        owners: dict[str, str] = {}
+        for address, place in self.places.items():
+            owner = owners.setdefault(place.device, address)
+            if uses_gpu and place.device and owner != address:
+                self._fail(
+                    address,
+                    "GPU",
+                    f"{place.device}, which {owner} uses too",
+                    "one worker for each GPU",
+                    "start workers with dask cuda worker, or set CUDA_VISIBLE_DEVICES for each",
+                )
+        if not self.places and not self.rows:
+            present = self.client.nthreads()
+            if any(address in present for address in self.given_up):
+                self._fail_given_up("an answer", "look at its log, restart it")
+            else:  # an adaptive cluster takes idle workers away
+                logger.warning("all workers have left during the check; new ones are not checked")
+        self._raise_if_failed()
 
-def _still_there(client: Any, silent: Mapping[str, str]) -> dict[str, str]:
-    """Those that do not leave; a broken connection may be seen before the scheduler sees it."""
-    deadline = time.monotonic() + LEAVING_SECONDS
-    while True:
-        present = client.nthreads()
-        staying = {address: why for address, why in silent.items() if address in present}
-        if not staying or time.monotonic() > deadline:
-            return staying
-        time.sleep(0.1)
+    def try_out(self, probe: Probe) -> None:
+        """Let one worker of each machine fetch, then all of them run."""
+        # As bytes: a task that a worker cannot unpickle costs it its connection.
+        packed = cloudpickle.dumps(probe)
+        first = {place.host: address for address, place in reversed(self.places.items())}
+        fetching = {a: self._submit(a, fetch_here, packed) for a in first.values()}
+        self._settle(fetching, "files", "a model in the cache, or the Hub")
+        failed = {row.host for row in self.rows}
+        workers_here = Counter(place.host for place in self.places.values())
+        running = {
+            address: self._submit(address, run_here, packed, workers_here[place.host])
+            for address, place in self.places.items()
+            if place.host not in failed
+        }
+        self._settle(running, "model", "that it runs")
+        had_any = bool(self.places)
+        self.places = {a: place for a, place in self.places.items() if a not in self.given_up}
+        if had_any and not self.places and not self.rows:
+            self._fail_given_up("that it runs", "see its log, and its memory")
+        self._raise_if_failed()
 
+    def _submit(self, address: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.client.submit(
+            function, *arguments, workers=[address], priority=PRIORITY, pure=False, retries=0
+        )
 
-async def _ask_all(
-    client: Any, addresses: Sequence[str], answer_seconds: float, first_seconds: float
-) -> dict[str, Any]:
-    """Answers or errors, by address; the first answer starts the clock of all the others."""
-    turn = asyncio.Semaphore(ASKED_AT_ONCE)
-    clock = asyncio.Event()
-    patience = asyncio.get_running_loop().call_later(first_seconds, clock.set)
+    def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
+        """Wait for tasks, by the address of their worker; errors become rows.
 
-    async def ask(address: str) -> Any:
-        async with turn:
-            question = client.run(
-                facts_here, workers=[address], on_error="return", asynchronous=True
-            )
+        Returns
+        -------
+        dict of str to Any
+            Results of those that succeeded.
+        """
+        try:
+            self._wait_while_there(futures)
+            for address, future in futures.items():
+                if future.status != "error":
+                    continue
+                error = future.exception()
+                if isinstance(error, MisfitError):
+                    self._fail(address, *error.args)
+                else:
+                    first_line = (str(error).splitlines() or [""])[0]
+                    found = f"{type(error).__name__}: {first_line}"
+                    self._fail(address, check, found, expected, "see its log")
+            done = {a: future for a, future in futures.items() if future.status == "finished"}
+            return dict(zip(done, self.client.gather(list(done.values())), strict=True))
+        finally:
+            self.client.cancel(list(futures.values()), force=True)
+
+    def _wait_while_there(self, futures: Mapping[str, Any]) -> None:
+        from distributed import wait
+
+        deadline = time.monotonic() + self.step_seconds
+        while pending := {
+            address: future
+            for address, future in futures.items()
+            if future.status == "pending" and address not in self.given_up
+        }:
+            left_seconds = deadline - time.monotonic()
+            if left_seconds <= 0:
+                reason = f"it did not answer in {self.step_seconds:g} seconds"
+                self.given_up |= dict.fromkeys(pending, reason)
+                return
             try:
-                answers = await _wait_by(clock, question, answer_seconds)
-            except Exception as err:
-                return err
-        answer = answers.get(address, ConnectionError("it is gone"))
-        if not _is_silence(answer):
-            clock.set()
-        return answer
+                wait(list(pending.values()), timeout=min(LOOK_SECONDS, left_seconds))
+            except TimeoutError:
+                present = self.client.nthreads()
+                lost = [address for address in pending if address not in present]
+                self.given_up |= dict.fromkeys(lost, "lost during the check")
 
-    try:
-        answers = await asyncio.gather(*map(ask, addresses))
-    finally:
-        patience.cancel()
-    return dict(zip(addresses, answers, strict=True))
+    def _fail(self, worker: str, check: str, found: str, expected: str, cure: str) -> None:
+        address = worker.rpartition("//")[2].rpartition(":")[0]
+        host = self.places[worker].host if worker in self.places else address
+        self.rows.append(Row(worker, host, check, found, expected, cure))
 
+    def _fail_given_up(self, expected: str, cure: str) -> None:
+        for address, reason in self.given_up.items():
+            self._fail(address, "answer", reason, expected, cure)
 
-async def _wait_by(clock: asyncio.Event, question: Awaitable[Any], seconds: float) -> Any:
-    """Wait for an answer until some seconds after the clock is set."""
-    asked, started = asyncio.ensure_future(question), asyncio.ensure_future(clock.wait())
-    try:
-        await asyncio.wait([asked, started], return_when=asyncio.FIRST_COMPLETED)
-        return await asyncio.wait_for(asked, seconds)
-    finally:
-        asked.cancel()
-        started.cancel()
+    def _raise_if_failed(self) -> None:
+        if self.rows:
+            raise PreflightError(_render(self.rows, len(self.workers)))
 
 
-def _is_silence(answer: Any) -> bool:
-    return isinstance(answer, OSError)  # a TimeoutError is one
-
-
-def _compare_versions(crew: _Crew, client: Mapping[str, str]) -> None:
-    expected = {**_most_common_cudf(crew.facts.values()), **client}
-    harmless: Counter[str] = Counter()
-    for address, facts in crew.facts.items():
-        for name, wanted in expected.items():
-            found = facts.versions.get(name)
-            if found == wanted or (found is None and name in OPTIONAL):
-                continue
-            if found is None or name in DECISIVE:
-                crew.fail(address, name, found or "not installed", wanted, _cure(name, wanted))
-            else:
-                harmless[f"{name} {found}, and {wanted} here"] += 1
-    for text, count in harmless.items():
-        logger.warning("%d workers have %s; results should not differ", count, text)
-
-
-def _cure(name: str, wanted: str) -> str:
-    if name == "python":
-        return f"start it with Python {wanted}"
-    if name == "cudf":
-        return f"install RAPIDS {wanted} on all workers"
-    return f"pip install {name}=={wanted}"
-
-
-def _most_common_cudf(facts: Iterable[Facts]) -> dict[str, str]:
-    """What workers have that the client need not have, where they agree most."""
-    counts = Counter(one.versions["cudf"] for one in facts if "cudf" in one.versions)
-    return {"cudf": counts.most_common(1)[0][0]} if counts else {}
-
-
-def _refuse_shared_devices(crew: _Crew) -> None:
-    """Raise a row for every worker that uses a GPU which another one uses already."""
-    owners: dict[str, str] = {}
-    for address, facts in crew.facts.items():
-        owner = owners.setdefault(facts.device, address) if facts.device else address
-        if owner != address:
-            crew.fail(
-                address,
-                "GPU",
-                f"{facts.device}, which {owner} uses too",
-                "one worker for each GPU",
-                "start workers with dask cuda worker, or set CUDA_VISIBLE_DEVICES for each",
-            )
-
-
-def _run_probes(client: Any, probe: Probe, crew: _Crew, probe_seconds: float) -> None:
-    # As bytes: a task that a worker cannot unpickle costs it its connection.
-    packed = cloudpickle.dumps(probe)
-    first = {facts.host: address for address, facts in reversed(crew.facts.items())}
-    fetching = {address: _submit(client, address, fetch_here, packed) for address in first.values()}
-    _settle(client, crew, fetching, "files", "a model in the cache, or the Hub", probe_seconds)
-    failed = {row.host for row in crew.rows}
-    sharers = Counter(facts.host for facts in crew.facts.values())
-    running = {
-        address: _submit(client, address, run_here, packed, sharers[facts.host])
-        for address, facts in crew.facts.items()
-        if facts.host not in failed
-    }
-    _settle(client, crew, running, "model", "that it runs", probe_seconds)
-    for address in crew.silent:
-        crew.facts.pop(address, None)
-    if not crew.facts and not crew.rows:
-        for address, reason in crew.silent.items():
-            crew.fail(address, "model", reason, "that it runs", "see its log, and its memory")
-
-
-def _submit(client: Any, address: str, function: Callable[..., None], *arguments: Any) -> Any:
-    return client.submit(
-        function, *arguments, workers=[address], priority=PRIORITY, pure=False, retries=0
-    )
+def look_here() -> Place:
+    """The first task of each worker; no CUDA context is made."""
+    return Place(socket.gethostname(), device_here())
 
 
 def fetch_here(packed: bytes) -> None:
@@ -309,63 +302,55 @@ def fetch_here(packed: bytes) -> None:
     cloudpickle.loads(packed).fetch()
 
 
-def run_here(packed: bytes, sharers: int) -> None:
+def run_here(packed: bytes, workers_here: int) -> None:
     """The task of each worker, with its share of the memory that its machine has left."""
+    import psutil
     from distributed import get_worker
 
-    cloudpickle.loads(packed).run(free_memory(get_worker()) // sharers)
+    free_bytes = psutil.virtual_memory().available
+    if limit_bytes := get_worker().memory_manager.memory_limit:
+        own_bytes = psutil.Process().memory_info().rss
+        free_bytes = max(0, min(free_bytes, limit_bytes - own_bytes))
+    cloudpickle.loads(packed).run(free_bytes // workers_here)
 
 
-def _settle(
-    client: Any,
-    crew: _Crew,
-    futures: Mapping[str, Any],
-    check: str,
-    expected: str,
-    timeout_seconds: float,
-) -> None:
-    """Wait for tasks, by the address of their worker, and note those that failed."""
-    try:
-        crew.silent |= _wait_while_there(client, futures, timeout_seconds)
-        for address, future in futures.items():
-            if future.status == "error":
-                error = future.exception()
-                if isinstance(error, MisfitError):
-                    crew.fail(address, *error.args)
-                else:
-                    crew.fail(address, check, _shown(error), expected, "see its log")
-    finally:
-        client.cancel(list(futures.values()), force=True)
+def device_here() -> str:
+    """UUID of the GPU that torch would take first; empty without one."""
+    from gpuclassify.workers.nvml import survey_gpus
+
+    gpus = survey_gpus().gpus
+    if not gpus:
+        return ""
+    import torch
+
+    return "" if torch.version.cuda is None else gpus[0].uuid
 
 
-def _wait_while_there(
-    client: Any, futures: Mapping[str, Any], timeout_seconds: float
-) -> dict[str, str]:
-    """Wait for the futures; returns why some were given up, by address."""
-    from distributed import wait
+def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
+    """Versions that are compared, of what ``Client.get_versions`` tells of one process.
 
-    given_up: dict[str, str] = {}
-    deadline = time.monotonic() + timeout_seconds
-    while pending := [a for a, f in futures.items() if f.status == "pending" and a not in given_up]:
-        if time.monotonic() > deadline:
-            reason = f"the probe did not end in {timeout_seconds:g} seconds"
-            return given_up | dict.fromkeys(pending, reason)
-        try:
-            wait([futures[address] for address in pending], timeout=LOOK_SECONDS)
-        except TimeoutError:
-            present = client.nthreads()
-            given_up |= {a: "lost during the check" for a in pending if a not in present}
-    return given_up
+    What follows a "+" is the build, which may differ: "2.13.0+cpu" and "2.13.0+cu130" are one.
+    """
+    packages = dict(answer["packages"])
+    packages["python"] = ".".join(packages["python"].split(".")[:2])
+    packages["cudf"] = next(filter(None, map(packages.get, CUDF_WHEELS)), None)
+    return {name: packages[name].partition("+")[0] for name in COMPARED if packages.get(name)}
 
 
-def _report_silent(crew: _Crew) -> None:
-    for address, reason in crew.silent.items():
-        logger.warning("worker %s was not checked: %s; the others start", address, reason)
+def _render(rows: Iterable[Row], count: int) -> str:
+    """The table of what is wrong, as text."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _shown(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition("//")[2].rpartition(":")[0]
+    table = Table(*Row._fields, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    text = io.StringIO()
+    Console(file=text, width=TABLE_WIDTH, color_system=None).print(table)
+    shown = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    failed = len({row.worker for row in rows})
+    return (
+        f"{failed} of {count} workers cannot do this work:\n{shown}\n"
+        f"To work without this check: dask.config.set({{{SETTING!r}: False}})"
+    )

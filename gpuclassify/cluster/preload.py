@@ -9,12 +9,12 @@ import os
 
 from distributed import Scheduler, Worker
 
-from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory, PatientConnections
-from gpuclassify.cluster.prepare import (
+from gpuclassify.cluster.plugins import (
     ALLOWED_FAILURES,
     COMMUNICATION,
     WORKER_TTL_SECONDS,
     raise_by_value,
+    worker_plugins,
 )
 
 
@@ -24,9 +24,5 @@ def dask_setup(service: Scheduler | Worker) -> None:
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return
     threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    for plugin in (
-        PatientConnections(COMMUNICATION),
-        ComputeThreads(threads if threads > 1 else None),
-        KeepFreedMemory(),
-    ):
+    for plugin in worker_plugins(threads if threads > 1 else None):
         plugin.setup(service)

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distributed import Client
-
-# A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
-# is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
-WORKER_TTL_SECONDS = 900.0
-# A task is blamed for each worker that is lost under it, be it by preemption.
-ALLOWED_FAILURES = 10
-COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
 
 
 def prepare(client: Client, *, threads: int | None = None) -> Client:
@@ -87,39 +79,16 @@ def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
     sharing : int
         Workers that share these cores.
     """
-    from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory, PatientConnections
+    from gpuclassify.cluster import plugins
 
-    client.run_on_scheduler(raise_by_value(), COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
-    for plugin in (
-        PatientConnections(COMMUNICATION),
-        ComputeThreads(threads, sharing=sharing),
-        KeepFreedMemory(),
-    ):
+    client.run_on_scheduler(
+        plugins.raise_by_value(),
+        plugins.COMMUNICATION,
+        plugins.WORKER_TTL_SECONDS,
+        plugins.ALLOWED_FAILURES,
+    )
+    for plugin in plugins.worker_plugins(threads, sharing=sharing):
         client.register_plugin(plugin)
-
-
-def raise_by_value() -> Any:
-    """Return a function that travels whole, to schedulers without this package."""
-
-    def raise_settings(
-        communication: Mapping[str, str],
-        ttl_seconds: float = 0,
-        allowed_failures: int = 0,
-        dask_scheduler: Any = None,
-    ) -> None:
-        from dask import config
-        from dask.utils import parse_timedelta
-
-        for name, time in communication.items():
-            if parse_timedelta(config.get(name)) < parse_timedelta(time):
-                config.set({name: time})
-        if dask_scheduler is None:
-            return
-        if dask_scheduler.worker_ttl:  # without one, no worker is given up
-            dask_scheduler.worker_ttl = max(dask_scheduler.worker_ttl, ttl_seconds)
-        dask_scheduler.allowed_failures = max(dask_scheduler.allowed_failures, allowed_failures)
-
-    return raise_settings
 
 
 def workers_sharing_cores(client: Client) -> int:

@@ -52,7 +52,13 @@ def make_security(settings: Any) -> Security | None:
     if settings is None or settings is False:
         return None
     if settings is True:
-        return _temporary()
+        try:
+            return Security.temporary()
+        except ImportError as err:
+            raise ImportError(
+                "security=True makes its own certificate with the package cryptography: pip "
+                "install 'gpuclassify[tls]', or pass certificates of your own"
+            ) from err
     if isinstance(settings, Security):
         if not settings.require_encryption:
             raise ValueError(
@@ -68,18 +74,6 @@ def make_security(settings: Any) -> Security | None:
         f"security={settings!r} is none of True, a directory with {', '.join(FILES[0])}, a dict "
         "and distributed.Security"
     )
-
-
-def _temporary() -> Security:
-    from distributed import Security
-
-    try:
-        return Security.temporary()
-    except ImportError as err:
-        raise ImportError(
-            "security=True makes its own certificate with the package cryptography: pip install "
-            "'gpuclassify[tls]', or pass certificates of your own"
-        ) from err
 
 
 def _fields_of_directory(folder: Path) -> dict[str, str]:

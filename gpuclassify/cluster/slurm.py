@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.cluster.cpu import CORES_PER_WORKER
-from gpuclassify.cluster.gpu import gpu_cluster_options
-from gpuclassify.cluster.walltime import parse_walltime
+from gpuclassify.cluster.check_options import check_options, check_whole
+from gpuclassify.cluster.sizing import CORES_PER_WORKER, gpu_cluster_options
+from gpuclassify.cluster.slurm_script import parse_walltime
 
 if TYPE_CHECKING:
     from distributed import Client
-
-    from gpuclassify.cluster.slurm_cluster import ReplacingCluster
 
 MEMORY_OPTIONS = (
     "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction",
@@ -53,15 +50,12 @@ class SlurmPlan:
         CPUs for torch and tokenizing in each worker.
     torch_fraction : float or None
         Share of its GPU that torch may take; None sets no bound.
-    has_gpus : bool
-        Whether workers are dask-cuda's, one for each GPU.
     """
 
     arguments: dict[str, Any]
     jobs: int
     cores_per_worker: int
     torch_fraction: float | None
-    has_gpus: bool
 
 
 def start_slurm(options: dict[str, Any]) -> Client:
@@ -90,20 +84,36 @@ def start_slurm(options: dict[str, Any]) -> Client:
     RuntimeError
         dask-jobqueue is not installed, sbatch is missing, or Slurm refuses the job.
     """
-    cluster_class = _cluster_class()
+    try:
+        from gpuclassify.cluster.slurm_cluster import ClosingCluster, JobKeeper
+    except ModuleNotFoundError as err:
+        if err.name != "dask_jobqueue":
+            raise
+        raise RuntimeError(
+            "cluster_type='slurm' needs dask-jobqueue: pip install 'gpuclassify[slurm]'"
+        ) from err
     from gpuclassify.cluster.local import own
 
     options = dict(options)
-    look_every = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
+    look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
     check_slurm_options(options)
     plan = plan_slurm(**options)
-    cluster = cluster_class(look_every_seconds=look_every, **plan.arguments)
+    cluster = ClosingCluster(**plan.arguments)
     try:
-        cluster.submit(plan.jobs)
+        JobKeeper(cluster, look_every_seconds).submit(plan.jobs)
     except BaseException:
         cluster.close()
         raise
-    return own(cluster, functools.partial(_set_up, plan=plan))
+
+    def set_up_workers(client: Client) -> None:
+        from gpuclassify.cluster.plugins import TorchMemoryFraction
+        from gpuclassify.cluster.prepare import set_up
+
+        set_up(client, plan.cores_per_worker)
+        if plan.torch_fraction is not None:
+            client.register_plugin(TorchMemoryFraction(plan.torch_fraction))
+
+    return own(cluster, set_up_workers)
 
 
 def plan_slurm(
@@ -161,23 +171,39 @@ def plan_slurm(
     """
     from dask import config
 
+    from gpuclassify.cluster.local import dashboard_address
+
     section = f"jobqueue.{options.get('config_name') or 'slurm'}."
-    gpus = _whole("gpus_per_job", gpus_per_job or 0, 0)
-    workers = _workers_of_job(gpus, processes)
-    jobs = _jobs(n_workers, workers, gpus)
-    threads = _whole("threads_per_worker", threads_per_worker, 1)
+    gpus = check_whole("gpus_per_job", gpus_per_job or 0, 0)
+    jobs, workers = _count_jobs(n_workers, gpus, processes)
+    threads = check_whole("threads_per_worker", threads_per_worker)
     cores = cores or config.get(section + "cores", None) or CORES_PER_WORKER * workers
-    cores = _whole("cores", cores, workers)
+    cores = check_whole("cores", cores, workers)
     memory = memory or config.get(section + "memory", None)
     if memory is None:
         raise ValueError('memory= is missing: of a job, all its workers together, as in "64GB"')
     walltime = walltime or config.get(section + "walltime", None)
-    about_gpus = {n: options.pop(n) for n in (*CUDA_FLAGS, *MEMORY_OPTIONS) if n in options}
-    torch_fraction, flags = _gpu_workers(about_gpus) if gpus else (None, [])
+    memory_options = {name: options.pop(name) for name in MEMORY_OPTIONS if name in options}
+    cuda_options = {name: options.pop(name) for name in CUDA_FLAGS if name in options}
+    flags, torch_fraction = [], None
+    if gpus:
+        settings, torch_fraction = gpu_cluster_options(cuda_options, **memory_options)
+        flags = cuda_arguments(settings)
+    for given in (job_extra, prologue):
+        if isinstance(given, str):
+            raise ValueError(f"got the text {given!r}, where a list is wanted: [{given!r}]")
     lines = {
-        "job_extra_directives": [*([f"--gres=gpu:{gpus}"] if gpus else []), *_lines(job_extra)],
-        "job_script_prologue": [*_leaving(walltime, leave_before), *_lines(prologue)],
+        "job_extra_directives": [*([f"--gres=gpu:{gpus}"] if gpus else []), *job_extra],
+        "job_script_prologue": [*_leaving(walltime, leave_before), *prologue],
         "worker_extra_args": flags,
+    }
+    for name, ours in lines.items():  # beside what the call or the user's configuration has there
+        configured = config.get(section + name.replace("_", "-"), None)
+        lines[name] = [*ours, *(options.pop(name, None) or configured or [])]
+    scheduler_options = {
+        "dashboard_address": dashboard_address(),
+        **(config.get(section + "scheduler-options", None) or {}),
+        **options.pop("scheduler_options", {}),
     }
     arguments = {
         "cores": threads * workers,
@@ -186,11 +212,11 @@ def plan_slurm(
         "memory": memory,
         "queue": partition,
         "walltime": walltime,
-        "scheduler_options": _scheduler_options(section, options.pop("scheduler_options", {})),
+        "scheduler_options": scheduler_options,
         **({"worker_command": "dask_cuda.cli"} if gpus else {}),
-        **{name: _joined(section, name, options.pop(name, ()), lines[name]) for name in lines},
+        **lines,
     }
-    return SlurmPlan(arguments | options, jobs, cores // workers, torch_fraction, gpus > 0)
+    return SlurmPlan(arguments | options, jobs, cores // workers, torch_fraction)
 
 
 def check_slurm_options(options: Mapping[str, Any]) -> None:
@@ -205,52 +231,27 @@ def check_slurm_options(options: Mapping[str, Any]) -> None:
     from dask_jobqueue.core import Job, JobQueueCluster
     from dask_jobqueue.slurm import SLURMJob
 
-    from gpuclassify.cluster.client import check_options
-
     known = {*MEMORY_OPTIONS, *(CUDA_FLAGS if options.get("gpus_per_job") else ())}
     targets = [SLURMCluster, SLURMJob, Job, JobQueueCluster, plan_slurm]
     check_options([name for name in options if name not in known], targets)
 
 
-def _workers_of_job(gpus: int, processes: int | None) -> int:
+def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
+    """Jobs, and workers of each."""
     if gpus and processes not in (None, gpus):
         raise ValueError(
             f"processes={processes} with gpus_per_job={gpus}: each GPU has one worker; leave "
             "processes out"
         )
-    return gpus or _whole("processes", 1 if processes is None else processes, 1)
-
-
-def _jobs(n_workers: int | None, workers_of_job: int, gpus: int) -> int:
-    n_workers = workers_of_job if n_workers is None else _whole("n_workers", n_workers, 1)
-    jobs, rest = divmod(n_workers, workers_of_job)
+    workers = gpus or check_whole("processes", 1 if processes is None else processes)
+    n_workers = workers if n_workers is None else check_whole("n_workers", n_workers)
+    jobs, rest = divmod(n_workers, workers)
     if rest:
-        per_job = "gpus_per_job" if gpus else "processes"
         raise ValueError(
-            f"n_workers={n_workers} do not fill jobs of {workers_of_job} workers each; give a "
-            f"multiple of {workers_of_job}, or another {per_job}"
+            f"n_workers={n_workers} do not fill jobs of {workers} workers each; give a multiple "
+            f"of {workers}, or another {'gpus_per_job' if gpus else 'processes'}"
         )
-    return jobs
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r} is no whole number of {least} or more")
-    return value
-
-
-def _lines(given: Iterable[str]) -> list[str]:
-    if isinstance(given, str):
-        raise ValueError(f"got the text {given!r}, where a list is wanted: [{given!r}]")
-    return list(given)
-
-
-def _gpu_workers(options: Mapping[str, Any]) -> tuple[float | None, list[str]]:
-    """Torch's share, and the arguments of ``dask cuda worker``."""
-    memory = {name: value for name, value in options.items() if name in MEMORY_OPTIONS}
-    others = {name: value for name, value in options.items() if name not in MEMORY_OPTIONS}
-    settings, torch_fraction = gpu_cluster_options(others, **memory)
-    return torch_fraction, cuda_arguments(settings)
+    return jobs, workers
 
 
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
@@ -288,42 +289,3 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
         )
     variable = "export DASK_DISTRIBUTED__WORKER__LIFETIME__"
     return [f"{variable}DURATION={limit - before:.0f}s", f"{variable}STAGGER={stagger:.0f}s"]
-
-
-def _scheduler_options(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    from dask import config
-
-    from gpuclassify.cluster.local import dashboard_address
-
-    configured = config.get(section + "scheduler-options", None) or {}
-    return {"dashboard_address": dashboard_address(), **configured, **given}
-
-
-def _joined(section: str, name: str, given: Iterable[str], ours: Iterable[str]) -> list[str]:
-    """Ours beside what the user's Dask configuration or call has in the same place."""
-    from dask import config
-
-    configured = config.get(section + name.replace("_", "-"), None) or []
-    return [*ours, *(given or configured)]
-
-
-def _set_up(client: Client, plan: SlurmPlan) -> None:
-    """What every worker is set to, those of later jobs included."""
-    from gpuclassify.cluster.plugins import TorchMemoryFraction
-    from gpuclassify.cluster.prepare import set_up
-
-    set_up(client, plan.cores_per_worker)
-    if plan.torch_fraction is not None:
-        client.register_plugin(TorchMemoryFraction(plan.torch_fraction))
-
-
-def _cluster_class() -> type[ReplacingCluster]:
-    try:
-        from gpuclassify.cluster.slurm_cluster import ReplacingCluster
-    except ModuleNotFoundError as err:
-        if err.name != "dask_jobqueue":
-            raise
-        raise RuntimeError(
-            "cluster_type='slurm' needs dask-jobqueue: pip install 'gpuclassify[slurm]'"
-        ) from err
-    return ReplacingCluster

@@ -6,12 +6,18 @@ import re
 import shlex
 from dataclasses import astuple, dataclass
 
-from gpuclassify.cluster.walltime import parse_walltime
-
 # Tokens of the Hub, and settings of variables that hold one.
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\b(HF_TOKEN|HUGGING_FACE_HUB_TOKEN)\s*=\s*\S")
 MEMORY = re.compile(r"[0-9]+([KMGT]B?)?", re.IGNORECASE)  # as sbatch(1) reads --mem
 YAML_END = "END_OF_SETTINGS"
+# sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+# days-hours:minutes and days-hours:minutes:seconds.
+WITHOUT_DAYS = re.compile(
+    r"(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)|(?P<only>\d+))"
+)
+WITH_DAYS = re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?")
+UNLIMITED = ("infinite", "unlimited")
+SECONDS = {"days": 86_400, "hours": 3_600, "minutes": 60, "only": 60, "seconds": 1}
 
 HEADER = """\
 #!/usr/bin/env bash
@@ -107,8 +113,8 @@ COMMAND = """\
 # 2 wrong call, 3 done with something left out in quarantine. It runs in the background, because a
 # shell hears signals only while it waits.
 "$PYTHON" -m gpuclassify classify {arguments} \\
-    --scheduler "$SCHEDULER_FILE"{settings} &
-COMMAND=$!
+    --scheduler "$SCHEDULER_FILE"{redirect} &
+{settings}COMMAND=$!
 """
 
 WORKERS = """\
@@ -125,6 +131,30 @@ WORKERS = """\
 
 wait $COMMAND
 """
+
+
+def parse_walltime(walltime: str) -> int | None:
+    """Seconds of a time limit as Slurm writes it; None is no limit.
+
+    Raises
+    ------
+    ValueError
+        It is in none of Slurm's forms, or is no time at all.
+    """
+    text = str(walltime).strip().lower()
+    if text in UNLIMITED:
+        return None
+    match = WITHOUT_DAYS.fullmatch(text) or WITH_DAYS.fullmatch(text)
+    seconds = 0
+    if match:
+        parts = match.groupdict(default="0")
+        seconds = sum(int(number) * SECONDS[unit] for unit, number in parts.items())
+    if seconds <= 0:
+        raise ValueError(
+            f'walltime={walltime!r} is no time limit of Slurm\'s: give minutes ("30"), '
+            '"hours:minutes:seconds" or "days-hours:minutes:seconds"'
+        )
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -228,17 +258,19 @@ def sbatch_script(settings: ScriptSettings) -> str:
     >>> "#SBATCH --gpus-per-task=1" in text
     True
     """
+    interface = f" --interface {shlex.quote(settings.interface)}" if settings.interface else ""
+    prologue = "".join(f"{line}\n" for line in settings.prologue)
     parts = [
         _header(settings),
         RESTARTS.format(requeue_before_seconds=settings.requeue_before_seconds),
         SETTINGS.format(python=shlex.quote(settings.python), most_restarts=settings.most_restarts),
-        _prologue(settings),
+        f"\n# The environment; srun hands it on to the workers.\n{prologue}" if prologue else "",
         DASK,
         "" if settings.gpus_per_node else ALLOCATOR,
         FUNCTIONS,
-        SCHEDULER.format(interface=_interface(settings)),
+        SCHEDULER.format(interface=interface),
         _command(settings),
-        _workers(settings),
+        _workers(settings, interface),
     ]
     return "".join(parts)
 
@@ -265,42 +297,27 @@ def _header(settings: ScriptSettings) -> str:
     return text + "".join(f"#SBATCH {line}\n" for line in [*lines, *settings.job_extra])
 
 
-def _prologue(settings: ScriptSettings) -> str:
-    if not settings.prologue:
-        return ""
-    return "\n# The environment; srun hands it on to the workers.\n" + "".join(
-        f"{line}\n" for line in settings.prologue
-    )
-
-
-def _interface(settings: ScriptSettings) -> str:
-    return f" --interface {shlex.quote(settings.interface)}" if settings.interface else ""
-
-
 def _command(settings: ScriptSettings) -> str:
     arguments = [shlex.quote(argument) for argument in settings.arguments]
-    yaml = ""
-    if settings.config:
-        arguments = ["--config", "/dev/stdin", *arguments]
-        yaml = f" <<'{YAML_END}'"
-    text = COMMAND.format(arguments=" ".join(arguments), settings=yaml)
-    if not yaml:
-        return text
-    start, ampersand, rest = text.rpartition(" &\n")
-    return f"{start}{ampersand}{settings.config.rstrip()}\n{YAML_END}\n{rest}"
-
-
-def _workers(settings: ScriptSettings) -> str:
-    options = _interface(settings)
-    if settings.worker_options:
-        options += f" \\\n        {settings.worker_options}"
-    if not settings.gpus_per_node:
-        comment = "One worker in each task."
-        return WORKERS.format(comment=comment, binding="", worker="worker", options=options)
-    comment = (
-        "Each task sees one GPU, and has one worker. For frames of cudf add a pool here, such as\n"
-        "# --rmm-pool-size 0.3 --rmm-maximum-pool-size 0.5; without one, torch may take all."
+    if not settings.config:
+        return COMMAND.format(arguments=" ".join(arguments), redirect="", settings="")
+    return COMMAND.format(
+        arguments=" ".join(["--config", "/dev/stdin", *arguments]),
+        redirect=f" <<'{YAML_END}'",
+        settings=f"{settings.config.rstrip()}\n{YAML_END}\n",
     )
+
+
+def _workers(settings: ScriptSettings, interface: str) -> str:
+    extra = f" \\\n        {settings.worker_options}" if settings.worker_options else ""
+    comment, binding, worker = "One worker in each task.", "", "worker"
+    if settings.gpus_per_node:
+        comment = (
+            "Each task sees one GPU, and has one worker. For frames of cudf add a pool here, "
+            "such as\n# --rmm-pool-size 0.3 --rmm-maximum-pool-size 0.5; without one, torch may "
+            "take all."
+        )
+        binding, worker = "--gpus-per-task=1 ", "cuda worker"
     return WORKERS.format(
-        comment=comment, binding="--gpus-per-task=1 ", worker="cuda worker", options=options
+        comment=comment, binding=binding, worker=worker, options=interface + extra
     )

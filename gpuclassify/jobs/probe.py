@@ -9,12 +9,9 @@ from typing import Any
 import dask
 
 from gpuclassify import hub
-from gpuclassify.cluster.preflight import check_workers
-from gpuclassify.cluster.preflight_table import SETTING, MisfitError
+from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.text_mapper import TextMapper
-
-TEXT = "One short text shows whether a model runs here."
 
 
 @dataclass(frozen=True)

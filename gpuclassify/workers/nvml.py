@@ -1,9 +1,14 @@
-"""Asking the NVIDIA driver through NVML, which makes no CUDA context."""
+"""Which GPUs are here, asked of the NVIDIA driver through NVML, which makes no CUDA context."""
 
 import contextlib
 import functools
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+DEVICE_FILES = Path("/dev")
 
 
 class DriverError(RuntimeError):
@@ -57,13 +62,174 @@ def find_device(nvml: Any, uuid: str) -> Any:
             handle = nvml.nvmlDeviceGetHandleByUUID(name)
         except nvml.NVMLError:
             continue
-        if not is_cut(nvml, handle):
+        if not is_mig(nvml, handle):
             return handle
     raise DriverError(f"the NVIDIA driver knows no device {uuid}, or only as a GPU in MIG mode")
 
 
-def is_cut(nvml: Any, handle: Any) -> bool:
+def is_mig(nvml: Any, handle: Any) -> bool:
     """Whether a device is a GPU in MIG mode, of which CUDA only uses slices."""
     with contextlib.suppress(nvml.NVMLError):
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     return False
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG slice of a GPU.
+
+    Attributes
+    ----------
+    index : int
+        NVML index of the physical GPU.
+    uuid : str
+        ``"GPU-..."``, or ``"MIG-..."`` for a slice.
+    name : str
+        Product name.
+    memory_bytes : int or None
+        Memory of the GPU or slice; None where it has none of its own (shared with the host).
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int | None
+
+    @property
+    def visible_name(self) -> str:
+        """The name of this device in ``CUDA_VISIBLE_DEVICES``."""
+        return self.uuid if self.is_slice else str(self.index)
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice and not a whole GPU."""
+        return self.uuid.startswith("MIG-")
+
+
+@dataclass(frozen=True)
+class GpuSurvey:
+    """What NVML reports of this machine.
+
+    Attributes
+    ----------
+    gpus : tuple of Gpu
+        The visible devices, in the order of ``CUDA_VISIBLE_DEVICES``.
+    has_gpu : bool
+        Whether a GPU is here and not hidden, even if it cannot be listed.
+    driver_version : str or None
+        Version of that driver.
+    cuda_version : tuple of int or None
+        (major, minor) of the newest CUDA that the driver runs.
+    absent_because : str
+        Why `gpus` is empty; empty otherwise.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    has_gpu: bool = False
+    driver_version: str | None = None
+    cuda_version: tuple[int, int] | None = None
+    absent_because: str = ""
+
+
+def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
+    """List the GPUs that this process may use.
+
+    Parameters
+    ----------
+    visible_devices : str, optional
+        In the form of ``CUDA_VISIBLE_DEVICES``; that variable by default.
+
+    Returns
+    -------
+    GpuSurvey
+        Never raises for a missing driver, library or device: `absent_because` says why.
+    """
+    if visible_devices is None:
+        visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        nvml = open_nvml()
+    except DriverError as err:
+        return _unlisted(visible_devices, str(err))
+    try:
+        return _survey(nvml, visible_devices)
+    except nvml.NVMLError as err:
+        return _unlisted(visible_devices, f"the NVIDIA driver says: {err}")
+
+
+def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple[Gpu, ...]:
+    """Return the devices that CUDA would show for a value of ``CUDA_VISIBLE_DEVICES``.
+
+    As CUDA does, the list ends at the first name that fits no device; an index names the first
+    slice of a GPU that is cut into slices, and a UUID may be shortened.
+    """
+    if visible_devices is None:
+        return tuple(devices)
+
+    def is_named(gpu: Gpu, name: str) -> bool:
+        if name.isdecimal():
+            return gpu.index == int(name)
+        return name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name)
+
+    selected: list[Gpu] = []
+    for name in (part.strip() for part in visible_devices.split(",")):
+        found = next((gpu for gpu in devices if is_named(gpu, name)), None)
+        if found is None:
+            break
+        selected.append(found)
+    return tuple(selected)
+
+
+def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
+    """Tell a GPU that cannot be listed from none at all, by the driver's device files."""
+    if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
+        return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
+    is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")
+    if is_hidden:
+        return GpuSurvey(absent_because=f"CUDA_VISIBLE_DEVICES={visible_devices!r} hides every GPU")
+    return GpuSurvey(has_gpu=True, absent_because=reason)
+
+
+def _survey(nvml: Any, visible_devices: str | None) -> GpuSurvey:
+    devices = [gpu for i in range(nvml.nvmlDeviceGetCount()) for gpu in _devices_of(nvml, i)]
+    gpus = select_visible(devices, visible_devices)
+    reason = "the NVIDIA driver lists no GPU, or only GPUs in MIG mode without an instance"
+    if devices:
+        reason = f"CUDA_VISIBLE_DEVICES={visible_devices!r} hides every GPU"
+    cuda_version = nvml.nvmlSystemGetCudaDriverVersion()
+    return GpuSurvey(
+        gpus=gpus,
+        has_gpu=bool(gpus),
+        driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
+        cuda_version=(cuda_version // 1000, cuda_version % 1000 // 10),
+        absent_because="" if gpus else reason,
+    )
+
+
+def _devices_of(nvml: Any, index: int) -> Iterator[Gpu]:
+    """Yield the physical GPU, or its slices in its place: none where none was made."""
+    parent = nvml.nvmlDeviceGetHandleByIndex(index)
+    slices = _slices(nvml, parent)
+    for handle in [parent] if slices is None else slices:
+        try:
+            memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        except nvml.NVMLError:
+            memory_bytes = None
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        yield Gpu(index, uuid, _text(nvml.nvmlDeviceGetName(parent)), memory_bytes)
+
+
+def _slices(nvml: Any, parent: Any) -> list[Any] | None:
+    """The slices of a GPU in MIG mode, without which CUDA cannot use it; None for a whole GPU."""
+    if not is_mig(nvml, parent):
+        return None
+    handles = []
+    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, i))
+        except nvml.NVMLError:  # slots for slices need not be filled
+            continue
+    return handles
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -14,14 +14,14 @@ from dask import config
 from distributed import Client, LocalCluster
 
 from gpuclassify.cluster import get_client, prepare
-from gpuclassify.cluster.cpu import usable_cores
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.cluster.prepare import (
+from gpuclassify.cluster.plugins import (
     ALLOWED_FAILURES,
     COMMUNICATION,
     WORKER_TTL_SECONDS,
     raise_by_value,
 )
+from gpuclassify.cluster.sizing import usable_cores
 
 
 def settings_of(client):

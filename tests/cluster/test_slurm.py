@@ -20,9 +20,8 @@ from gpuclassify.cluster.slurm import (
     plan_slurm,
     start_slurm,
 )
-from gpuclassify.cluster.slurm_cluster import ReplacingCluster
-from gpuclassify.cluster.slurm_script import ScriptSettings, sbatch_script
-from gpuclassify.cluster.walltime import parse_walltime
+from gpuclassify.cluster.slurm_cluster import ClosingCluster
+from gpuclassify.cluster.slurm_script import ScriptSettings, parse_walltime, sbatch_script
 from gpuclassify.commands.slurm_script import slurm_script
 
 
@@ -30,7 +29,7 @@ def job_script(**options):
     """What dask-jobqueue would submit; without a job, nothing of Slurm is called."""
     check_slurm_options(options)
     plan = plan_slurm(**options)
-    with ReplacingCluster(look_every_seconds=60, **plan.arguments) as cluster:
+    with ClosingCluster(**plan.arguments) as cluster:
         return plan, cluster.job_script()
 
 

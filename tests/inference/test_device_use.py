@@ -9,7 +9,7 @@ import torch
 
 from gpuclassify.inference import device_use
 from gpuclassify.inference.device_use import DeviceSample, note, torch_peak, watched
-from gpuclassify.workers.nvml import DriverError, find_device, is_cut
+from gpuclassify.workers.nvml import DriverError, find_device, is_mig
 from gpuclassify.workers.run_stats import RunStats, add_up
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -157,7 +157,7 @@ class Driver:
 def test_a_device_is_found_by_the_name_that_cuda_gives_it(modes, found):
     nvml = Driver(modes)
     assert find_device(nvml, "1") == found
-    assert not is_cut(nvml, found)
+    assert not is_mig(nvml, found)
 
 
 @pytest.mark.parametrize("modes", [{}, {"GPU-2": 0}, {"GPU-1": 1}])

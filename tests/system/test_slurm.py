@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from distributed import Worker
 
 from gpuclassify import get_client
-from gpuclassify.cluster.walltime import parse_walltime
+from gpuclassify.cluster.slurm_script import parse_walltime
 from gpuclassify.commands.slurm_script import slurm_script
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.testing import sample_texts, write_checkpoint

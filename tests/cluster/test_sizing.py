@@ -1,17 +1,20 @@
-"""How a device's memory is shared out, and the arguments that dask-cuda gets."""
+"""How cores and a device's memory are divided, and the arguments that Dask's clusters get."""
 
-import importlib.util
-import inspect
+import sys
+from types import ModuleType
 
+import dask.system
 import pytest
 
-from gpuclassify.cluster.gpu import (
+from gpuclassify.cluster.sizing import (
     choose_gpus,
+    cpu_cluster_options,
     gpu_cluster_options,
     missing_for_gpu,
     parse_size,
+    usable_cores,
 )
-from gpuclassify.cluster.nvml_devices import Gpu, GpuSurvey
+from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 DEVICE_BYTES = 100_000_000_000
 
@@ -117,16 +120,20 @@ def test_shares_above_the_device_are_refused_with_numbers_and_cure(settings):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "maximum", "torch_fraction"),
     [
-        {"rmm_maximum_pool_size": 0.6, "torch_memory_fraction": 0.35},
-        {"rmm_maximum_pool_size": 0.35, "torch_memory_fraction": 0.6},
-        {"rmm_maximum_pool_size": "50GB"},
-        {"rmm_maximum_pool_size": 0.95, "torch_memory_fraction": None},
+        ({"rmm_maximum_pool_size": 0.6, "torch_memory_fraction": 0.35}, 60_000_000_000, 0.35),
+        ({"rmm_maximum_pool_size": 0.35, "torch_memory_fraction": 0.6}, 35_000_000_000, 0.6),
+        ({"rmm_maximum_pool_size": "50GB"}, 50_000_000_000, 0.45),
+        ({"rmm_maximum_pool_size": 0.95, "torch_memory_fraction": None}, 95_000_000_000, None),
     ],
 )
-def test_shares_up_to_the_limit_are_accepted(settings):
-    gpu_cluster_options(**settings, device_bytes=DEVICE_BYTES)
+def test_shares_up_to_the_limit_are_those_that_were_asked_for(settings, maximum, torch_fraction):
+    options, found_fraction = gpu_cluster_options(**settings, device_bytes=DEVICE_BYTES)
+    assert options["rmm_pool_size"] == min(30_000_000_000, maximum)
+    assert options["rmm_maximum_pool_size"] == maximum
+    assert options["device_memory_limit"] == pytest.approx(0.8 * maximum)
+    assert found_fraction == torch_fraction
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.1, "0.4", True, float("nan")])
@@ -166,19 +173,52 @@ def test_whole_gpus_and_slices_do_not_share_a_cluster():
         choose_gpus([whole, slices], None)
 
 
-def test_what_a_machine_lacks_is_named_in_full():
-    missing = "; ".join(missing_for_gpu(GpuSurvey(absent_because="no driver here")))
-    assert "no driver here" in missing
-    for module in ("dask_cuda", "rmm"):
-        assert (module in missing) is (importlib.util.find_spec(module) is None)
+def test_what_a_machine_lacks_is_named_in_full(monkeypatch, tmp_path):
+    def install_torch(version):
+        info = tmp_path / "torch-0.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    install_torch("2.13.0+cpu")
+    for name in ("dask_cuda", "rmm"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
+    missing = missing_for_gpu(GpuSurvey(absent_because="no driver here"))
+    assert [text.split()[0] for text in missing] == ["no", "dask_cuda", "rmm", "torch"]
+    assert missing[-1] == "torch 2.13.0+cpu is built without CUDA"
+
+    install_torch("2.13.0+cu130")
+    for name in ("dask_cuda", "rmm"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert missing_for_gpu(GpuSurvey(has_gpu=True)) == []
 
 
-@pytest.mark.gpu
-def test_dask_cuda_has_every_argument_that_is_built():
-    from dask_cuda import LocalCUDACluster
+@pytest.mark.parametrize(
+    ("cores", "n_workers", "expected_workers", "expected_threads"),
+    [
+        (1, None, 1, 1),
+        (2, None, 1, 2),
+        (7, None, 1, 7),
+        (8, None, 1, 8),
+        (16, None, 2, 8),
+        (20, None, 2, 10),
+        (64, None, 8, 8),
+        (16, 5, 5, 3),
+        (2, 4, 4, 1),
+    ],
+)
+def test_workers_times_torch_threads_stay_within_the_cores(
+    cores, n_workers, expected_workers, expected_threads
+):
+    options, torch_threads = cpu_cluster_options(cores=cores, n_workers=n_workers)
+    assert options == {"n_workers": expected_workers, "threads_per_worker": 1}
+    assert torch_threads == expected_threads
 
-    accepted = inspect.signature(LocalCUDACluster).parameters
-    built, _ = gpu_cluster_options()
-    built_async, _ = gpu_cluster_options(rmm_async=True)
-    names = {*built, *built_async, "n_workers", "threads_per_worker", "CUDA_VISIBLE_DEVICES"}
-    assert names <= set(accepted)
+
+def test_other_options_are_passed_on():
+    options, _ = cpu_cluster_options({"memory_limit": "1GB"}, cores=4, threads_per_worker=3)
+    assert options == {"n_workers": 1, "threads_per_worker": 3, "memory_limit": "1GB"}
+
+
+def test_usable_cores_are_those_that_dask_counts():
+    assert usable_cores() == dask.system.cpu_count()

@@ -1,13 +1,15 @@
-"""How one GPU is shared between RMM (cuDF's memory) and torch, and what that needs."""
+"""How a machine is divided: cores among workers, a GPU between RMM (cuDF's memory) and torch."""
 
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuclassify.cluster.nvml_devices import Gpu, GpuSurvey
+from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str
 
+# Measured: one process of two torch threads is as fast as two of one, and holds one model.
+CORES_PER_WORKER = 8
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
 
@@ -19,6 +21,47 @@ class DefaultShare(float):
 DEFAULT_POOL = DefaultShare(0.3)
 DEFAULT_MAXIMUM_POOL = DefaultShare(0.5)
 DEFAULT_TORCH = DefaultShare(0.45)
+
+
+def usable_cores() -> int:
+    """Return the CPUs this process may use: the machine's, its affinity, its cgroup's quota."""
+    from dask.system import cpu_count
+
+    return cpu_count()
+
+
+def cpu_cluster_options(
+    options: Mapping[str, Any] | None = None,
+    *,
+    n_workers: int | None = None,
+    threads_per_worker: int = 1,
+    cores: int | None = None,
+) -> tuple[dict[str, Any], int]:
+    """Build the arguments of ``LocalCluster`` and the torch threads of each worker.
+
+    Parameters
+    ----------
+    options : mapping, optional
+        Arguments to pass on as they are.
+    n_workers : int, optional
+        Worker processes; one for every 8 cores by default.
+    threads_per_worker : int
+        Tasks that a worker runs at a time.
+    cores : int, optional
+        CPUs to share out; `usable_cores` by default.
+
+    Returns
+    -------
+    options : dict
+        Arguments of ``distributed.LocalCluster``.
+    torch_threads : int
+        Threads of torch per worker: workers times threads never exceeds `cores`, unless
+        there are more workers than cores.
+    """
+    cores = usable_cores() if cores is None else cores
+    n_workers = max(1, cores // CORES_PER_WORKER) if n_workers is None else n_workers
+    workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
+    return workers | dict(options or {}), max(1, cores // n_workers)
 
 
 def parse_size(value: Size, name: str) -> int | float:
@@ -45,19 +88,15 @@ def parse_size(value: Size, name: str) -> int | float:
         raise TypeError(f"{name}={value!r} is no size; {cure}")
     if isinstance(value, str) and not value.strip():
         raise ValueError(f"{name} is empty; {cure}")
+    text = str(value).strip()
+    is_share = isinstance(value, float) or ("." in text and text.replace(".", "", 1).isdecimal())
     try:
-        size = float(value) if _is_share(value) else parse_bytes(value)
+        size = float(value) if is_share else parse_bytes(value)
     except ValueError as err:
         raise ValueError(f"{name}={value!r} cannot be read as a size; {cure}") from err
     if not size > 0 or (isinstance(size, float) and size > 1):
         raise ValueError(f"{name}={value!r} is not above zero, or is a share above 1; {cure}")
     return size
-
-
-def _is_share(value: Size) -> bool:
-    """Tell whether `value` is a fraction, or text of one without a unit."""
-    is_number = isinstance(value, str) and value.strip().replace(".", "", 1).isdecimal()
-    return isinstance(value, float) or (is_number and "." in str(value))
 
 
 def gpu_cluster_options(

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from gpuclassify.cluster.nvml_devices import Gpu, select_visible, survey_gpus
 from gpuclassify.inference.device_use import nvml_source, watched
 from gpuclassify.workers import nvml
+from gpuclassify.workers.nvml import Gpu, select_visible, survey_gpus
 from gpuclassify.workers.run_stats import RunStats
 
 FIRST = Gpu(0, "GPU-aaaa-1", "H200", 150_000_000_000)
@@ -82,7 +82,7 @@ def test_a_gpu_is_listed_with_its_memory_and_without_a_cuda_context(run_python):
     run_python(
         """
 import torch
-from gpuclassify.cluster.nvml_devices import survey_gpus
+from gpuclassify.workers.nvml import survey_gpus
 survey = survey_gpus()
 assert not torch.cuda.is_initialized()
 assert survey.has_gpu
