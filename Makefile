@@ -38,6 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/layers.py
 
 # On two quiet cores: under 10 minutes in the short form, about two hours in the full one.
 bench: $(VENV)/.dev
