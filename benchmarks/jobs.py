@@ -30,7 +30,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -307,7 +306,7 @@ def table(result: dict[str, Any]) -> str:
         f"killed after {resume['computed_when_killed']} of {resume['parts']} parts on "
         f"{resume['workers']} workers: {resume['computed_again']} computed again"
     )
-    return "\n".join([*lines, *disturbance(overhead["variants"].values(), result["machine"])])
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
