@@ -136,7 +136,7 @@ def classify_frames(
 
 
 def run_whole_job(folder: Path, classifier: DistributedDataClassifier) -> np.ndarray:
-    """Read, classify, publish, keep books and report; what it wrote is read outside the time."""
+    """Read, classify, publish, record and report; what it wrote is read outside the time."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     reader = JsonlReader(str(folder / "in"), part_bytes=1 << 30)  # a file is a part, as above

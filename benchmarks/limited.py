@@ -118,12 +118,12 @@ def _write(outcomes: list[dict[str, Any]], folder: Path) -> Path:
     gpu = describe_gpu()
     paths = [Path(outcome["path"]) for outcome in outcomes if "path" in outcome]
     results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    told = [
+    shown = [
         outcome | ({"path": Path(outcome["path"]).name} if "path" in outcome else {})
         for outcome in outcomes
     ]
     now = datetime.now(UTC)
-    report = {"question": "gpu", "finished": now.isoformat(), "gpu": gpu, "outcomes": told}
+    report = {"question": "gpu", "finished": now.isoformat(), "gpu": gpu, "outcomes": shown}
     report |= {"noisy": any(result["noisy"] for result in results), "results": results}
     text = json.dumps(report, indent=2)
     folder.mkdir(parents=True, exist_ok=True)
