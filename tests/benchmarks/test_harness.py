@@ -106,7 +106,7 @@ def result_of(*other_cores, cores=4, load=0.5):
 def test_a_result_is_noisy_if_other_programs_took_more_than_a_twentieth_of_the_cores():
     quiet = result_of([0.1, 0.29], 0.0, {"by name": [0.2, 0.2]})
     assert noise(quiet) == []
-    for others in ([0.1, 0.4], 0.25, {"by name": [0.2, 0.25]}):
+    for others in ([0.1, 0.4], 0.25, {"by name": [0.2, 0.3]}):
         assert noise(result_of([0.0], others)) == ["other programs kept 0.25 of 4 cores busy"]
 
 
