@@ -8,13 +8,23 @@ GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
 # torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-system test-rapids test-gpu test-weights lint bench bench-full bench-gpu clean
+# A process for each of two cores with one thread each; a file stays on one, with its models and clusters.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile
+# What needs no other hardware, packages, system or weights.
+HERE := not gpu and not rapids and not system and not needs_weights
+
+.PHONY: demo test test-all test-system test-rapids test-gpu test-weights lint bench bench-full bench-gpu clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
+# What every change has to keep: on two quiet cores under 8 minutes.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not gpu and not rapids and not system and not needs_weights"
+	$(PYTEST) -m "$(HERE) and not slow"
+
+# All that this machine can run: on two quiet cores under 30 minutes.
+test-all: $(VENV)/.dev
+	$(PYTEST) -m "$(HERE)"
 
 # Slurm, a browser and networks of one's own, from Debian's packages: installs those that are missing.
 # Slurm's GPU workers are dask-cuda's, from the RAPIDS environment.
@@ -38,6 +48,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/layers.py
 
 # On two quiet cores: under 10 minutes in the short form, about two hours in the full one.
 bench: $(VENV)/.dev

@@ -12,7 +12,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from gpuclassify.cluster.sizing import usable_cores
 
 PACKAGES = ("gpuclassify", "torch", "transformers", "tokenizers", "dask", "pandas", "numpy")
 MINIMUM_SPREAD = 1e-3  # of answers over documents; constant answers agree whatever went wrong
-QUIET_CORES = 0.1  # that other programs may take
+QUIET_SHARE = 0.05  # of the machine's cores, which other programs may take
 SMOKE_OPTIONS = {"documents": 12, "repeats": 2, "threads": 1}  # tiny models need no more
 
 
@@ -78,9 +78,15 @@ def finish(
     options: argparse.Namespace,
     table: Callable[[dict[str, Any]], str],
 ) -> Path:
-    """Write the result, print its table, and return its path."""
-    path = write_result(question, result, options.output)
+    """Write the result, print its table, and return its path.
+
+    ``noisy`` in it says whether other programs disturbed it; the printed table then says so too.
+    """
+    reasons = noise(result)
+    path = write_result(question, result | {"noisy": bool(reasons)}, options.output)
     print(table(result))
+    for reason in reasons:
+        print(f"  NOISY, not to be quoted: {reason}")
     print(f"written to {path}")
     return path
 
@@ -121,7 +127,7 @@ class Run:
     seconds : dict of str to list of float
         By variant, one for each round.
     other_cores : dict of str to list of float
-        Cores that other programs kept busy meanwhile. Far from 0, a time says little.
+        Cores that other programs kept busy meanwhile; see `noise`.
     largest_difference : float
         Between the answers of any two variants.
     differences : dict of str to float
@@ -185,16 +191,16 @@ def run_interleaved(variants: Sequence[Variant], repeats: int, tolerance: float)
     for _ in range(repeats):
         for variant in variants:
             gc.collect()
-            others, started = _other_core_seconds(), time.perf_counter()
+            others, started = other_core_seconds(), time.perf_counter()
             answers = variant.run()
             elapsed = time.perf_counter() - started
             seconds[variant.name].append(elapsed)
-            other_cores[variant.name].append((_other_core_seconds() - others) / elapsed)
+            other_cores[variant.name].append((other_core_seconds() - others) / elapsed)
             agreement.add(variant.name, answers, max(tolerance, variant.tolerance))
     return Run(seconds, other_cores, agreement.largest_difference, agreement.differences)
 
 
-def _other_core_seconds() -> float:
+def other_core_seconds() -> float:
     """Time that cores have spent on other processes, or on other machines of the same host."""
     times = psutil.cpu_times()
     # Later fields are parts of earlier ones.
@@ -256,21 +262,42 @@ def _check_spread(name: str, answers: np.ndarray) -> None:
         )
 
 
-def disturbance(variants: Iterable[dict[str, Any]], machine: dict[str, Any]) -> list[str]:
-    """A warning if other programs took cores that the variants wanted, else nothing.
+def noise(result: dict[str, Any]) -> list[str]:
+    """Why times of a result say little, in words; empty for a machine that was left alone.
 
     Parameters
     ----------
-    variants : iterable of dict
-        With `Run.times` of each.
-    machine : dict
-        From `describe_machine`.
+    result : dict
+        Holds ``machine`` from `describe_machine` and, at any depth, ``other_cores``: cores that
+        other programs kept busy while something was timed, one number or one for each round.
     """
-    others = max(max(found["other_cores"]) for found in variants)
-    free = machine["cores"] - machine["torch_threads"]
-    if others < free + QUIET_CORES:
-        return []
-    return [f"  other programs kept up to {others:.1f} cores busy: repeat the run"]
+    cores, load = result["machine"]["cores"], result["machine"]["load_average"]
+    others = max(map(_mean, _values(result, "other_cores")), default=0.0)
+    reasons = []
+    if others > QUIET_SHARE * cores:
+        reasons.append(f"other programs kept {others:.2f} of {cores} cores busy")
+    if load > cores:
+        reasons.append(f"the load average was {load:.1f} on {cores} cores before it began")
+    return reasons
+
+
+def _values(tree: Any, key: str) -> Iterator[Any]:
+    """What stands under a key, wherever that is."""
+    if isinstance(tree, dict):
+        for name, branch in tree.items():
+            if name != key:
+                yield from _values(branch, key)
+            elif isinstance(branch, dict):  # by variant
+                yield from branch.values()
+            else:
+                yield branch
+    elif isinstance(tree, list):
+        for branch in tree:
+            yield from _values(branch, key)
+
+
+def _mean(cores: float | list[float]) -> float:
+    return statistics.fmean(cores) if isinstance(cores, list) else cores
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:

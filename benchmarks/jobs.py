@@ -30,7 +30,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -137,7 +136,7 @@ def classify_frames(
 
 
 def run_whole_job(folder: Path, classifier: DistributedDataClassifier) -> np.ndarray:
-    """Read, classify, publish, keep books and report; what it wrote is read outside the time."""
+    """Read, classify, publish, record and report; what it wrote is read outside the time."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     reader = JsonlReader(str(folder / "in"), part_bytes=1 << 30)  # a file is a part, as above
@@ -307,7 +306,7 @@ def table(result: dict[str, Any]) -> str:
         f"killed after {resume['computed_when_killed']} of {resume['parts']} parts on "
         f"{resume['workers']} workers: {resume['computed_again']} computed again"
     )
-    return "\n".join([*lines, *disturbance(overhead["variants"].values(), result["machine"])])
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

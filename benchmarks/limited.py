@@ -118,13 +118,14 @@ def _write(outcomes: list[dict[str, Any]], folder: Path) -> Path:
     gpu = describe_gpu()
     paths = [Path(outcome["path"]) for outcome in outcomes if "path" in outcome]
     results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    told = [
+    shown = [
         outcome | ({"path": Path(outcome["path"]).name} if "path" in outcome else {})
         for outcome in outcomes
     ]
     now = datetime.now(UTC)
-    report = {"question": "gpu", "finished": now.isoformat(), "gpu": gpu, "outcomes": told}
-    text = json.dumps(report | {"results": results}, indent=2)
+    report = {"question": "gpu", "finished": now.isoformat(), "gpu": gpu, "outcomes": shown}
+    report |= {"noisy": any(result["noisy"] for result in results), "results": results}
+    text = json.dumps(report, indent=2)
     folder.mkdir(parents=True, exist_ok=True)
     slug = re.sub("[^a-z0-9]+", "-", (gpu["name"] or "no GPU").lower()).strip("-")
     for number in itertools.count(1):
@@ -167,6 +168,7 @@ def table(report: dict[str, Any]) -> str:
     for result in report["results"]:
         lines += _speed_lines(result)
         lines += rest_lines(result)
+        lines += ["  NOISY, not to be quoted: see its own table"] * result["noisy"]
     for outcome in report["outcomes"]:
         if outcome["status"] != DONE:
             lines.append(f"{outcome['status'].upper()}: {outcome['command']}")

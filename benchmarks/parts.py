@@ -24,7 +24,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -207,7 +206,6 @@ def table(result: dict[str, Any]) -> str:
         for name, found in corpus["variants"].items():
             ratio = found["time_of_all_parts"]["ratio_of_medians"]
             lines.append(f"  {name:30}{found['median_seconds']:10.2f}{ratio:9.2f}x")
-        lines += disturbance(corpus["variants"].values(), result["machine"])
     return "\n".join(lines)
 
 

@@ -192,11 +192,12 @@ def _figure(
 
 
 def subtitle(results: Sequence[dict[str, Any]]) -> str:
-    """Machines, threads, precisions and dates of the results."""
+    """Machines, threads, precisions and dates of the results, and whether one was disturbed."""
     machines = dict.fromkeys(_machine_name(result["machine"]) for result in results)
     dtypes = dict.fromkeys(result["settings"]["dtype"] for result in results)
     dates = sorted({result["finished"][:10] for result in results})
-    return " · ".join([*machines, *dtypes, *dates])
+    noisy = ["NOISY"] if any(result["noisy"] for result in results) else []
+    return " · ".join([*machines, *dtypes, *dates, *noisy])
 
 
 def _machine_name(machine: dict[str, Any]) -> str:

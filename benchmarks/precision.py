@@ -31,7 +31,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -428,8 +427,7 @@ def table(result: dict[str, Any]) -> str:
             f"{lost['flipped_share']:9.2%}{lost['largest_flipped_margin']:10.4f}"
             f"{lost['largest_probability_difference']:13.4f}"
         )
-    found = [*times[TRAINED].values(), *times[WIDE].values()]
-    return "\n".join(lines + disturbance(found, result["machine"]))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

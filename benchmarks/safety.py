@@ -26,7 +26,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -360,7 +359,6 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"  {SUBJECT} is {ratio['ratio_of_medians']:.2f} times as fast as {name}")
     ratio = result["adapters"]["speed_up"]["ratio_of_medians"]
     lines.append(f"  one prefill with a merged adapter: {ratio:.2f} times as fast as unmerged")
-    lines += disturbance(result["variants"].values(), result["machine"])
     return "\n".join(lines)
 
 

@@ -19,7 +19,6 @@ from transformers import AutoTokenizer
 from benchmarks.harness import (
     Run,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -195,10 +194,7 @@ def table(result: dict[str, Any]) -> str:
             f"  {name:26}{found['time_ratio']:10.2f} times the time, "
             f"{found['time_ratio_to_token_ratio']:.2f} of the tokens'"
         )
-    times = [
-        found[layout] for found in partitions["variants"].values() for layout in (WHOLE, SMALL)
-    ]
-    return "\n".join(lines + disturbance(times, result["machine"]))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

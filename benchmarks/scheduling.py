@@ -14,8 +14,7 @@ import dask.dataframe as dd
 import pandas as pd
 from distributed import Client, wait
 
-from benchmarks.harness import QUIET_CORES, begin, finish, new_parser, parse
-from benchmarks.harness import _other_core_seconds as other_core_seconds
+from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
 from benchmarks.simulated import LONGEST_START_SECONDS, Fleet, fleet
 from gpuclassify.jobs.execution import run_tasks
 
@@ -163,9 +162,6 @@ def table(result: dict[str, Any]) -> str:
             f"  {name:12}{1e3 * found['seconds_per_partition']:14.2f}"
             f"{cores[0]:19.2f}{cores[1]:23.2f}{added[0]:18.0f}{added[1]:9.0f}"
         )
-    others = max(found["other_cores"] for found in result["ways"].values())
-    if others > QUIET_CORES:
-        lines.append(f"  other programs kept up to {others:.1f} cores busy: times are too long")
     return "\n".join(lines)
 
 

@@ -20,7 +20,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -161,7 +160,6 @@ def table(result: dict[str, Any]) -> str:
         )
     for name, ratio in result["speed_up"].items():
         lines.append(f"  {SUBJECT}: {ratio['ratio_of_medians']:.2f} times as fast as {name}")
-    lines += disturbance(result["variants"].values(), result["machine"])
     return "\n".join(lines)
 
 

@@ -20,7 +20,6 @@ from benchmarks.footprint import Request, measure_footprint
 from benchmarks.harness import (
     Run,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -252,7 +251,6 @@ def table(result: dict[str, Any]) -> str:
         ]
         lines += [_variant_line(name, corpus) for name in corpus["variants"]]
         lines += [*_search_lines(corpus), *_job_lines(corpus), *_footprint_lines(corpus)]
-        lines += disturbance(corpus["variants"].values(), result["machine"])
     lines += [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
     return "\n".join(lines)
 

@@ -19,7 +19,6 @@ from benchmarks.harness import (
     Run,
     Variant,
     begin,
-    disturbance,
     finish,
     new_parser,
     parse,
@@ -261,7 +260,6 @@ def table(result: dict[str, Any]) -> str:
         f"{ceiling['cores']} that share the library's work and not Python's give at most "
         f"{ceiling['model_tokens_per_second']:,.0f}"
     )
-    lines += disturbance(result["variants"].values(), result["machine"])
     return "\n".join(lines)
 
 

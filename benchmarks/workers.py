@@ -21,7 +21,6 @@ from distributed import Client
 from transformers import AutoTokenizer
 
 from benchmarks.harness import (
-    QUIET_CORES,
     Run,
     Variant,
     begin,
@@ -160,9 +159,6 @@ def table(result: dict[str, Any]) -> str:
     lines.append(
         f"  {MANY} are {efficiency['ratio_of_medians']:.2f} times as fast as {ONE} ({rounds})"
     )
-    others = max(max(found["other_cores"]) for found in result["variants"].values())
-    if others > QUIET_CORES:
-        lines.append(f"  other programs kept up to {others:.1f} cores busy: repeat the run")
     return "\n".join(lines)
 
 

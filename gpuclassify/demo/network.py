@@ -1,4 +1,4 @@
-"""The demo classifier's sizes, tokenizer and untrained module."""
+"""The demo classifier's sizes, tokenizer and untrained backbone."""
 
 import json
 from dataclasses import dataclass
@@ -68,59 +68,41 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
     return tokenizer([*specials, *(pair for pair in learned if pair != mask), mask])
 
 
-def build_classifier(vocabulary: int, labels: int, settings: Settings) -> Any:
-    """Build the untrained module with the published state-dict names.
+def build_backbone(vocabulary: int, settings: Settings) -> Any:
+    """Build an untrained encoder like the published one, but for the sizes.
 
     Parameters
     ----------
-    vocabulary, labels : int
-        Number of tokens and of classes.
+    vocabulary : int
+        Number of tokens.
     settings : Settings
         Width, layers and heads.
 
     Returns
     -------
-    torch.nn.Module
-        ``model`` (the backbone), ``dropout`` and ``fc``; called with ``input_ids`` and
-        ``attention_mask`` it returns the logits of the first position, float32 (rows, labels).
+    transformers.DebertaV2Model
     """
-    from torch import nn
     from transformers import DebertaV2Config, DebertaV2Model
 
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = DebertaV2Model(DebertaV2Config(**_backbone_options(vocabulary, settings)))
-            self.dropout = nn.Dropout(0.2)
-            self.fc = nn.Linear(settings.width, labels)
-
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
-            return self.fc(self.dropout(outputs.last_hidden_state[:, 0]))
-
-    return Classifier()
-
-
-def _backbone_options(vocabulary: int, settings: Settings) -> dict[str, Any]:
-    """The published backbone's settings, but for the sizes."""
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": settings.width,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": settings.heads,
-        "intermediate_size": 4 * settings.width,
-        "max_position_embeddings": 512,
-        "position_buckets": 32,
-        "max_relative_positions": -1,
-        "relative_attention": True,
-        "position_biased_input": False,
-        "pos_att_type": ["p2c", "c2p"],
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-        "type_vocab_size": 0,
+    config = DebertaV2Config(
+        vocab_size=vocabulary,
+        hidden_size=settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=4 * settings.width,
+        max_position_embeddings=512,
+        position_buckets=32,
+        max_relative_positions=-1,
+        relative_attention=True,
+        position_biased_input=False,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+        type_vocab_size=0,
         # Leaving tokens out (see training) regularises more, and dropout is slow on a CPU.
-        "attention_probs_dropout_prob": 0.0,
-        "hidden_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-7,
-        "pad_token_id": PAD,
-    }
+        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=0.0,
+        layer_norm_eps=1e-7,
+        pad_token_id=PAD,
+    )
+    return DebertaV2Model(config)

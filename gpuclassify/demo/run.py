@@ -70,7 +70,11 @@ def run_demo(
     ValueError
         Too few documents to learn from.
     """
-    from gpuclassify import DomainClassifier, JsonlReader, ParquetWriter, Pipeline, get_client
+    from gpuclassify.classifiers import DomainClassifier
+    from gpuclassify.cluster import get_client
+    from gpuclassify.jobs.input.readers import JsonlReader
+    from gpuclassify.jobs.output.writers import ParquetWriter
+    from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.jobs.report.progress import JobProgress
 
     directory = Path(directory)

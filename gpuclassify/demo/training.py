@@ -24,7 +24,7 @@ from gpuclassify.demo.network import (
     PAD,
     SEP,
     Settings,
-    build_classifier,
+    build_backbone,
     train_tokenizer,
 )
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[float, float], None]
 
-_BACKBONE_DIRECTORY = "backbone"
+_DROPOUT = 0.2  # before the last layer, as published
 _COMPLETE = "complete"
 
 
@@ -47,8 +47,7 @@ def train(
 ) -> Path:
     """Train a classifier of the documents' areas and save it like ``nvidia/domain-classifier``.
 
-    The directory then holds ``config.json``, ``model.safetensors``, the tokenizer's files and
-    ``backbone/config.json``, which ``base_model`` in ``config.json`` names relative to it.
+    The directory then holds what `gpuclassify.Deberta` saves and the tokenizer's files.
     Neither the global random state nor the number of torch threads is changed.
 
     Parameters
@@ -78,6 +77,8 @@ def train(
     """
     import torch
 
+    from gpuclassify.models.deberta import Deberta
+
     settings = settings or Settings()
     areas = sorted({document.area for document in documents})
     if len(areas) < 2:
@@ -86,13 +87,20 @@ def train(
         )
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "base_model": str(directory),  # which gets the backbone's sizes, too
+        "fc_dropout": _DROPOUT,
+        "id2label": dict(enumerate(areas)),
+    }
     tokenizer = train_tokenizer([document.text for document in documents], settings.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        classifier = build_classifier(len(tokenizer), len(areas), settings)
+        backbone = build_backbone(len(tokenizer), settings)
+        classifier = Deberta(config, backbone)
         batches = _Batches(documents, areas, tokenizer, settings, seed)
         _fit(classifier, batches, settings, time.monotonic() + seconds_limit, on_progress)
-    _save(classifier, tokenizer, areas, directory)
+    classifier.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return directory
 
 
@@ -268,26 +276,6 @@ def _rate(step: int, settings: Settings) -> float:
     rising = (step + 1) / warmup
     falling = (settings.steps - step) / max(1, settings.steps - warmup)
     return max(0.0, min(rising, falling, 1.0))
-
-
-def _save(classifier: Any, tokenizer: Any, areas: list[str], directory: Path) -> None:
-    from safetensors.torch import save_file
-
-    config = {
-        "base_model": _BACKBONE_DIRECTORY,
-        "config_path": None,
-        "fc_dropout": classifier.dropout.p,
-        "id2label": {str(index): area for index, area in enumerate(areas)},
-        "label2id": {area: index for index, area in enumerate(areas)},
-        "model_type": "deberta-v2",
-        "pretrained": True,
-    }
-    text = json.dumps(config, sort_keys=True, indent=2)
-    (directory / "config.json").write_text(text, encoding="utf-8")
-    classifier.model.config.save_pretrained(directory / _BACKBONE_DIRECTORY)
-    tokenizer.save_pretrained(directory)
-    tensors = {name: tensor.contiguous() for name, tensor in classifier.state_dict().items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _digest(documents: list[Document], settings: Settings) -> str:

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from gpuclassify.testing.configs import checked_labels
-from gpuclassify.testing.files import empty_directory
-from gpuclassify.testing.kinds import KINDS
 from gpuclassify.testing.texts import documents_of
-from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.weights import fit_head, save_model, seeded, token_ids
+from gpuclassify.testing.tokenizers import KINDS, trained_tokenizer, write_tokenizer
+from gpuclassify.testing.writing import (
+    empty_directory,
+    fit_head,
+    save_model,
+    seeded,
+    token_ids,
+)
 
 
 @dataclass(frozen=True)

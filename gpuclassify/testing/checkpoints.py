@@ -17,10 +17,17 @@ from gpuclassify.testing.configs import (
     education_config,
     prompt_config,
 )
-from gpuclassify.testing.files import empty_directory, write_json
 from gpuclassify.testing.texts import documents_of
 from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.weights import fit_head, save_model, save_tensors, seeded, token_ids
+from gpuclassify.testing.writing import (
+    empty_directory,
+    fit_head,
+    save_model,
+    save_tensors,
+    seeded,
+    token_ids,
+    write_json,
+)
 
 
 def write_checkpoint(

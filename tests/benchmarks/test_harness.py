@@ -1,16 +1,23 @@
 """Benchmarks compare like with like, tell what disturbed them and never lose a result."""
 
 import json
+import subprocess
+import sys
+import time
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.harness import (
     DisagreementError,
     Run,
     Variant,
-    disturbance,
+    finish,
+    noise,
+    other_core_seconds,
     run_interleaved,
     write_result,
 )
@@ -91,11 +98,49 @@ def test_speed_up_is_the_ratio_of_medians_and_keeps_every_round():
     }
 
 
-def test_only_cores_that_a_run_wanted_are_missed():
-    machine = {"cores": 4, "torch_threads": 2}
-    assert disturbance([{"other_cores": [0.1, 2.0]}], machine) == []
-    [line] = disturbance([{"other_cores": [0.1, 2.5]}, {"other_cores": [0.3]}], machine)
-    assert "up to 2.5 cores busy" in line
+def result_of(*other_cores, cores=4, load=0.5):
+    variants = {str(number): {"other_cores": found} for number, found in enumerate(other_cores)}
+    return {"machine": {"cores": cores, "load_average": load}, "corpora": [{"variants": variants}]}
+
+
+def test_a_result_is_noisy_if_other_programs_took_more_than_a_twentieth_of_the_cores():
+    quiet = result_of([0.1, 0.29], 0.0, {"by name": [0.2, 0.2]})
+    assert noise(quiet) == []
+    for others in ([0.1, 0.4], 0.25, {"by name": [0.2, 0.3]}):
+        assert noise(result_of([0.0], others)) == ["other programs kept 0.25 of 4 cores busy"]
+
+
+def test_a_result_is_noisy_if_the_machine_was_loaded_before_it_began():
+    assert noise(result_of([0.0], load=4.0)) == []
+    [reason] = noise(result_of([0.0], load=4.1))
+    assert reason == "the load average was 4.1 on 4 cores before it began"
+
+
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_a_noisy_result_says_so_in_its_file_and_under_its_table(tmp_path, capsys, others):
+    result = result_of([others])
+    result["machine"]["short_name"] = "box"
+    path = finish("speed", result, Namespace(output=tmp_path), lambda result: "the table")
+    assert json.loads(path.read_text())["noisy"] == (others > 0)
+    table, *noisy, last = capsys.readouterr().out.splitlines()
+    assert (table, last) == ("the table", f"written to {path}")
+    assert (
+        noisy
+        == ["  NOISY, not to be quoted: other programs kept 1.00 of 4 cores busy"][: int(others)]
+    )
+
+
+def test_what_another_process_takes_is_measured():
+    busy = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", busy]) as other:
+        before, started = other_core_seconds(), time.perf_counter()
+        spent = psutil.Process(other.pid).cpu_times().user
+        while psutil.Process(other.pid).cpu_times().user < spent + 0.3:
+            time.sleep(0.05)
+        found = other_core_seconds() - before
+        other.kill()
+    assert found > 0.2
+    assert found < 2 * psutil.cpu_count() * (time.perf_counter() - started)
 
 
 def test_results_are_never_overwritten(tmp_path):

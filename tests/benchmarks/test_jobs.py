@@ -1,16 +1,12 @@
 """The benchmark of whole jobs, with a tiny model and few parts."""
 
-import json
-
 import pytest
 
-from benchmarks.jobs import FRAME, JOB, main, table
+from benchmarks.jobs import FRAME, JOB
 
 
-@pytest.mark.timeout(600)
-def test_the_benchmark_of_jobs_runs_and_its_table_reads(tmp_path):
-    path = main(["--smoke", "--output", str(tmp_path)])
-    result = json.loads(path.read_text())
+def test_the_benchmark_of_jobs_runs_and_its_table_reads(smoke_run):
+    result, _, table = smoke_run("jobs")
     overhead, resume = result["overhead"], result["resume"]
     ratio = (
         overhead["variants"][JOB]["median_seconds"] / overhead["variants"][FRAME]["median_seconds"]
@@ -19,4 +15,4 @@ def test_the_benchmark_of_jobs_runs_and_its_table_reads(tmp_path):
     assert [found["parts"] for found in result["growth"]] == [4, 8]
     assert 0 < resume["computed_when_killed"] <= resume["parts"]
     assert resume["computed_again"] <= resume["workers"]
-    assert f"{resume['computed_again']} computed again" in table(result)
+    assert f"{resume['computed_again']} computed again" in table

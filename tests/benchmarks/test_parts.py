@@ -6,8 +6,8 @@ from benchmarks.parts import PARTS
 
 
 @pytest.mark.parametrize("model", PARTS)
-def test_a_smoke_run_of_parts_leaves_each_out_and_answers_stay(smoke_result, model):
-    result, _, printed = smoke_result("parts", "--model", model, "--lengths", "short")
+def test_a_smoke_run_of_parts_leaves_each_out_and_answers_stay(smoke_run, model):
+    result, _, printed = smoke_run("parts", "--model", model, "--lengths", "short")
 
     corpus = result["corpora"]["short"]
     names = ["all parts", *(name for name, _, _ in PARTS[model])]

@@ -1,7 +1,6 @@
 """Results are drawn, and a picture tells where they come from."""
 
 import numpy as np
-import pytest
 from matplotlib import image
 
 from benchmarks import plots
@@ -14,7 +13,6 @@ def is_drawn(path):
     return path.stat().st_size > 10_000 and pixels.min() < 0.2 and edges.min() == 1
 
 
-@pytest.mark.timeout(1_200)  # for two smoke runs
 def test_results_are_drawn(throughput_run, scaling_run, tmp_path, capsys):
     (_, first, _), (_, second, _) = throughput_run, scaling_run
     paths = plots.main([str(first), str(second), "--output", str(tmp_path / "new")])
@@ -27,12 +25,14 @@ def test_results_are_drawn(throughput_run, scaling_run, tmp_path, capsys):
 def test_a_picture_tells_machine_precision_and_dates():
     result = {
         "machine": {"processor": "AMD EPYC", "torch_threads": 1},
+        "noisy": False,
         "settings": {"dtype": "float32"},
         "finished": "2026-11-21T10:00:00+00:00",
     }
     assert plots.subtitle([result]) == "AMD EPYC, 1 thread · float32 · 2026-11-21"
     gpu = {
         "machine": {"processor": "AMD EPYC", "torch_threads": 2, "gpu": "NVIDIA H100"},
+        "noisy": False,
         "settings": {"dtype": "bfloat16, float32"},
         "finished": "2026-11-20T10:00:00+00:00",
     }
@@ -40,3 +40,4 @@ def test_a_picture_tells_machine_precision_and_dates():
         "NVIDIA H100 · AMD EPYC, 1 thread · bfloat16, float32 · float32 · 2026-11-20 · 2026-11-21"
     )
     assert plots.subtitle([gpu, result]) == both
+    assert plots.subtitle([gpu, result | {"noisy": True}]) == f"{both} · NOISY"

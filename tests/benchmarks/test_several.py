@@ -3,8 +3,8 @@
 from tests.benchmarks.checks import check_speed_up, check_times
 
 
-def test_a_smoke_run_of_several_writes_a_complete_result(smoke_result):
-    result, _, _ = smoke_result("several")
+def test_a_smoke_run_of_several_writes_a_complete_result(smoke_run):
+    result, _, _ = smoke_run("several")
     settings, variants = result["settings"], result["variants"]
     assert list(variants) == ["separate passes", "chained", "classify"]
     for found in variants.values():

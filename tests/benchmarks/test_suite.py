@@ -16,7 +16,6 @@ def test_every_command_of_the_suite_can_be_given(form, tiny_model):
             assert set(options.variants) <= set(names)
 
 
-@pytest.mark.timeout(1_200)  # for two smoke runs
 def test_the_suite_ends_with_a_short_table(throughput_run, scaling_run):
     results = [throughput_run[0], scaling_run[0]]
     head, line, losses, growth = suite.summary(results).splitlines()

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks import throughput
 from tests.benchmarks.checks import check_speed_up, check_times
 from tests.benchmarks.cpu_ways import CPU_NAMES
 
@@ -11,10 +10,10 @@ def test_a_smoke_run_of_throughput_writes_a_complete_result(throughput_run):
     result, _, table = throughput_run
     assert set(result) == {
         *("question", "finished", "machine", "versions", "settings", "left_out", "corpora"),
+        "noisy",
     }
     assert list(result["corpora"]) == ["short"]
     check_corpus(result["corpora"]["short"], result["settings"])
-    assert throughput.table(result) == table
     assert "a job's time: plan" in table
     assert "tokens run for each real one" in table
 

@@ -1,7 +1,5 @@
 """The tokenizing benchmark times the host's tokenizer and holds all variants to the same tokens."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -15,9 +13,8 @@ from gpuclassify.tokenizing.token_batch import TokenBatch
 TEXTS = sample_texts(20, seed=2)
 
 
-def test_a_smoke_run_writes_a_complete_result(tmp_path, capsys):
-    path = tokenizing.main(["--smoke", "--output", str(tmp_path)])
-    result, printed = json.loads(path.read_text()), capsys.readouterr().out
+def test_a_smoke_run_writes_a_complete_result(smoke_run):
+    result, _, printed = smoke_run("tokenizing")
     assert list(result["variants"]) == ["host, 1 cores"]
     assert result["text_tokens"] > result["model_tokens"] > result["documents"] == 12
     for name, found in result["variants"].items():

@@ -12,7 +12,7 @@ from gpuclassify.demo.corpus import AREAS, Document, collect_documents, split_do
 
 @pytest.fixture(scope="module")
 def documents():
-    return collect_documents(max_documents=1400)
+    return collect_documents(max_documents=700)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_two_processes_collect_the_same_documents_in_the_same_order(documents):
     program = (
         "import json; from gpuclassify.demo.corpus import collect_documents;"
         "print(json.dumps([[d.text, d.area, d.module] for d in"
-        " collect_documents(max_documents=1400)]))"
+        " collect_documents(max_documents=700)]))"
     )
     output = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -46,7 +46,7 @@ def test_two_processes_collect_the_same_documents_in_the_same_order(documents):
 
 
 def test_every_area_contributes_its_equal_share(documents):
-    assert Counter(d.area for d in documents) == dict.fromkeys(AREAS, 1400 // len(AREAS))
+    assert Counter(d.area for d in documents) == dict.fromkeys(AREAS, 700 // len(AREAS))
 
 
 def test_documents_are_long_enough_cleaned_and_storable(documents):
@@ -134,7 +134,7 @@ def test_no_package_and_no_text_stands_in_both_halves(documents, seed):
 def test_both_halves_hold_every_area_about_evenly(documents):
     training, held_out = split_documents(documents)
     for area in AREAS:
-        share = [d.area for d in training].count(area) / (1400 // len(AREAS))
+        share = [d.area for d in training].count(area) / (700 // len(AREAS))
         assert 0.3 < share < 0.7
     assert {d.area for d in held_out} == set(AREAS)
 

@@ -3,7 +3,6 @@ import random
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,21 +198,25 @@ def test_an_interrupted_training_leaves_nothing_in_the_cache(documents, tmp_path
 
 
 def test_a_killed_training_is_not_taken_for_a_model(tmp_path):
-    program = """
+    program = f"""
 import os, signal, sys
 from gpuclassify.demo.corpus import Document
 from gpuclassify.demo.training import Settings, cached_model
 documents = [Document("A mast and a sail.", "A", "a.m"), Document("A rail, a line.", "B", "b.m")]
 settings = Settings(vocabulary=100, width=16, heads=1, steps=1)
-kill = (lambda *_: os.kill(os.getpid(), signal.SIGKILL)) if sys.argv[2] == "kill" else None
-print(cached_model(documents, cache_dir=sys.argv[1], settings=settings, on_progress=kill))
+kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+cached_model(documents, cache_dir={str(tmp_path)!r}, settings=settings, on_progress=kill)
 """
-    run = [sys.executable, "-c", program, str(tmp_path)]
-    killed = subprocess.run([*run, "kill"], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == []
-    finished = subprocess.run([*run, "finish"], check=True, capture_output=True, text=True)
-    assert (Path(finished.stdout.strip()) / "model.safetensors").is_file()
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name[0] for path in tmp_path.iterdir()] == ["."]
+    documents = [
+        Document("A mast and a sail.", "A", "a.m"),
+        Document("A rail, a line.", "B", "b.m"),
+    ]
+    settings = Settings(vocabulary=100, width=16, heads=1, steps=1)
+    found = cached_model(documents, cache_dir=tmp_path, settings=settings)
+    assert (found / "model.safetensors").is_file()
 
 
 def test_of_two_trainings_the_first_to_finish_is_kept(documents, tmp_path, quick):

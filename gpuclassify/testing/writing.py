@@ -1,5 +1,6 @@
-"""Random weights with fitted last layers, and how they reach a directory."""
+"""How random models are seeded and fitted, and how they reach a directory."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,22 @@ def save_model(model: Any, path: Path) -> None:
     finally:
         if is_shown:
             logging.enable_progress_bar()
+
+
+def empty_directory(directory: str | Path) -> Path:
+    """Create the directory if need be; FileExistsError unless it is empty."""
+    path = Path(directory)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path} is a file: give a directory that is new or empty")
+    if path.exists() and any(path.iterdir()):
+        raise FileExistsError(
+            f"{path} is not empty (it holds {min(path.iterdir()).name!r}): "
+            "give a directory that is new or empty"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write an indented JSON file, its keys in the order given."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,31 @@
+"""The public names: read by type checkers and editors, and by __init__.py when it runs."""
+
+from .classifiers import AegisClassifier as AegisClassifier
+from .classifiers import ContentTypeClassifier as ContentTypeClassifier
+from .classifiers import DistributedDataClassifier as DistributedDataClassifier
+from .classifiers import DomainClassifier as DomainClassifier
+from .classifiers import FineWebEduClassifier as FineWebEduClassifier
+from .classifiers import FineWebMixtralEduClassifier as FineWebMixtralEduClassifier
+from .classifiers import FineWebNemotronEduClassifier as FineWebNemotronEduClassifier
+from .classifiers import InstructionDataGuardClassifier as InstructionDataGuardClassifier
+from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
+from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
+from .classifiers import QualityClassifier as QualityClassifier
+from .classifiers.embedder import Embedder as Embedder
+from .classifiers.own_model import ModelMapper as ModelMapper
+from .cluster import get_client as get_client
+from .jobs.input.readers import FileReader as FileReader
+from .jobs.input.readers import JsonlReader as JsonlReader
+from .jobs.input.readers import ParquetReader as ParquetReader
+from .jobs.input.readers import read_files as read_files
+from .jobs.output.hub_writer import HubWriter as HubWriter
+from .jobs.output.hub_writer import push_to_hub as push_to_hub
+from .jobs.output.writers import JsonlWriter as JsonlWriter
+from .jobs.output.writers import ParquetWriter as ParquetWriter
+from .jobs.output.writers import to_parquet as to_parquet
+from .jobs.pipeline import Pipeline as Pipeline
+from .jobs.stages import ToBackend as ToBackend
+from .models.deberta import Deberta as Deberta
+from .partition_map import classify as classify
+
+__version__: str

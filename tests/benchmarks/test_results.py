@@ -1,0 +1,33 @@
+"""What is committed and shown was measured on a quiet machine."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks.harness import noise
+from benchmarks.names import RESULTS
+
+ROOT = RESULTS.parents[1]
+COMMITTED = sorted(RESULTS.glob("*.json"))
+PAGES = ("README.md", "benchmarks/README.md")
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_no_committed_result_is_noisy(path):
+    result = json.loads(path.read_text())
+    if "cores" in result["machine"]:  # others are arithmetic
+        assert noise(result) == []
+    assert not result.get("noisy")
+
+
+def test_every_picture_shows_a_committed_result():
+    stems = [path.stem for path in COMMITTED]
+    pictures = [path.stem for path in RESULTS.glob("*.png")]
+    assert all(picture.startswith(tuple(stems)) for picture in pictures)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_result_that_a_page_names_is_committed(page):
+    named = set(re.findall(r"\bresults/([\w.*-]+\.(?:json|png))", (ROOT / page).read_text()))
+    assert {name for name in named if not list(RESULTS.glob(name))} == set()
