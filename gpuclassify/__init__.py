@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.cluster import get_client
     from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
-    from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
+    from gpuclassify.jobs.output.hub_writer import HubWriter
     from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, to_parquet
     from gpuclassify.jobs.pipeline import Pipeline
+    from gpuclassify.jobs.push_to_hub import push_to_hub
     from gpuclassify.jobs.stages import ToBackend
     from gpuclassify.model_mapper import ModelMapper
     from gpuclassify.models.deberta import Deberta
@@ -63,7 +64,7 @@ _HOMES = {
     "ToBackend": "gpuclassify.jobs.stages",
     "classify": "gpuclassify.chain",
     "get_client": "gpuclassify.cluster",
-    "push_to_hub": "gpuclassify.jobs.output.hub_writer",
+    "push_to_hub": "gpuclassify.jobs.push_to_hub",
     "read_files": "gpuclassify.jobs.input.readers",
     "to_parquet": "gpuclassify.jobs.output.writers",
 }
