@@ -12,7 +12,6 @@ from gpuclassify.chain import Chain
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sources import FileSource, FrameSource
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.manifest import JobChangedError, Ledger
 from gpuclassify.jobs.output.records import Record
@@ -20,10 +19,9 @@ from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
+from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import count_fields, describe, text_fields
-from gpuclassify.jobs.task import Work
-
-Source = FileSource | FrameSource
+from gpuclassify.jobs.task import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Job:
 
     Attributes
     ----------
-    source : FileSource or FrameSource
-    work : Work
+    source : Source
+    spec : TaskSpec
     ledger : Ledger
     restart : bool
         Whether `run` begins with removing what earlier runs wrote.
@@ -42,7 +40,7 @@ class Job:
     """
 
     source: Source
-    work: Work
+    spec: TaskSpec
     ledger: Ledger
     restart: bool = False
     writer: FileWriter | None = None
@@ -90,9 +88,9 @@ class Job:
         names = self.ledger.names()
         todo = [number for number, name in enumerate(names) if name not in done]
         if client is not None and todo:
-            check_cluster(client, self.work.chain.mappers, self.work.backend)
+            check_cluster(client, self.spec.chain.mappers, self.spec.backend)
         started = time.perf_counter()
-        for record in self.source.run(client, todo, names, self.work):
+        for record in self.source.run(client, todo, names, self.spec):
             self._add(summary, record)
             summary.elapsed_seconds = time.perf_counter() - started
             _show(report, len(summary.files), self.source.count, summary)
@@ -118,22 +116,22 @@ class Job:
         if client.asynchronous:
             raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
         with client.as_current():
-            self.work.chain.prepare()
-            share_options_with_workers(client, [self.work.input_name, self.work.output_name])
+            self.spec.chain.prepare()
+            share_options_with_workers(client, [self.spec.input_name, self.spec.output_name])
             yield
 
 
-def plan_work(
+def make_task_spec(
     reader: Any, source: Source, chain: Chain, writer: FileWriter, backend: str, on_error: str
-) -> Work:
+) -> TaskSpec:
     """What every task of the job does; remembers the storage options that it needs."""
     meta = source.meta()
     keep_index = source.has_index and writer.keeps_index
     directory = writer.directory
     labels, numbers = count_fields(chain.mappers)
-    work = Work(
+    spec = TaskSpec(
         chain=chain,
-        announced=chain.announced(meta),
+        meta_dtypes=chain.announced(meta),
         schema=arrow_table(chain.meta(meta), keep_index).schema,
         output=directory.root if directory.is_local else writer.path,
         encoding=writer.encoding,
@@ -143,25 +141,25 @@ def plan_work(
         label_fields=labels,
         number_fields=numbers,
         text_fields=text_fields(chain.mappers),
-        form=source.form,
+        input_schema=source.input_schema,
         input_name=f"input {reader}" if isinstance(reader, FileReader) else "",
         output_name=f"output {redacted(writer.path)}",
     )
-    remember_options(work.input_name, getattr(reader, "storage_options", {}))
-    remember_options(work.output_name, writer.storage_options)
-    return work
+    remember_options(spec.input_name, getattr(reader, "storage_options", {}))
+    remember_options(spec.output_name, writer.storage_options)
+    return spec
 
 
-def identity_of(source: Source, work: Work) -> dict[str, dict[str, Any]]:
+def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """What the job is. It may go on with another `on_error`, which is no part of it."""
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)
-        for number, stage in enumerate(work.chain.mappers, 1)
+        for number, stage in enumerate(spec.chain.mappers, 1)
     }
-    encoding = {"format": work.encoding.file_format, "compression": work.encoding.compression}
-    if source.has_index and not work.keep_index and work.encoding.file_format == PARQUET:
+    encoding = {"format": spec.encoding.file_format, "compression": spec.encoding.compression}
+    if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
-    return {**source.identity(), **stages, "output": {**encoding, "backend": work.backend}}
+    return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}
 
 
 def _show(report: Report | None, done: int, total: int, summary: JobSummary) -> None:

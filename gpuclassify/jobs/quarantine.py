@@ -56,13 +56,15 @@ def shortened(content: bytes | str) -> str:
     return content[:LONGEST_CONTENT]
 
 
-def run_halved(
+def isolate_bad_rows(
     run: Callable[[int, int], Result],
     start: int,
     stop: int,
     errors: tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Result | Exception]]:
     """Results of ``run(start, stop)``, halved wherever it raises, until single rows are left.
+
+    A few bad rows among many cost little.
 
     Yields
     ------
@@ -76,8 +78,8 @@ def run_halved(
             yield start, err
             return
         middle = (start + stop) // 2
-        yield from run_halved(run, start, middle, errors)
-        yield from run_halved(run, middle, stop, errors)
+        yield from isolate_bad_rows(run, start, middle, errors)
+        yield from isolate_bad_rows(run, middle, stop, errors)
 
 
 def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from gpuclassify.chain import Chain
@@ -13,9 +13,10 @@ from gpuclassify.checks import check_choice
 from gpuclassify.code_digest import code_digest
 from gpuclassify.frames import BACKENDS, backend_of
 from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
-from gpuclassify.partition_map import PartitionMap
+from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.partition_map import PartitionMap, TextMap
 
-LONGEST_SETTING = 200  # characters; longer ones are told by their digest
+LONGEST_SETTING = 200  # characters; longer ones are shown as a digest
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Function(PartitionMap):
         owner = type("Owner", (), {"__module__": "__main__", **parts})
         return (self.__name__, code_digest(owner), tokenize(self.function))
 
+    def describe(self) -> dict[str, Any]:
+        """No settings: the callable's code is all of it."""
+        return {}
+
     def check(self, frame: Any) -> None:
         """Raise unless the callable takes a frame without rows, which a part may be."""
         try:
@@ -55,12 +60,12 @@ class Function(PartitionMap):
     def prepare(self) -> None:
         """Nothing to look up."""
 
+    def announced(self, frame: Any) -> None:
+        """Nothing: the callable sees its partition only."""
+
     def meta(self, frame: Any) -> Any:
         """What the callable makes of a frame without rows."""
         return self.map_frame(frame.iloc[:0]).iloc[:0]
-
-    def announced(self, frame: Any) -> None:
-        """Nothing: the callable sees its partition only."""
 
     def map_frame(self, frame: Any, announced: Any = None) -> Any:
         """Call the callable.
@@ -98,23 +103,26 @@ class ToBackend(PartitionMap):
         """On Dask's dashboard and in messages."""
         return f"ToBackend({self.name!r})"
 
+    def describe(self) -> dict[str, Any]:
+        """No settings beside the name."""
+        return {}
+
     def check(self, frame: Any) -> None:
         """Every frame can be moved."""
 
     def prepare(self) -> None:
         """Nothing to look up."""
 
+    def announced(self, frame: Any) -> None:
+        """Nothing."""
+
     def meta(self, frame: Any) -> Any:
         """The frame as it is: the client does without cudf."""
         return frame.iloc[:0]
 
-    def announced(self, frame: Any) -> None:
-        """Nothing."""
-
     def map_frame(self, frame: Any, announced: Any = None) -> Any:
         """The same rows in a frame of the other library."""
-        library = backend_of(frame).__name__.rpartition(".")[2]
-        if library == self.name:
+        if backend_of(frame).__name__.endswith(f".{self.name}"):
             return frame
         if self.name == "pandas":
             return frame.to_pandas()
@@ -141,13 +149,18 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
     """
     from dask.tokenize import tokenize
 
-    described: dict[str, Any] = {"stage": stage.__name__}
-    options = getattr(stage, "options", None)
-    if is_dataclass(options):
-        for field in fields(options):
-            described[field.name] = _setting(getattr(options, field.name))
-        described["model_revision"] = _revision(stage)
-    return {**described, "code": tokenize(stage)}
+    settings: dict[str, Any] = {}
+    if isinstance(stage, ModelMapper):
+        options = stage.options
+        settings = {each.name: _setting(getattr(options, each.name)) for each in fields(options)}
+        settings["model_revision"] = _revision(stage)
+    return {"stage": stage.__name__, **settings, "code": tokenize(stage)}
+
+
+def text_fields(stages: Iterable[PartitionMap]) -> tuple[str, ...]:
+    """Columns of text that the stages read."""
+    found = (stage.text_field for stage in stages if isinstance(stage, TextMap))
+    return tuple(dict.fromkeys(found))
 
 
 def count_fields(stages: Iterable[PartitionMap]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -157,18 +170,14 @@ def count_fields(stages: Iterable[PartitionMap]) -> tuple[tuple[str, ...], tuple
     labels: list[str] = []
     numbers: list[str] = []
     for stage in stages:
-        schema = stage.schema() if hasattr(stage, "schema") else ()
-        label_field = getattr(stage, "label_field", None)
-        labels += [label_field] if label_field is not None else []
-        labels += [f.name for f in schema if pa.types.is_boolean(f.type) or f.type == pa.int64()]
-        numbers += [field.name for field in schema if field.type == pa.float32()]
+        if isinstance(stage, ModelMapper) and stage.label_field is not None:
+            labels.append(stage.label_field)
+        for field in stage.schema() if isinstance(stage, TextMap) else ():
+            if pa.types.is_boolean(field.type) or field.type == pa.int64():
+                labels.append(field.name)
+            elif field.type == pa.float32():
+                numbers.append(field.name)
     return tuple(dict.fromkeys(labels)), tuple(numbers)
-
-
-def text_fields(stages: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Columns of text that the stages read."""
-    found = [stage.text_field for stage in stages if hasattr(stage, "text_field")]
-    return tuple(dict.fromkeys(found))
 
 
 def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
@@ -198,7 +207,7 @@ def _setting(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else shown
 
 
-def _revision(stage: Any) -> str | None:
+def _revision(stage: ModelMapper) -> str | None:
     """The commit or digest that the model's name stands for today; None out of reach."""
     with contextlib.suppress(HubUnreachableError, ModelNotFoundError):
         return stage.identity.revision

@@ -133,7 +133,7 @@ def test_parquet_files_that_are_broken_or_do_not_fit_are_left_out(tmp_path):
     damaged[4:200] = b"\xff" * 196  # the first row group
     (tmp_path / "in/b.parquet").write_bytes(damaged)
     with pytest.raises(UnreadableInputError, match=r"empty\.parquet cannot be read"):
-        ParquetReader(f"{tmp_path}/in").plan()
+        ParquetReader(f"{tmp_path}/in").find_parts()
     summary = run(tmp_path, ParquetReader(f"{tmp_path}/in", part_bytes=1))
     assert summary.left_out == {"file": 4}
     assert len(rows(tmp_path)) == 2_900
@@ -231,8 +231,8 @@ def test_what_crashes_the_parser_crashes_no_process(write, tmp_path):
     body = f"""
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.input.parts import read_table
-source = JsonlReader("{tmp_path}/in").plan("quarantine")
-print(sum(len(read_table(part, source.form, "quarantine")[0]) for part in source.parts))
+source = JsonlReader("{tmp_path}/in").find_parts("quarantine")
+print(sum(len(read_table(part, source.schema, "quarantine")[0]) for part in source.parts))
 """
     done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=True)
     assert done.stdout == "2\n"
@@ -268,10 +268,10 @@ def test_an_input_of_which_nothing_can_be_read_is_refused_with_the_reason(
 def test_what_stops_a_job_names_the_option_that_leaves_it_out(write, tmp_path, kind):
     write("a.jsonl", b"\n".join([*GOOD, BAD[kind]]))
     with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
-        FileReader(f"{tmp_path}/in").plan()
-    source = FileReader(f"{tmp_path}/in").plan("quarantine")
+        FileReader(f"{tmp_path}/in").find_parts()
+    source = FileReader(f"{tmp_path}/in").find_parts("quarantine")
     with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
-        read_table(source.parts[-1], source.form)
+        read_table(source.parts[-1], source.schema)
 
 
 def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, tmp_path):
@@ -279,7 +279,7 @@ def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, t
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in/a.parquet")
     with pytest.raises(UnreadableInputError, match=r"columns are called 'x': rename them.*--field"):
-        ParquetReader(f"{tmp_path}/in").plan()
+        ParquetReader(f"{tmp_path}/in").find_parts()
     assert read_files(f"{tmp_path}/in", fields=["text"]).compute()["text"].tolist() == ["a"]
     pq.write_table(table.select([0]), tmp_path / "in/b.parquet")
     assert run(tmp_path, ParquetReader(f"{tmp_path}/in")).left_out == {"file": 1}

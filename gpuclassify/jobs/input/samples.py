@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from gpuclassify.hub.dataset_files import LINE_BYTES
-from gpuclassify.jobs.files import BrokenContentError, UnreadableInputError, compression, reading
-from gpuclassify.jobs.input.folders import doubtful
+from gpuclassify.jobs.files import BrokenContentError, compression, reading
 from gpuclassify.jobs.input.jsonl import exact_integers, line_schemas, parse_good, read_range
 from gpuclassify.jobs.input.parts import Part
 from gpuclassify.jobs.input.schema import common_schema, json_schema
@@ -22,7 +21,7 @@ SAMPLES, SAMPLE_BYTES = 30, 512 << 10
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledLines:
     """Whole lines of a piece of a file.
 
     Attributes
@@ -45,7 +44,7 @@ def piece_bytes(total_bytes: int) -> int:
 
 def read_samples(
     pieces: Sequence[Part], storage_options: dict[str, Any]
-) -> Iterator[Sample | tuple[Part, Problem]]:
+) -> Iterator[SampledLines | tuple[Part, Problem]]:
     """Up to `SAMPLES` samples that hold something, or why a piece cannot be read.
 
     Parameters
@@ -54,8 +53,10 @@ def read_samples(
         All files, cut as `piece_bytes` says.
     storage_options : dict
     """
+    last, steps = len(pieces) - 1, max(1, SAMPLES - 1)
+    spread = [round(step * last / steps) for step in range(SAMPLES)] if pieces else []
     count = 0
-    for number in _spread(len(pieces)):
+    for number in dict.fromkeys([*spread, *range(len(pieces))]):  # all others in case of blanks
         piece = pieces[number]
         try:
             offset, lines = _read(piece, count, storage_options)
@@ -63,14 +64,14 @@ def read_samples(
             yield piece, Problem(FILE, str(piece), str(err))
             continue
         if lines.strip():
-            yield Sample(piece, offset, lines)
+            yield SampledLines(piece, offset, lines)
             count += 1
         if count == SAMPLES:
             return
 
 
-def sampled_schema(samples: Sequence[Sample]) -> pa.Schema:
-    """The columns of all lines, as far as samples tell."""
+def sampled_schema(samples: Sequence[SampledLines]) -> pa.Schema:
+    """The columns of all lines, as far as samples show them."""
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
         for found, count in line_schemas(sample.lines).items():
@@ -79,30 +80,12 @@ def sampled_schema(samples: Sequence[Sample]) -> pa.Schema:
 
 
 def sample_problems(
-    samples: Sequence[Sample], schema: pa.Schema, is_projected: bool
+    samples: Sequence[SampledLines], schema: pa.Schema, is_projected: bool
 ) -> Iterator[tuple[Part, Problem]]:
     """The lines that cannot be read as `schema`."""
     for sample in samples:
         for line in parse_good(sample.lines, sample.offset, schema, is_projected)[1]:
-            source = str(sample.piece)
-            yield sample.piece, Problem(LINE, source, line.reason, line.offset)
-
-
-def check_folders(samples: Sequence[Sample], schema: pa.Schema) -> None:
-    """Raise UnreadableInputError if folders tell what some files hold as a column and some not."""
-    for sample in samples:
-        # What the lines hold is only looked up if folders tell something that they might not.
-        if doubtful(sample.piece.path, (), schema):
-            reason = doubtful(sample.piece.path, sampled_schema([sample]).names, schema)
-            if reason is not None:
-                raise UnreadableInputError(f"{sample.piece} does not fit other files: {reason}")
-
-
-def _spread(count: int) -> list[int]:
-    """`SAMPLES` numbers below `count`, evenly spread, and then the others, in case of blanks."""
-    steps = max(1, SAMPLES - 1)
-    chosen = dict.fromkeys(round(step * (count - 1) / steps) for step in range(SAMPLES) if count)
-    return [*chosen, *(number for number in range(count) if number not in chosen)]
+            yield sample.piece, Problem(LINE, str(sample.piece), line.reason, line.offset)
 
 
 def _read(piece: Part, turn: int, storage_options: dict[str, Any]) -> tuple[int, bytes]:

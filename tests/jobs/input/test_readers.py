@@ -10,7 +10,7 @@ import pytest
 
 from gpuclassify.jobs.files import UnreadableInputError, find_files
 from gpuclassify.jobs.input import samples
-from gpuclassify.jobs.input.find_parts import plan_source
+from gpuclassify.jobs.input.find_parts import find_parts
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -215,7 +215,7 @@ def test_a_file_named_twice_is_read_once_and_parts_are_deterministic(tmp_path, r
     path = write_json(tmp_path / "a.jsonl", records)
     inputs = [path, f"{tmp_path}/*.jsonl"]
     assert [file.path for file in find_files(inputs, {})] == [path]
-    assert plan_source(inputs, part_bytes=1_000) == plan_source(inputs, part_bytes=1_000)
+    assert find_parts(inputs, part_bytes=1_000) == find_parts(inputs, part_bytes=1_000)
 
 
 @pytest.fixture
@@ -301,14 +301,14 @@ def test_names_of_folders_are_understood_as_pyarrow_does(tmp_path, folders):
 def test_a_type_can_be_given_to_a_column_of_folders(tmp_path):
     (tmp_path / "day=01").mkdir()
     write_json(tmp_path / "day=01" / "a.jsonl", [{"text": "a"}])
-    source = JsonlReader(tmp_path, types={"day": "string"}).plan()
-    assert read_part(source.parts[0], source.form)["day"].tolist() == ["01"]
+    source = JsonlReader(tmp_path, types={"day": "string"}).find_parts()
+    assert read_part(source.parts[0], source.schema)["day"].tolist() == ["01"]
 
 
 def test_a_folder_whose_name_is_no_text_is_refused(tmp_path):
     (tmp_path / "k=%FF").mkdir()
     write_json(tmp_path / "k=%FF" / "a.jsonl", [{"text": "a"}])
-    with pytest.raises(UnreadableInputError, match=r"'k=%FF' of .* not UTF-8: rename it"):
+    with pytest.raises(UnreadableInputError, match=r"k=%FF/ .* not valid UTF-8 .*: rename them"):
         read_files(tmp_path)
 
 
@@ -327,8 +327,8 @@ def test_a_column_that_files_hold_is_theirs_and_one_that_some_hold_is_refused(tm
     assert held.isna().tolist() == [False, True]
     write("lang=en", [{"text": "c"}])
     for on_error in ("raise", "quarantine") if kind == "jsonl" else ("raise",):
-        with pytest.raises(UnreadableInputError, match=r"lang=en/a.*tell lang, which other"):
-            FileReader(tmp_path).plan(on_error)
+        with pytest.raises(UnreadableInputError, match=r"lang=en/a.*give lang, which other"):
+            FileReader(tmp_path).find_parts(on_error)
     assert len(read_files(tmp_path, fields=["text"]).compute()) == 3
 
 
