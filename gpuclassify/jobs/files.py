@@ -151,9 +151,8 @@ def reading(
     Raises
     ------
     BrokenContentError
-        What is read in the block cannot be decoded.
-    Exception
-        Whatever a system raises that fails to deliver the bytes.
+        What is read in the block cannot be decoded. What a system raises that fails to deliver
+        the bytes is raised as it is.
     """
     filesystem, plain = _open_filesystem(path, storage_options)
     if size_bytes is not None and is_pinned(path):
@@ -182,21 +181,10 @@ class WatchedFile:
         self.failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+        found = getattr(self._file, name)
+        return functools.partial(self._call, found) if callable(found) else found
 
-    def read(self, size: int = -1) -> bytes:
-        """As of any binary file."""
-        return self._watch(self._file.read, size)
-
-    def readline(self) -> bytes:
-        """As of any binary file."""
-        return self._watch(self._file.readline)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """As of any binary file."""
-        return self._watch(self._file.seek, offset, whence)
-
-    def _watch(self, method: Callable[..., Any], *arguments: int) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return method(*arguments)
         except Exception as err:
@@ -218,13 +206,7 @@ def redacted(url: str) -> str:
 
 
 def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
-    """The file system of a path or URL, and its path there.
-
-    Raises
-    ------
-    UnreadableInputError
-        fsspec takes the name of a file for a URL with a protocol that there is not.
-    """
+    """The file system of a path or URL, and the path in it."""
     import fsspec
 
     head, is_chain, _ = url.partition("::")

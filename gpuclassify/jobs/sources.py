@@ -24,14 +24,7 @@ from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 
 @dataclass(frozen=True)
 class FileSource:
-    """The parts of files.
-
-    Attributes
-    ----------
-    reader : FileReader
-    found : InputParts
-        What the reader finds.
-    """
+    """The parts of files that a reader found."""
 
     reader: FileReader
     found: InputParts
@@ -89,8 +82,8 @@ class FileSource:
 
     def check_unchanged(self) -> None:
         """Raise ChangedInputError unless all files are what they were when the job began."""
-        options = self.reader.storage_options
-        check_all_unchanged(self.found.files, self.reader.paths, options)
+        reader = self.reader
+        check_all_unchanged(self.found.files, reader.paths, reader.storage_options)
 
     def run(
         self, client: Any, todo: Sequence[int], names: Sequence[str], spec: TaskSpec
@@ -99,18 +92,13 @@ class FileSource:
         share_tokens_with_workers(token_names(self.reader.paths))
         packed = spec.pack()
         files = {file.path: file for file in self.found.files}
-        parts = ((self.found.parts[number], names[number]) for number in todo)
-        calls = ((part, name, packed, files[part.path]) for part, name in parts)
+        parts = self.found.parts
+        calls = ((parts[n], names[n], packed, files[parts[n].path]) for n in todo)
         return run_tasks(client, run_part, calls)
 
 
 class FrameSource:
-    """The partitions of a Dask frame, which is optimised once: optimising moves partitions.
-
-    Parameters
-    ----------
-    frame : dask.dataframe.DataFrame
-    """
+    """The partitions of a Dask frame, which is optimised once: optimising moves partitions."""
 
     has_index = True
     input_schema = None

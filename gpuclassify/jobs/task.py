@@ -169,6 +169,9 @@ def _run(
     with collected_stats() as runs:
         table, failed = _map_rows(frame, source, spec)
     mapped = time.perf_counter()
+    stats: dict[str, float] = {}
+    for each in runs:
+        add_up(stats, each.as_dict())
     content = spec.encoding.encode(table).to_pybytes()
     problems = [*problems, *failed]
     record = Record(
@@ -187,7 +190,7 @@ def _run(
             "map": mapped - started,
             "write": time.perf_counter() - mapped,
         },
-        stats=_sums(runs),
+        stats=stats,
         finished=time.time(),
         worker=f"{socket.gethostname()}:{os.getpid()}",
     )
@@ -260,13 +263,5 @@ def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         table = arrow_table(frame[there], keep_index=False)
     except UnicodeEncodeError:
         return {}
-    return {name: table[name] for name in there if pa.types.is_string(table[name].type)
-            or pa.types.is_large_string(table[name].type)}  # fmt: skip
-
-
-def _sums(runs: list[Any]) -> dict[str, float]:
-    """The runs' stats, added up."""
-    sums: dict[str, float] = {}
-    for run in runs:
-        add_up(sums, run.as_dict())
-    return sums
+    is_text = (pa.types.is_string, pa.types.is_large_string)
+    return {name: table[name] for name in there if any(is_(table[name].type) for is_ in is_text)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -78,24 +79,20 @@ def find_parts(
     return finder.json_lines(types or {})
 
 
+@dataclass(frozen=True)
 class _Finder:
-    """Finds the parts of files; the arguments are those of `find_parts`."""
+    """Finds the parts of files; the settings are those of `find_parts`."""
 
-    def __init__(
-        self,
-        files: Sequence[InputFile],
-        fields: Sequence[str] | None,
-        part_bytes: int,
-        storage_options: dict[str, Any],
-        on_error: str,
-    ) -> None:
-        self._files, self._fields, self._part_bytes = files, fields, part_bytes
-        self._options, self._on_error = storage_options, on_error
+    files: Sequence[InputFile]
+    fields: Sequence[str] | None
+    part_bytes: int
+    options: dict[str, Any]
+    on_error: str
 
     def parquet(self) -> InputParts:
         """Runs of row groups, as the footers of the files list them."""
-        footers = read_footers(self._files, self._options)
-        ends = list(zip(self._files, footers, strict=True))
+        footers = read_footers(self.files, self.options)
+        ends = list(zip(self.files, footers, strict=True))
         held = common_schema(Counter(footer.schema for footer in footers))
         if not held.names:
             broken = [Part(file.path, problem=footer.problem) for file, footer in ends]
@@ -109,21 +106,21 @@ class _Finder:
                 continue
             parts += [
                 Part(file.path, row_groups=run, file_bytes=file.size_bytes)
-                for run in group_runs(footer, self._part_bytes)
+                for run in group_runs(footer, self.part_bytes)
             ]
         self._check(_problems(parts))
-        return InputParts(tuple(parts), schema, tuple(self._files), self._part_bytes)
+        return InputParts(tuple(parts), schema, tuple(self.files), self.part_bytes)
 
     def json_lines(self, types: Mapping[str, str]) -> InputParts:
         """Byte ranges, with columns from samples of the lines."""
-        parts = self._byte_ranges(self._part_bytes)
+        parts = self._byte_ranges(self.part_bytes)
         problems = _problems(parts)
         self._check(problems)
-        total_bytes = sum(file.size_bytes or 0 for file in self._files)
+        total_bytes = sum(file.size_bytes or 0 for file in self.files)
         pieces = self._byte_ranges(piece_bytes(total_bytes))
         pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
         samples: list[SampledLines] = []
-        for found in read_samples(pieces, self._options):
+        for found in read_samples(pieces, self.options):
             if isinstance(found, SampledLines):
                 samples.append(found)
             else:
@@ -141,11 +138,11 @@ class _Finder:
                 if reason is not None:
                     raise UnreadableInputError(f"{sample.piece} does not fit other files: {reason}")
         self._check(sample_problems(samples, schema.arrow, schema.is_projected))
-        return InputParts(tuple(parts), schema, tuple(self._files), self._part_bytes)
+        return InputParts(tuple(parts), schema, tuple(self.files), self.part_bytes)
 
     def _byte_ranges(self, part_bytes: int) -> list[Part]:
         parts: list[Part] = []
-        for file in self._files:
+        for file in self.files:
             path, end = file.path, file.size_bytes
             if is_denied(path):
                 parts.append(Part(path, problem="permission denied", file_bytes=end))
@@ -162,21 +159,21 @@ class _Finder:
         """The columns of the files and of their folders, or those of them that are asked for."""
         given = [
             field
-            for field in folder_schema(file.path for file in self._files)
+            for field in folder_schema(file.path for file in self.files)
             if field.name not in held.names
         ]
         schema = with_types(pa.schema([*held, *given]), types or {})
-        if self._fields is not None:
-            schema = project(schema, self._fields)
+        if self.fields is not None:
+            schema = project(schema, self.fields)
         folder_fields = tuple(field.name for field in given if field.name in schema.names)
-        return InputSchema(schema, self._options, self._fields is not None, folder_fields)
+        return InputSchema(schema, self.options, self.fields is not None, folder_fields)
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
         """Raise UnreadableInputError for the first problem, if the job cannot go on."""
-        if self._on_error != "raise" and not is_all:
+        if self.on_error != "raise" and not is_all:
             return
         for part, problem in problems:
-            if self._on_error == "raise":
+            if self.on_error == "raise":
                 raise unreadable(part, problem)
             raise UnreadableInputError(
                 f"nothing of the input can be read; {part}: {problem.reason}"

@@ -44,15 +44,7 @@ BROKEN_LINES = (ValueError, pa.ArrowException)
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be read.
-
-    Attributes
-    ----------
-    offset : int
-        Its first byte, counted from the beginning of the (decompressed) file.
-    line : bytes
-    reason : str
-    """
+    """A line that cannot be read, and where in the (decompressed) file its first byte is."""
 
     offset: int
     line: bytes
@@ -60,22 +52,10 @@ class BadLine:
 
 
 def read_range(file: Any, start: int, length: int | None) -> tuple[int, bytes]:
-    """The lines that begin in ``[start, start + length)``, the last one whole.
+    """The lines that begin in ``[start, start + length)``, the last whole; and where they begin.
 
-    Reads forwards only, which is one request where a store is read ahead
-    (`fsspec.utils.read_block` looks for the end first, and then goes back).
-
-    Parameters
-    ----------
-    file : binary file
-    start : int
-    length : int, optional
-        None for all that follows.
-
-    Returns
-    -------
-    (int, bytes)
-        Where the first of the lines begins, and the lines.
+    Reads forwards only, which is one request where a store is read ahead. (`fsspec`'s
+    ``read_block`` looks for the end first, and then goes back.) Without length, all that follows.
     """
     if start:
         file.seek(start - 1)
@@ -136,17 +116,7 @@ def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool =
 def parse_good(
     content: bytes, offset: int, schema: pa.Schema, is_projected: bool
 ) -> tuple[pa.Table, list[BadLine]]:
-    """A table of the good lines, and the others.
-
-    Parameters
-    ----------
-    content : bytes
-        Whole lines.
-    offset : int
-        Where they begin in the (decompressed) file.
-    schema, is_projected
-        As of `parse`.
-    """
+    """A table of the good ones of the lines that begin at `offset` of a file, and the others."""
     lines = io.BytesIO(content).readlines()
     offsets = list(itertools.accumulate(map(len, lines), initial=offset))
 

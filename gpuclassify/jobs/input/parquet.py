@@ -19,18 +19,7 @@ FOOTER_BYTES = 64 << 10  # what pyarrow reads of the end at first
 
 @dataclass(frozen=True)
 class Footer:
-    """What the end of a Parquet file says.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        Empty for a file that cannot be read.
-    group_bytes : tuple of int
-        Size of each row group, uncompressed.
-    group_rows : tuple of int
-    problem : str, optional
-        Why the file cannot be read.
-    """
+    """Columns and row groups of a Parquet file, with their uncompressed sizes; or its problem."""
 
     schema: pa.Schema
     group_bytes: tuple[int, ...] = ()

@@ -22,15 +22,7 @@ SAMPLES, SAMPLE_BYTES = 30, 512 << 10
 
 @dataclass(frozen=True)
 class SampledLines:
-    """Whole lines of a piece of a file.
-
-    Attributes
-    ----------
-    piece : Part
-    offset : int
-        Where the first of them begins, in bytes of the (decompressed) file.
-    lines : bytes
-    """
+    """Whole lines of a piece of a file, and where in the (decompressed) file they begin."""
 
     piece: Part
     offset: int
@@ -47,11 +39,7 @@ def read_samples(
 ) -> Iterator[SampledLines | tuple[Part, Problem]]:
     """Up to `SAMPLES` samples that hold something, or why a piece cannot be read.
 
-    Parameters
-    ----------
-    pieces : sequence of Part
-        All files, cut as `piece_bytes` says.
-    storage_options : dict
+    The pieces are all files, cut as `piece_bytes` says.
     """
     last, steps = len(pieces) - 1, max(1, SAMPLES - 1)
     spread = [round(step * last / steps) for step in range(SAMPLES)] if pieces else []
