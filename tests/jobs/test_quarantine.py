@@ -12,7 +12,6 @@ import pytest
 
 from gpuclassify import DomainClassifier
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
-from gpuclassify.jobs.input import samples
 from gpuclassify.jobs.input.parts import read_table
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
@@ -38,6 +37,12 @@ BAD = {
     "nesting that overflows the parser": NESTED,
     "zeros": b"\x00\x00\x00",
 }
+
+
+class OneSample(JsonlReader):
+    """Takes its columns from a few lines."""
+
+    samples, sample_bytes = 1, 400
 
 
 def same(frame):
@@ -111,11 +116,10 @@ def test_most_lines_may_be_bad(write, tmp_path):
     ids=["another format", "cut", "followed by something"],
 )
 @pytest.mark.parametrize("name", ["0.jsonl.gz", "z.jsonl.gz"])
-def test_a_broken_file_is_left_out_whole(write, tmp_path, monkeypatch, name, content):
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_broken_file_is_left_out_whole(write, tmp_path, name, content):
     path = write(name, content)
     write("a.jsonl.gz", gzip.compress(b"\n".join(GOOD)))
-    summary = run(tmp_path, JsonlReader(f"{tmp_path}/in"))
+    summary = run(tmp_path, OneSample(f"{tmp_path}/in"))
     assert rows(tmp_path)["id"].tolist() == list(range(60))
     assert [(p["kind"], p["source"]) for p in problems(tmp_path)] == [("file", str(path))]
     assert summary.left_out == {"file": 1}
@@ -165,13 +169,9 @@ def test_integers_up_to_64_bits_keep_all_their_digits(write, tmp_path):
     ]
 
 
-def test_an_integer_that_is_too_large_for_what_came_before_is_left_out(
-    write, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_an_integer_that_is_too_large_for_what_came_before_is_left_out(write, tmp_path):
     write("a.jsonl", b"\n".join([*GOOD, b'{"id": 9223372036854775808, "text": "a"}']))
-    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).left_out == {"line": 1}
+    assert run(tmp_path, OneSample(f"{tmp_path}/in")).left_out == {"line": 1}
     assert rows(tmp_path)["id"].tolist() == list(range(60))
 
 
@@ -200,18 +200,16 @@ def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path
     assert (summary.rows_in, summary.rows_out, summary.left_out) == (60, 59, {"row": 1})
 
 
-def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path):
     write("a.jsonl", b"\n".join([*GOOD[:30], BAD["cut"], *GOOD[30:]]))
-    reader = JsonlReader(f"{tmp_path}/in", part_bytes=400)
+    reader = OneSample(f"{tmp_path}/in", part_bytes=400)
     with pytest.raises(UnreadableInputError):
         Pipeline([reader, same, ParquetWriter(f"{tmp_path}/out")]).run()
     assert run(tmp_path, reader).resumed_parts > 0
     assert rows(tmp_path)["id"].tolist() == list(range(60))
 
 
-def test_systems_that_fail_are_no_broken_files(write, tmp_path, monkeypatch):
+def test_systems_that_fail_are_no_broken_files(write, tmp_path):
     """A night's work is not put in quarantine because a token expired."""
     write("a.jsonl", b"\n".join(GOOD))
     reader = JsonlReader(f"{tmp_path}/in")

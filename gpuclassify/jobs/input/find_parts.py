@@ -22,7 +22,6 @@ from gpuclassify.jobs.input.parquet import Footer, group_runs, read_footers
 from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, unreadable
 from gpuclassify.jobs.input.samples import (
     SampledLines,
-    piece_bytes,
     read_samples,
     sample_problems,
     sampled_schema,
@@ -40,6 +39,8 @@ from gpuclassify.jobs.quarantine import FILE, Problem
 # Some 200 parts show progress and even out workers; parts this small or large lose speed.
 PARTS_AIMED_AT = 200
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 256 << 10, 64 << 20
+# Few enough for stores that answer slowly, and a multiple of three: the last is from a file's end.
+SAMPLES, SAMPLE_BYTES = 30, 512 << 10
 
 
 def find_parts(
@@ -50,6 +51,8 @@ def find_parts(
     storage_options: dict[str, Any] | None = None,
     on_error: str = "raise",
     types: Mapping[str, str] | None = None,
+    samples: int = SAMPLES,
+    sample_bytes: int = SAMPLE_BYTES,
 ) -> InputParts:
     """The parts of the files that `inputs` name.
 
@@ -61,6 +64,8 @@ def find_parts(
         With "quarantine", files that cannot be read become parts that say so.
     types : mapping of str to str, optional
         As of `gpuclassify.jobs.input.readers.JsonlReader`.
+    samples, sample_bytes : int
+        How many samples of JSON lines the columns are read from, and about how large each is.
 
     Raises
     ------
@@ -76,7 +81,7 @@ def find_parts(
     finder = _Finder(files, fields, part_bytes, options, on_error)
     if file_format(files[0].path) == PARQUET:
         return finder.parquet()
-    return finder.json_lines(types or {})
+    return finder.json_lines(types or {}, samples, sample_bytes)
 
 
 @dataclass(frozen=True)
@@ -111,16 +116,18 @@ class _Finder:
         self._check(_problems(parts))
         return InputParts(tuple(parts), schema, tuple(self.files), self.part_bytes)
 
-    def json_lines(self, types: Mapping[str, str]) -> InputParts:
+    def json_lines(
+        self, types: Mapping[str, str], most_samples: int, sample_bytes: int
+    ) -> InputParts:
         """Byte ranges, with columns from samples of the lines."""
         parts = self._byte_ranges(self.part_bytes)
         problems = _problems(parts)
         self._check(problems)
         total_bytes = sum(file.size_bytes or 0 for file in self.files)
-        pieces = self._byte_ranges(piece_bytes(total_bytes))
+        pieces = self._byte_ranges(max(sample_bytes, -(-total_bytes // most_samples)))
         pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
         samples: list[SampledLines] = []
-        for found in read_samples(pieces, self.options):
+        for found in read_samples(pieces, most_samples, sample_bytes, self.options):
             if isinstance(found, SampledLines):
                 samples.append(found)
             else:

@@ -14,7 +14,7 @@ from gpuclassify.checks import check_count
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, redacted
-from gpuclassify.jobs.input.find_parts import find_parts
+from gpuclassify.jobs.input.find_parts import SAMPLE_BYTES, SAMPLES, find_parts
 from gpuclassify.jobs.input.parts import InputParts, read_part
 from gpuclassify.jobs.input.schema import named_type
 
@@ -44,6 +44,9 @@ class FileReader:
 
     file_format: ClassVar[str | None] = None
     types: Mapping[str, str] | None = None
+    # How many samples of JSON lines columns are read from, and how large each is.
+    samples: ClassVar[int] = SAMPLES
+    sample_bytes: ClassVar[int] = SAMPLE_BYTES
 
     def __init__(
         self,
@@ -86,6 +89,8 @@ class FileReader:
             storage_options=self.storage_options,
             on_error=on_error,
             types=self.types,
+            samples=self.samples,
+            sample_bytes=self.sample_bytes,
         )
         path = found.files[0].path  # all are of one format
         if self.file_format not in (None, file_format(path)):

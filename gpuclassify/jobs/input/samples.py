@@ -16,9 +16,6 @@ from gpuclassify.jobs.input.parts import Part
 from gpuclassify.jobs.input.schema import common_schema, json_schema
 from gpuclassify.jobs.quarantine import FILE, LINE, Problem
 
-# Few enough for stores that answer slowly, and a multiple of three: the last is from a file's end.
-SAMPLES, SAMPLE_BYTES = 30, 512 << 10
-
 
 @dataclass(frozen=True)
 class SampledLines:
@@ -29,32 +26,27 @@ class SampledLines:
     lines: bytes
 
 
-def piece_bytes(total_bytes: int) -> int:
-    """Into pieces of which size to cut files of this total size for `read_samples`."""
-    return max(SAMPLE_BYTES, -(-total_bytes // SAMPLES))
-
-
 def read_samples(
-    pieces: Sequence[Part], storage_options: dict[str, Any]
+    pieces: Sequence[Part], most: int, sample_bytes: int, storage_options: dict[str, Any]
 ) -> Iterator[SampledLines | tuple[Part, Problem]]:
-    """Up to `SAMPLES` samples that hold something, or why a piece cannot be read.
+    """Up to `most` samples that hold something, or why a piece cannot be read.
 
-    The pieces are all files, cut as `piece_bytes` says.
+    The pieces are all files, cut into about as many as samples are wanted.
     """
-    last, steps = len(pieces) - 1, max(1, SAMPLES - 1)
-    spread = [round(step * last / steps) for step in range(SAMPLES)] if pieces else []
+    last, steps = len(pieces) - 1, max(1, most - 1)
+    spread = [round(step * last / steps) for step in range(most)] if pieces else []
     count = 0
     for number in dict.fromkeys([*spread, *range(len(pieces))]):  # all others in case of blanks
         piece = pieces[number]
         try:
-            offset, lines = _read(piece, count, storage_options)
+            offset, lines = _read(piece, count, sample_bytes, storage_options)
         except BrokenContentError as err:
             yield piece, Problem(FILE, str(piece), str(err))
             continue
         if lines.strip():
             yield SampledLines(piece, offset, lines)
             count += 1
-        if count == SAMPLES:
+        if count == most:
             return
 
 
@@ -76,15 +68,17 @@ def sample_problems(
             yield sample.piece, Problem(LINE, str(sample.piece), line.reason, line.offset)
 
 
-def _read(piece: Part, turn: int, storage_options: dict[str, Any]) -> tuple[int, bytes]:
+def _read(
+    piece: Part, turn: int, sample_bytes: int, storage_options: dict[str, Any]
+) -> tuple[int, bytes]:
     """Lines of a piece's beginning, middle or end in turn; of what is compressed, the beginning."""
     with reading(piece.path, storage_options, piece.file_bytes, LINE_BYTES) as file:
         codec = compression(piece.path)
         if codec is None:
-            spare_bytes = max(0, (piece.length or 0) - SAMPLE_BYTES)
-            return read_range(file, piece.start + spare_bytes * (turn % 3) // 2, SAMPLE_BYTES)
+            spare_bytes = max(0, (piece.length or 0) - sample_bytes)
+            return read_range(file, piece.start + spare_bytes * (turn % 3) // 2, sample_bytes)
         with pa.input_stream(file, compression=codec) as stream:
-            lines = stream.read(SAMPLE_BYTES)
-            while b"\n" not in lines and (more := stream.read(SAMPLE_BYTES)):
+            lines = stream.read(sample_bytes)
+            while b"\n" not in lines and (more := stream.read(sample_bytes)):
                 lines += more
     return 0, lines[: lines.rfind(b"\n") + 1] or lines

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify.jobs.files import UnreadableInputError, find_files
-from gpuclassify.jobs.input import samples
 from gpuclassify.jobs.input.find_parts import find_parts
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, read_files
@@ -20,6 +19,12 @@ from gpuclassify.jobs.pipeline import Pipeline
 def write_json(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
+
+
+def read_sampled(path, samples=1, sample_bytes=400, **options):
+    """All rows of a file, with the columns that so few lines have."""
+    found = find_parts([path], samples=samples, sample_bytes=sample_bytes, **options)
+    return pd.concat([read_part(part, found.schema) for part in found.parts])
 
 
 @pytest.fixture
@@ -76,16 +81,14 @@ def test_strings_that_look_like_dates_stay_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("late", [{"extra": 1}, {"meta": {"a": 1, "extra": 2}}])
-def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, monkeypatch, late):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 1_000)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, late):
     records = [{"text": "x" * 100, "meta": {"a": 1}} for _ in range(50)]
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", "extra": None}])
-    assert len(read_files([path]).compute()) == 51  # a null is no loss
+    assert len(read_sampled(path)) == 51  # a null is no loss
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", **late}])
     with pytest.raises(UnreadableInputError, match=rf"{next(iter(late))} has fields.*--field"):
-        read_files([path]).compute(scheduler="sync")
-    assert len(read_files([path], fields=["text"]).compute()) == 51
+        read_sampled(path)
+    assert len(read_sampled(path, fields=["text"])) == 51
 
 
 def test_a_column_that_one_file_lacks_is_null_there(tmp_path):
@@ -113,15 +116,11 @@ def test_a_name_with_brackets_is_a_name_where_such_a_file_is(tmp_path, records):
     assert len(read_files([path]).compute()) == 500
 
 
-def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 100)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in ("a" * 5_000, "b"))
-    assert read_files([str(tmp_path / "a.jsonl.gz")]).compute()["text"].str.len().tolist() == [
-        5_000,
-        1,
-    ]
+    found = read_sampled(str(tmp_path / "a.jsonl.gz"), sample_bytes=100)
+    assert found["text"].str.len().tolist() == [5_000, 1]
 
 
 @pytest.mark.parametrize(
@@ -192,16 +191,14 @@ def test_errors_name_file_and_cure(tmp_path, records):
         read_files([str(tmp_path / "good.jsonl"), str(tmp_path / "bad.parquet")])
 
 
-def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 1_000)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, records):
     path = tmp_path / "a.jsonl"
     write_json(path, records)
     with path.open("a") as file:
         file.write('{"text": "no end\n')
-    ddf = read_files([str(path)], part_bytes=5_000)
+    found = find_parts([str(path)], part_bytes=5_000, samples=1, sample_bytes=1_000)
     with pytest.raises(UnreadableInputError, match=r"a\.jsonl, from byte \d+ cannot be read"):
-        ddf.compute(scheduler="sync")
+        read_part(found.parts[-1], found.schema)
 
 
 def test_inputs_that_do_not_fit_together_are_refused(tmp_path):
@@ -340,12 +337,10 @@ def test_samples_are_from_all_files(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 1_000, 1_999])
-def test_samples_are_from_beginning_middle_and_end(tmp_path, monkeypatch, at):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 3)
+def test_samples_are_from_beginning_middle_and_end(tmp_path, at):
     prices = [{"price": 3.5 if abs(number - at) < 20 else 3} for number in range(2_000)]
     path = write_json(tmp_path / "a.jsonl", prices)
-    assert read_files(path).compute()["price"].sum() > 6_000
+    assert read_sampled(path, samples=3)["price"].sum() > 6_000
 
 
 def test_files_of_blanks_do_not_use_up_the_samples(tmp_path):
@@ -355,15 +350,13 @@ def test_files_of_blanks_do_not_use_up_the_samples(tmp_path):
     assert read_files(tmp_path).compute()["text"].tolist() == ["a"]
 
 
-def test_a_type_that_changes_beyond_the_samples_names_column_file_and_cures(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_type_that_changes_beyond_the_samples_names_column_file_and_cures(tmp_path):
     records = [{"text": "a", "price": 3} for _ in range(100)]
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "a", "price": 3.5}])
     message = r"a\.jsonl, from byte \d+ .*column price \(int64.*3\.5; .*fields=.*quarantine"
     with pytest.raises(UnreadableInputError, match=message):
-        read_files(path).compute(scheduler="sync")
-    assert len(read_files(path, fields="text").compute()) == 101
+        read_sampled(path)
+    assert len(read_sampled(path, fields=["text"])) == 101
     reader = JsonlReader(path, types={"price": "double", "late": "string"})
     Pipeline([reader, lambda frame: frame, ParquetWriter(f"{tmp_path}/out")]).run()
     [written] = (tmp_path / "out").glob("*.parquet")
