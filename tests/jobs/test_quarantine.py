@@ -75,19 +75,24 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("kind", BAD)
-@pytest.mark.parametrize("at", [0, 30, 59], ids=["first", "amidst", "last"])
-def test_a_bad_line_is_left_out_with_its_place_and_the_rest_is_read(write, tmp_path, kind, at):
-    content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
-    path = write("a.jsonl", content)
+def test_a_bad_line_is_left_out_with_its_place_and_the_rest_is_read(write, tmp_path, kind):
+    contents = {}
+    for at in (0, 30, 60):  # the first, amidst and the last
+        content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
+        contents[str(write(f"{at}.jsonl", content))] = content
     summary = run(tmp_path, JsonlReader(f"{tmp_path}/in", part_bytes=len(content) // 4))
-    assert rows(tmp_path)["id"].tolist() == list(range(60))
-    [problem] = problems(tmp_path)
-    assert (problem["kind"], problem["source"]) == ("line", str(path))
-    assert problem["offset"] == content.index(BAD[kind])
-    assert problem["reason"]
-    assert BAD[kind].decode("utf-8", "backslashreplace").startswith(problem["content"][:10_000])
-    assert summary.left_out == {"line": 1}
-    assert (summary.rows_in, summary.rows_out) == (60, 60)
+    assert rows(tmp_path)["id"].tolist() == [*range(60)] * 3
+    found = problems(tmp_path)
+    assert [(problem["kind"], problem["source"]) for problem in found] == [
+        ("line", path) for path in contents
+    ]
+    for problem in found:
+        assert problem["offset"] == contents[problem["source"]].index(BAD[kind])
+        assert problem["reason"]
+        shown = BAD[kind].decode("utf-8", "backslashreplace")
+        assert shown.startswith(problem["content"][:10_000])
+    assert summary.left_out == {"line": 3}
+    assert (summary.rows_in, summary.rows_out) == (180, 180)
 
 
 @pytest.mark.parametrize("kind", BAD)

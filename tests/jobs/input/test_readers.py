@@ -34,6 +34,7 @@ def records():
 
 @pytest.mark.parametrize("part_bytes", [100, 1_000, 10_000_000])
 def test_byte_ranges_hold_every_line_once_and_in_order(tmp_path, records, part_bytes):
+    records = records[:200]
     path = write_json(tmp_path / "a.jsonl", records)
     ddf = read_files([path], part_bytes=part_bytes)
     read = ddf.compute()
