@@ -198,7 +198,7 @@ def is_denied(path: str) -> bool:
 
 
 def redacted(url: str) -> str:
-    """A URL without user, password and signed query, for whoever reads messages and records."""
+    """A URL without user, password and signed query, as messages and records show it."""
     head, separator, rest = url.partition("://")
     if not separator:
         return url

@@ -11,7 +11,6 @@ from typing import Any
 from gpuclassify.chain import Chain
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
-from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.manifest import JobChangedError, Ledger
 from gpuclassify.jobs.output.records import Record
@@ -122,7 +121,7 @@ class Job:
 
 
 def make_task_spec(
-    reader: Any, source: Source, chain: Chain, writer: FileWriter, backend: str, on_error: str
+    source: Source, chain: Chain, writer: FileWriter, backend: str, on_error: str
 ) -> TaskSpec:
     """What every task of the job does; remembers the storage options that it needs."""
     meta = source.meta()
@@ -142,10 +141,10 @@ def make_task_spec(
         number_fields=numbers,
         text_fields=text_fields(chain.mappers),
         input_schema=source.input_schema,
-        input_name=f"input {reader}" if isinstance(reader, FileReader) else "",
+        input_name=source.options_name,
         output_name=f"output {redacted(writer.path)}",
     )
-    remember_options(spec.input_name, getattr(reader, "storage_options", {}))
+    remember_options(spec.input_name, source.storage_options)
     remember_options(spec.output_name, writer.storage_options)
     return spec
 

@@ -97,7 +97,7 @@ class Pipeline:
         chain.prepare()
         directory = writer.directory
         _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
-        spec = make_task_spec(reader, source, chain, writer, self.backend, self.on_error)
+        spec = make_task_spec(source, chain, writer, self.backend, self.on_error)
         ledger = Ledger(
             directory,
             identity_of(source, spec),
@@ -231,7 +231,7 @@ class Pipeline:
 
 
 def _shown(stage: Any) -> str:
-    """A stage in one line; a Dask frame tells more than a reader wants to know."""
+    """A stage in one line; a Dask frame's own text is long."""
     if dask.is_dask_collection(stage):
         return f"<Dask frame of {stage.npartitions} partitions>"
     return getattr(stage, "__qualname__", None) or repr(stage)

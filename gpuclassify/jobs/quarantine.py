@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -84,10 +85,7 @@ def isolate_bad_rows(
 
 def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:
     """How many files, lines and rows were left out."""
-    counts: dict[str, int] = {}
-    for problem in problems:
-        counts[problem.kind] = counts.get(problem.kind, 0) + 1
-    return counts
+    return dict(Counter(problem.kind for problem in problems))
 
 
 def row_content(record: dict[str, Any]) -> str:

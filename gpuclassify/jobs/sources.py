@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import dask
 
@@ -29,6 +29,16 @@ class FileSource:
     reader: FileReader
     found: InputParts
     has_index = False  # a row's position within its part is no data
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """For fsspec; `gpuclassify.jobs.access` knows them as `options_name`."""
+        return self.reader.storage_options
+
+    @property
+    def options_name(self) -> str:
+        """Itself no secret."""
+        return f"input {self.reader}"
 
     @property
     def count(self) -> int:
@@ -102,6 +112,8 @@ class FrameSource:
 
     has_index = True
     input_schema = None
+    options_name = ""
+    storage_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame.optimize()

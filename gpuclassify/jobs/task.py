@@ -101,7 +101,7 @@ def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None
         Another run has started over in the output.
     """
     spec = TaskSpec.unpack(packed)
-    with _naming(f"part {name} of {part}"), _noticing_others(name, spec):
+    with _explained(f"part {name} of {part}", name, spec):
         return _already_written(name, spec) or _read_and_run(part, file, name, spec)
 
 
@@ -109,27 +109,22 @@ def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None
 def run_partition(frame: Any, number: int, name: str, packed: bytes) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     spec = TaskSpec.unpack(packed)
-    with _naming(f"part {name} of partition {number}"), _noticing_others(name, spec):
+    with _explained(f"part {name} of partition {number}", name, spec):
         source = {"partition": number}
         return _already_written(name, spec) or _run(frame, [], source, name, spec, 0.0)
 
 
 @contextlib.contextmanager
-def _naming(part: str) -> Iterator[None]:
+def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
+    """Name the part in errors, and another run's start if files have vanished because of it."""
     try:
-        yield
+        try:
+            yield
+        except FileNotFoundError:
+            check_current(spec.directory, key_in(name))
+            raise
     except Exception as err:
         err.add_note(part)
-        raise
-
-
-@contextlib.contextmanager
-def _noticing_others(name: str, spec: TaskSpec) -> Iterator[None]:
-    """Files may vanish because another run starts over: then say so."""
-    try:
-        yield
-    except FileNotFoundError:
-        check_current(spec.directory, key_in(name))
         raise
 
 

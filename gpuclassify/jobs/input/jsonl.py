@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,23 +117,31 @@ def parse_good(
     content: bytes, offset: int, schema: pa.Schema, is_projected: bool
 ) -> tuple[pa.Table, list[BadLine]]:
     """A table of the good ones of the lines that begin at `offset` of a file, and the others."""
-    lines = io.BytesIO(content).readlines()
-    offsets = list(itertools.accumulate(map(len, lines), initial=offset))
-
-    def run(start: int, stop: int) -> pa.Table:
-        if stop - start > 1 and offsets[stop] - offsets[start] > MOST_BYTES_AT_ONCE:
-            raise BadLineError("these are too many lines to parse at once")
-        return parse(lines[start:stop], schema, is_projected)
-
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
+    begin = 0
+    while begin < len(content):
+        end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
+        lines = io.BytesIO(content[begin:end]).readlines()
+        for found in _isolated(lines, offset + begin, schema, is_projected):
+            (bad if isinstance(found, BadLine) else tables).append(found)
+        begin = end
+    return pa.concat_tables(tables), bad
+
+
+def _isolated(
+    lines: Sequence[bytes], offset: int, schema: pa.Schema, is_projected: bool
+) -> Iterator[pa.Table | BadLine]:
+    def run(start: int, stop: int) -> pa.Table:
+        return parse(lines[start:stop], schema, is_projected)
+
+    offsets = list(itertools.accumulate(map(len, lines), initial=offset))
     for row, found in isolate_bad_rows(run, 0, len(lines), BROKEN_LINES):
         if isinstance(found, Exception):
             reason = _reason(lines[row], schema, found)
-            bad.append(BadLine(offsets[row], lines[row].rstrip(b"\r\n"), reason))
+            yield BadLine(offsets[row], lines[row].rstrip(b"\r\n"), reason)
         else:
-            tables.append(found)
-    return pa.concat_tables(tables), bad
+            yield found
 
 
 def line_schemas(content: bytes) -> Counter[pa.Schema]:
