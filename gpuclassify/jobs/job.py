@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.chain import Chain
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
 from gpuclassify.jobs.output.encoding import arrow_table
@@ -19,8 +18,9 @@ from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
-from gpuclassify.jobs.stages import count_fields, describe, text_fields
+from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.task import TaskSpec
+from gpuclassify.partition_map import Chain
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,18 @@ def make_task_spec(
     meta = source.meta()
     keep_index = source.has_index and writer.keeps_index
     directory = writer.directory
-    labels, numbers = count_fields(chain.mappers)
     spec = TaskSpec(
         chain=chain,
-        meta_dtypes=chain.announced(meta),
+        meta_dtypes=chain.meta_dtypes(meta),
         schema=arrow_table(chain.meta(meta), keep_index).schema,
         output=directory.root if directory.is_local else writer.path,
         encoding=writer.encoding,
         on_error=on_error,
         backend=backend,
         keep_index=keep_index,
-        label_fields=labels,
-        number_fields=numbers,
-        text_fields=text_fields(chain.mappers),
+        label_fields=chain.label_fields,
+        number_fields=chain.number_fields,
+        text_fields=chain.text_fields,
         input_schema=source.input_schema,
         input_name=source.options_name,
         output_name=f"output {redacted(writer.path)}",

@@ -18,7 +18,7 @@ from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.stages import as_chain, text_fields
+from gpuclassify.jobs.stages import as_chain
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class JobSettings:
         chain = as_chain([_classifier(settings) for settings in self.classifiers])
         read = self.fields
         if read is not None:
-            read = [*text_fields(chain.mappers), *read]
+            read = [*chain.text_fields, *read]
         kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
         reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
         stages = [reader, *chain.mappers]

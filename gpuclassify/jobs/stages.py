@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice
 from gpuclassify.code_digest import code_digest
 from gpuclassify.frames import BACKENDS, backend_of
-from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
-from gpuclassify.model_mapper import ModelMapper
-from gpuclassify.partition_map import PartitionMap, TextMap
-
-LONGEST_SETTING = 200  # characters; longer ones are shown as a digest
+from gpuclassify.partition_map import Chain, PartitionMap
 
 
 @dataclass(frozen=True)
@@ -44,10 +37,6 @@ class Function(PartitionMap):
         owner = type("Owner", (), {"__module__": "__main__", **parts})
         return (self.__name__, code_digest(owner), tokenize(self.function))
 
-    def describe(self) -> dict[str, Any]:
-        """No settings: the callable's code is all of it."""
-        return {}
-
     def check(self, frame: Any) -> None:
         """Raise unless the callable takes a frame without rows, which a part may be."""
         try:
@@ -57,17 +46,11 @@ class Function(PartitionMap):
                 f"stage {self.__name__} fails for a frame without rows, which a part may be: {err}"
             ) from err
 
-    def prepare(self) -> None:
-        """Nothing to look up."""
-
-    def announced(self, frame: Any) -> None:
-        """Nothing: the callable sees its partition only."""
-
     def meta(self, frame: Any) -> Any:
         """What the callable makes of a frame without rows."""
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
-    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """Call the callable.
 
         Raises
@@ -103,24 +86,14 @@ class ToBackend(PartitionMap):
         """On Dask's dashboard and in messages."""
         return f"ToBackend({self.name!r})"
 
-    def describe(self) -> dict[str, Any]:
-        """No settings beside the name."""
-        return {}
-
     def check(self, frame: Any) -> None:
         """Every frame can be moved."""
-
-    def prepare(self) -> None:
-        """Nothing to look up."""
-
-    def announced(self, frame: Any) -> None:
-        """Nothing."""
 
     def meta(self, frame: Any) -> Any:
         """The frame as it is: the client does without cudf."""
         return frame.iloc[:0]
 
-    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """The same rows in a frame of the other library."""
         if backend_of(frame).__name__.endswith(f".{self.name}"):
             return frame
@@ -149,35 +122,7 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
     """
     from dask.tokenize import tokenize
 
-    settings: dict[str, Any] = {}
-    if isinstance(stage, ModelMapper):
-        options = stage.options
-        settings = {each.name: _setting(getattr(options, each.name)) for each in fields(options)}
-        settings["model_revision"] = _revision(stage)
-    return {"stage": stage.__name__, **settings, "code": tokenize(stage)}
-
-
-def text_fields(stages: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Columns of text that the stages read."""
-    found = (stage.text_field for stage in stages if isinstance(stage, TextMap))
-    return tuple(dict.fromkeys(found))
-
-
-def count_fields(stages: Iterable[PartitionMap]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Columns whose values a report counts, and columns of numbers that it shows the spread of."""
-    import pyarrow as pa
-
-    labels: list[str] = []
-    numbers: list[str] = []
-    for stage in stages:
-        if isinstance(stage, ModelMapper) and stage.label_field is not None:
-            labels.append(stage.label_field)
-        for field in stage.schema() if isinstance(stage, TextMap) else ():
-            if pa.types.is_boolean(field.type) or field.type == pa.int64():
-                labels.append(field.name)
-            elif field.type == pa.float32():
-                numbers.append(field.name)
-    return tuple(dict.fromkeys(labels)), tuple(numbers)
+    return {"stage": stage.__name__, **stage.describe(), "code": tokenize(stage)}
 
 
 def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
@@ -198,17 +143,3 @@ def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
                 f"a Pipeline got a {type(stage).__qualname__} as a stage: pass classifiers, "
                 "embedders, or callables from a plain frame to a plain frame"
             )
-
-
-def _setting(value: Any) -> Any:
-    shown = repr(value)
-    if len(shown) > LONGEST_SETTING:
-        return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
-    return value if value is None or isinstance(value, (bool, int, float, str)) else shown
-
-
-def _revision(stage: ModelMapper) -> str | None:
-    """The commit or digest that the model's name stands for today; None out of reach."""
-    with contextlib.suppress(HubUnreachableError, ModelNotFoundError):
-        return stage.identity.revision
-    return None

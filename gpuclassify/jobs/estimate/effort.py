@@ -12,7 +12,7 @@ import numpy as np
 from gpuclassify import hub
 from gpuclassify.hub.headers import WEIGHTS
 from gpuclassify.models.checkpoint import OWN_MODULE, Checkpoint
-from gpuclassify.safety.lora_checkpoint import ADAPTER_WEIGHTS, AdaptedCheckpoint
+from gpuclassify.safety.lora import ADAPTER_WEIGHTS, LoraCheckpoint
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ def count_parameters(checkpoint: Checkpoint, cache_dir: str | None = None) -> di
     Empty where there are none to read. Mappers that share a decoder name the same place.
     """
     files: list[tuple[hub.Identity, str]] = [(checkpoint.identity, WEIGHTS)]
-    if isinstance(checkpoint, AdaptedCheckpoint):
+    if isinstance(checkpoint, LoraCheckpoint):
         files = [(checkpoint.base, WEIGHTS), (checkpoint.adapter, ADAPTER_WEIGHTS)]
         if checkpoint.identity != checkpoint.adapter:
             files.append((checkpoint.identity, WEIGHTS))

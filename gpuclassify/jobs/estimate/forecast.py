@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.chain import Chain
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.estimate.effort import batch_bytes, count_parameters, read_network
 from gpuclassify.jobs.estimate.lengths import Lengths, measure_lengths
@@ -18,9 +17,10 @@ from gpuclassify.jobs.estimate.sampling import Estimate, Sample, sample_files, s
 from gpuclassify.jobs.estimate.trial import Trial, run_trial
 from gpuclassify.jobs.quarantine import ROW, isolate_bad_rows
 from gpuclassify.jobs.sources import FileSource, FrameSource
-from gpuclassify.jobs.stages import Function, text_fields
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.jobs.stages import Function
 from gpuclassify.models.checkpoint import OWN_MODULE
+from gpuclassify.partition_map import Chain
+from gpuclassify.text_mapper import TextMapper
 
 TEXT_COPIES = 2  # of a part's text on a worker: in the frame, and as Python's strings
 
@@ -71,7 +71,7 @@ class _Counted:
         self.sample = sample
         self.warnings: list[str] = []
         self.work = np.zeros(len(sample.frame))
-        self.bytes = _text_bytes(sample.frame, text_fields(chain.mappers))
+        self.bytes = _text_bytes(sample.frame, chain.text_fields)
         self.forecasts: list[ClassifierPlan] = []
         self._weights: dict[str, int] = {}  # bytes by where they are: models may share a decoder
         self._lists: list[tuple[str, int]] = []
@@ -79,11 +79,11 @@ class _Counted:
         for mapper, frame, rows in self._seen(chain):
             self._count(mapper, measure_lengths(mapper, frame), rows)
 
-    def _seen(self, chain: Chain) -> Iterator[tuple[ModelMapper, Any, np.ndarray]]:
+    def _seen(self, chain: Chain) -> Iterator[tuple[TextMapper, Any, np.ndarray]]:
         """Each classifier with the rows that reach it as far as callables decide, and which."""
         frame, rows = self.sample.frame, np.arange(len(self.sample.frame))
         for stage in chain.mappers:
-            if isinstance(stage, ModelMapper):
+            if isinstance(stage, TextMapper):
                 yield stage, frame, rows
             elif isinstance(stage, Function):
                 mapped = self._apply(stage, frame)
@@ -106,8 +106,8 @@ class _Counted:
         )
         return None
 
-    def _count(self, mapper: ModelMapper, lengths: Lengths, rows: np.ndarray) -> None:
-        sample, checkpoint, options = self.sample, mapper.checkpoint, mapper.options
+    def _count(self, mapper: TextMapper, lengths: Lengths, rows: np.ndarray) -> None:
+        sample, checkpoint, options = self.sample, mapper.model.checkpoint, mapper.options
         network = read_network(checkpoint)
         tokens = np.zeros(len(self.work))
         tokens[rows] = lengths.of_rows(lengths.windows)
@@ -120,7 +120,7 @@ class _Counted:
             needed[rows] = lengths.of_rows(network.operations(lengths.windows, lengths.shared))
             operations = sample.total(needed).value
         parameters = count_parameters(checkpoint, options.cache_dir)
-        device, dtype = mapper._device_and_dtype()
+        device, dtype = mapper.runner.device_and_dtype()
         # A module of one's own keeps its weights as they are, and torch casts what it reads.
         item_bytes = 4 if checkpoint.layout == OWN_MODULE else dtype.itemsize
         weights = {place: count * item_bytes for place, count in parameters.items()}
@@ -237,7 +237,7 @@ def _time(
     """How long the stages will take, and how many rows of the trial could not be scored."""
     import torch
 
-    announced, frame = chain.announced(meta), counted.sample.frame
+    announced, frame = chain.meta_dtypes(meta), counted.sample.frame
     has_tokens = bool(counted.work.any())
     work = counted.work if has_tokens else np.ones(len(frame))
     failed: set[Any] = set()

@@ -12,9 +12,9 @@ from gpuclassify import hub
 from gpuclassify.frames import backend_of
 from gpuclassify.hub.explanations import explained
 from gpuclassify.hub.paths import cache_folder
-from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.checkpoint import OWN_MODULE
-from gpuclassify.safety.lora_checkpoint import AdaptedCheckpoint
+from gpuclassify.safety.lora import LoraCheckpoint
+from gpuclassify.text_mapper import TextMapper
 
 TEXTS_AT_A_TIME = 256  # encodings are alive together
 
@@ -58,18 +58,18 @@ class Lengths:
         return sums
 
 
-def measure_lengths(mapper: ModelMapper, frame: Any) -> Lengths:
+def measure_lengths(mapper: TextMapper, frame: Any) -> Lengths:
     """Tokenize the mapper's column of text, every row of it, with the mapper's own tokenizer.
 
     Parameters
     ----------
-    mapper : ModelMapper
+    mapper : TextMapper
     frame : pandas.DataFrame or cudf.DataFrame
     """
     texts = backend_of(frame).texts(frame, mapper.text_field, None)
     present = [text for text in texts if text is not None]
     most = mapper.options.max_chars
-    read = mapper.model_texts([text[:most] for text in present])
+    read = [mapper.model.prompt + text[:most] for text in present]
     is_short = np.array([most is not None and len(text) > most for text in present], dtype=bool)
     has_text = np.array([text is not None for text in texts], dtype=bool)
     measure = _in_prompts if _prompt(mapper) is not None else _in_windows
@@ -77,7 +77,7 @@ def measure_lengths(mapper: ModelMapper, frame: Any) -> Lengths:
 
 
 def _in_windows(
-    mapper: ModelMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
+    mapper: TextMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
 ) -> Lengths:
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
@@ -108,9 +108,9 @@ def _in_windows(
 
 
 def _in_prompts(
-    mapper: ModelMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
+    mapper: TextMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
 ) -> Lengths:
-    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.safety.prompt_tokens import PromptTokenizer
 
     prompt, limit = _prompt(mapper), mapper.options.max_seq_length
     tokenizer = PromptTokenizer(_tokenizer(mapper), prompt.head, prompt.tail, limit)
@@ -127,18 +127,18 @@ def _in_prompts(
     )
 
 
-def _prompt(mapper: ModelMapper) -> Any:
+def _prompt(mapper: TextMapper) -> Any:
     """The prompt that texts are put in, of a classifier that has one."""
-    return getattr(mapper.checkpoint, "prompt", None)
+    return getattr(mapper.model.checkpoint, "prompt", None)
 
 
-def _tokenizer(mapper: ModelMapper) -> Any:
+def _tokenizer(mapper: TextMapper) -> Any:
     """A fresh tokenizer, for which no weights are fetched."""
     from gpuclassify.models.loading import load_tokenizer
 
-    checkpoint = mapper.checkpoint
+    checkpoint = mapper.model.checkpoint
     home = checkpoint.tokenizer or checkpoint.identity
-    if isinstance(checkpoint, AdaptedCheckpoint):
+    if isinstance(checkpoint, LoraCheckpoint):
         home = checkpoint.base
     return load_tokenizer(checkpoint, _without_weights(home, mapper.options.cache_dir))
 
@@ -161,9 +161,9 @@ def _without_weights(identity: hub.Identity, cache_dir: str | None) -> Path:
     return Path(folder)
 
 
-def _longest(mapper: ModelMapper, tokenizer: Any) -> int:
+def _longest(mapper: TextMapper, tokenizer: Any) -> int:
     """Most tokens that the model reads if nobody asks for another length."""
     from gpuclassify.inference.loaded_model import _max_tokens
 
-    checkpoint = mapper.checkpoint
+    checkpoint = mapper.model.checkpoint
     return _max_tokens({} if checkpoint.layout == OWN_MODULE else checkpoint.sizes, tokenizer)

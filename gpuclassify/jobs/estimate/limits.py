@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from gpuclassify.jobs.estimate.effort import read_network
 from gpuclassify.jobs.sources import FileSource, FrameSource
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.text_mapper import TextMapper
 
 # cudf counts a column's rows, a list column's elements and, with 32-bit offsets, the bytes of a
 # column of strings as int32.
@@ -16,12 +16,12 @@ COLUMN_LIMIT = 2**31 - 1
 NEAR_LIMIT = 0.5  # of it: what is reckoned from a sample may be larger
 
 
-def list_columns(mapper: ModelMapper) -> list[tuple[str, int]]:
+def list_columns(mapper: TextMapper) -> list[tuple[str, int]]:
     """Output columns of lists of numbers, and how many numbers a row of each has."""
     columns = [field.name for field in mapper.schema() if _is_numbers(field.type)]
-    count = mapper.checkpoint.output_count
-    if mapper.checkpoint.sentence is not None:
-        network = read_network(mapper.checkpoint)
+    count = mapper.model.checkpoint.output_count
+    if mapper.model.checkpoint.sentence is not None:
+        network = read_network(mapper.model.checkpoint)
         count = 0 if network is None else network.width
     return [(name, count) for name in columns if count]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.chain import Chain
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.partition_map import Chain
+from gpuclassify.text_mapper import TextMapper
 
 FIRST_ROWS = 4  # of the warm-up, and of the slice that tells how large the others may be
 SLICES = 4
@@ -88,7 +88,7 @@ def run_trial(
     with _without_new_models():
         began = time.perf_counter()
         for mapper in chain.mappers:
-            if isinstance(mapper, ModelMapper):
+            if isinstance(mapper, TextMapper):
                 mapper.setup()
         time_rows(first)
         load_seconds = time.perf_counter() - began

@@ -20,7 +20,7 @@ TEXTS, TOKENS = 4, 256
 def test_operations_are_those_that_torch_counts(sequence_classifier):
     for architecture in ("bert", "distilbert", "modernbert", "deberta-v2", "gpt2", "llama"):
         path = sequence_classifier(architecture)
-        network = read_network(DistributedDataClassifier(model=path).checkpoint)
+        network = read_network(DistributedDataClassifier(model=path).model.checkpoint)
         # Fused attention on CPUs is not among what the counter knows.
         model = AutoModelForSequenceClassification.from_pretrained(
             path, attn_implementation="eager"
@@ -46,7 +46,7 @@ def test_a_known_prefix_is_run_once():
 def test_parameters_are_those_of_the_loaded_model(sequence_classifier):
     path = sequence_classifier("bert")
     model = AutoModelForSequenceClassification.from_pretrained(path)
-    counts = count_parameters(DistributedDataClassifier(model=path).checkpoint)
+    counts = count_parameters(DistributedDataClassifier(model=path).model.checkpoint)
     assert sum(counts.values()) == model.num_parameters()
 
 
@@ -57,16 +57,19 @@ def test_models_on_one_decoder_name_the_same_place(safety_models, tmp_path):
         model=safety_models.guard, adapter=safety_models.defensive, **base
     )
     aegis = AegisClassifier(model=safety_models.defensive, template=safety_template(), **base)
-    of_guard, of_aegis = count_parameters(guard.checkpoint), count_parameters(aegis.checkpoint)
+    of_guard, of_aegis = (
+        count_parameters(guard.model.checkpoint),
+        count_parameters(aegis.model.checkpoint),
+    )
     assert set(of_aegis) < set(of_guard)
     assert len(of_guard) == 3
-    assert read_network(guard.checkpoint) == read_network(aegis.checkpoint)
+    assert read_network(guard.model.checkpoint) == read_network(aegis.model.checkpoint)
 
 
 def test_other_networks_are_not_reckoned(sequence_classifier, tmp_path):
     config = json.loads((sequence_classifier("bert") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mixtral"}))
-    assert read_network(DistributedDataClassifier(model=tmp_path).checkpoint) is None
+    assert read_network(DistributedDataClassifier(model=tmp_path).model.checkpoint) is None
 
 
 # Rates of GPUs: figures of committed files, and no others.
