@@ -19,11 +19,11 @@ from .jobs.input.readers import JsonlReader as JsonlReader
 from .jobs.input.readers import ParquetReader as ParquetReader
 from .jobs.input.readers import read_files as read_files
 from .jobs.output.hub_writer import HubWriter as HubWriter
-from .jobs.output.hub_writer import push_to_hub as push_to_hub
 from .jobs.output.writers import JsonlWriter as JsonlWriter
 from .jobs.output.writers import ParquetWriter as ParquetWriter
 from .jobs.output.writers import to_parquet as to_parquet
 from .jobs.pipeline import Pipeline as Pipeline
+from .jobs.push_to_hub import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
 from .models.deberta import Deberta as Deberta
 from .partition_map import classify as classify

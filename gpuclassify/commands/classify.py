@@ -104,7 +104,7 @@ def _refuse_file(output: str | None) -> None:
 def _run(job: Job, client: Any, restart: bool) -> Any:
     from gpuclassify.jobs.report.progress import JobProgress
 
-    title = job.work.chain.__name__
+    title = job.spec.chain.__name__
     try:
         with client, JobProgress(title, open_console(stderr=True), client) as progress:
             return job.run(client, progress.parts)

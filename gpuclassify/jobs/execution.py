@@ -120,7 +120,7 @@ class _Window:
     def _fill(self) -> None:
         if time.monotonic() - self._looked > LOOK_EVERY_SECONDS:
             self._looked = time.monotonic()
-            with contextlib.suppress(OSError):  # a lost scheduler cancels all tasks, which tells
+            with contextlib.suppress(OSError):  # a lost scheduler cancels all tasks, which shows
                 threads = sum(self._client.nthreads().values())
                 self._size = max(FEWEST_TASKS, TASKS_PER_THREAD * threads)
         for call in itertools.islice(self._calls, self._size - len(self._pending)):
@@ -166,12 +166,11 @@ def _raise_lost(future: Any, error: BaseException) -> NoReturn:
 
 
 def _lost() -> ConnectionError:
-    """Tasks that are cancelled without anybody's wish were lost."""
+    """For tasks that are cancelled: a job cancels none that it waits for."""
     return ConnectionError("the Dask scheduler has lost the job's tasks, or is gone itself")
 
 
 def _cancel(client: Any, futures: list[Any]) -> None:
-    with contextlib.suppress(
-        OSError, concurrent.futures.CancelledError
-    ):  # a client that is cut off
+    # A client that is cut off raises these.
+    with contextlib.suppress(OSError, concurrent.futures.CancelledError):
         client.cancel(futures, force=True)

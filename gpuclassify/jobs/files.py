@@ -20,7 +20,7 @@ PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# By what file systems tell that a file has changed, the best first.
+# Where file systems note that a file has changed, the best first.
 _VERSIONS = ("ETag", "etag", "md5Hash", "generation", "blob_id", "mtime", "LastModified", "created")
 
 
@@ -33,7 +33,7 @@ class BrokenContentError(UnreadableInputError):
 
 
 class ChangedInputError(UnreadableInputError):
-    """An input file is not what it was when the job was planned."""
+    """An input file is not what it was when the job began."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,17 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
 
 
 def check_unchanged(file: InputFile, storage_options: dict[str, Any]) -> None:
-    """Raise unless a file is what it was when the job was planned; asks its store for that.
+    """Raise unless a file is what it was when the job began; asks its store for that.
 
-    Size and version count where the store tells them. A file at a commit cannot change.
+    Size and version count where the store has them. A file at a commit cannot change.
 
     Raises
     ------
     ChangedInputError
     """
-    import fsspec
-
     if is_pinned(file.path) or (file.size_bytes is None and not file.version):
         return
-    filesystem, plain = fsspec.core.url_to_fs(file.path, **with_token(file.path, storage_options))
+    filesystem, plain = _open_filesystem(file.path, storage_options)
     filesystem.invalidate_cache(filesystem._parent(plain))  # else it may answer from a listing
     try:
         info = filesystem.info(plain)
@@ -112,7 +110,7 @@ def check_all_unchanged(
     for name in map(str, inputs):
         is_listed = file_format(name) is None or glob.has_magic(name)
         if is_listed and hub_uri(name) is None:
-            with contextlib.suppress(UnreadableInputError):  # what is gone is told below
+            with contextlib.suppress(UnreadableInputError):  # what is gone is found below
                 found.update((file.path, file) for file in _expand(name, storage_options))
     for file in files:
         if found.get(file.path) != file:
@@ -153,13 +151,10 @@ def reading(
     Raises
     ------
     BrokenContentError
-        What is read in the block cannot be decoded.
-    Exception
-        Whatever a system raises that fails to deliver the bytes.
+        What is read in the block cannot be decoded. What a system raises that fails to deliver
+        the bytes is raised as it is.
     """
-    import fsspec
-
-    filesystem, plain = fsspec.core.url_to_fs(path, **with_token(path, storage_options))
+    filesystem, plain = _open_filesystem(path, storage_options)
     if size_bytes is not None and is_pinned(path):
         source = PinnedFile(path, size_bytes, filesystem, ahead_bytes)
     else:
@@ -186,21 +181,10 @@ class WatchedFile:
         self.failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+        found = getattr(self._file, name)
+        return functools.partial(self._call, found) if callable(found) else found
 
-    def read(self, size: int = -1) -> bytes:
-        """As of any binary file."""
-        return self._watch(self._file.read, size)
-
-    def readline(self) -> bytes:
-        """As of any binary file."""
-        return self._watch(self._file.readline)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """As of any binary file."""
-        return self._watch(self._file.seek, offset, whence)
-
-    def _watch(self, method: Callable[..., Any], *arguments: int) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return method(*arguments)
         except Exception as err:
@@ -209,26 +193,42 @@ class WatchedFile:
 
 
 def is_denied(path: str) -> bool:
-    """Whether a file of this machine may not be read; for URLs only reading can tell."""
+    """Whether a file of this machine may not be read; of URLs only reading can say."""
     return "://" not in path and not os.access(path, os.R_OK)
 
 
 def redacted(url: str) -> str:
-    """A URL without user, password and signed query, for whoever reads messages and records."""
+    """A URL without user, password and signed query, as messages and records show it."""
     head, separator, rest = url.partition("://")
     if not separator:
         return url
     return f"{head}://{re.sub('^[^/@]*@', '', rest).partition('?')[0]}"
 
 
-def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
+def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
+    """The file system of a path or URL, and the path in it."""
     import fsspec
 
-    filesystem, path = fsspec.core.url_to_fs(name, **with_token(name, storage_options))
+    head, is_chain, _ = url.partition("::")
+    try:
+        if is_chain and "://" not in head:
+            fsspec.get_filesystem_class(head)
+        return fsspec.core.url_to_fs(url, **with_token(url, storage_options))
+    except ValueError as err:
+        if "Protocol not known" not in str(err):
+            raise
+        raise UnreadableInputError(
+            f'{redacted(url)} is taken for a URL, whose marks are "://" and "::", and there is no '
+            "such protocol: rename the file or folder, or correct the URL"
+        ) from err
+
+
+def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
+    filesystem, path = _open_filesystem(name, storage_options)
     if hub_uri(name) is None:  # there, a commit has the same files whenever one looks
         filesystem.invalidate_cache()
     found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
-    # Names that begin with a dot or underscore are bookkeeping (_SUCCESS, _metadata), not data.
+    # Names that begin with a dot or underscore are metadata (_SUCCESS, _metadata), not data.
     data = [p for p in sorted(found) if p == path or not _is_hidden(posixpath.relpath(p, path))]
     readable = [p for p in data if file_format(p) is not None]
     if not readable:
@@ -240,6 +240,8 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
         )
     for plain in readable:
         full = filesystem.unstrip_protocol(plain) if "://" in name else plain
+        if "::" in full:
+            _open_filesystem(full, storage_options)  # raises, unless the marks are a URL's own
         yield InputFile(full, found[plain].get("size"), _version(found[plain]))
 
 
@@ -273,7 +275,7 @@ def _bare(version: str) -> str:
 
 def _changed(file: InputFile, what: str) -> ChangedInputError:
     return ChangedInputError(
-        f"{redacted(file.path)} is not what it was when the job was planned, it {what}: bring back "
+        f"{redacted(file.path)} is not what it was when the job began, it {what}: bring back "
         "the file as it was, or start over (restart=True, --restart)"
     )
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
-from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sources import FileSource, FrameSource
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.manifest import JobChangedError, Manifest
 from gpuclassify.jobs.output.records import Record
@@ -18,12 +16,11 @@ from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
+from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
-from gpuclassify.jobs.task import Work
+from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.partition_map import Chain
 from gpuclassify.workers.secrets import remember, share_with_workers
-
-Source = FileSource | FrameSource
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,8 @@ class Job:
 
     Attributes
     ----------
-    source : FileSource or FrameSource
-    work : Work
+    source : Source
+    spec : TaskSpec
     manifest : Manifest
     restart : bool
         Whether `run` begins with removing what earlier runs wrote.
@@ -42,7 +39,7 @@ class Job:
     """
 
     source: Source
-    work: Work
+    spec: TaskSpec
     manifest: Manifest
     restart: bool = False
     writer: FileWriter | None = None
@@ -90,9 +87,9 @@ class Job:
         names = self.manifest.names()
         todo = [number for number, name in enumerate(names) if name not in done]
         if client is not None and todo:
-            check_cluster(client, self.work.chain.mappers, self.work.backend)
+            check_cluster(client, self.spec.chain.mappers, self.spec.backend)
         started = time.perf_counter()
-        for record in self.source.run(client, todo, names, self.work):
+        for record in self.source.run(client, todo, names, self.spec):
             self._add(summary, record)
             summary.elapsed_seconds = time.perf_counter() - started
             _show(report, len(summary.files), self.source.count, summary)
@@ -118,21 +115,21 @@ class Job:
         if client.asynchronous:
             raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
         with client.as_current():
-            self.work.chain.prepare()
-            share_with_workers([self.work.input_name, self.work.output_name])
+            self.spec.chain.prepare()
+            share_with_workers([self.spec.input_name, self.spec.output_name])
             yield
 
 
-def plan_work(
-    reader: Any, source: Source, chain: Chain, writer: FileWriter, backend: str, on_error: str
-) -> Work:
+def make_task_spec(
+    source: Source, chain: Chain, writer: FileWriter, backend: str, on_error: str
+) -> TaskSpec:
     """What every task of the job does; remembers the storage options that it needs."""
     meta = source.meta()
     keep_index = source.has_index and writer.keeps_index
     directory = writer.directory
-    work = Work(
+    spec = TaskSpec(
         chain=chain,
-        announced=chain.meta_dtypes(meta),
+        meta_dtypes=chain.meta_dtypes(meta),
         schema=arrow_table(chain.meta(meta), keep_index).schema,
         output=directory.root if directory.is_local else writer.path,
         encoding=writer.encoding,
@@ -142,25 +139,25 @@ def plan_work(
         label_fields=chain.label_fields,
         number_fields=chain.number_fields,
         text_fields=chain.text_fields,
-        form=source.form,
-        input_name=f"input {reader}" if isinstance(reader, FileReader) else "",
+        input_schema=source.input_schema,
+        input_name=source.options_name,
         output_name=f"output {redacted(writer.path)}",
     )
-    remember(work.input_name, getattr(reader, "storage_options", {}))
-    remember(work.output_name, writer.storage_options)
-    return work
+    remember(spec.input_name, source.storage_options)
+    remember(spec.output_name, writer.storage_options)
+    return spec
 
 
-def identity_of(source: Source, work: Work) -> dict[str, dict[str, Any]]:
+def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """What the job is. It may go on with another `on_error`, which is no part of it."""
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)
-        for number, stage in enumerate(work.chain.mappers, 1)
+        for number, stage in enumerate(spec.chain.mappers, 1)
     }
-    encoding = {"format": work.encoding.file_format, "compression": work.encoding.compression}
-    if source.has_index and not work.keep_index and work.encoding.file_format == PARQUET:
+    encoding = {"format": spec.encoding.file_format, "compression": spec.encoding.compression}
+    if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
-    return {**source.identity(), **stages, "output": {**encoding, "backend": work.backend}}
+    return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}
 
 
 def _show(report: Report | None, done: int, total: int, summary: JobSummary) -> None:

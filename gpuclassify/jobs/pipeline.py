@@ -10,13 +10,13 @@ import dask
 from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import UnreadableInputError, redacted
-from gpuclassify.jobs.input.sources import FileSource, FrameSource, as_source
-from gpuclassify.jobs.job import Job, identity_of, plan_work
+from gpuclassify.jobs.job import Job, identity_of, make_task_spec
 from gpuclassify.jobs.output.manifest import Manifest
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
+from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import ToBackend, as_chain
 from gpuclassify.jobs.storage import Directory
 from gpuclassify.partition_map import Chain
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Pipeline:
     """A job: a reader, what is done with each part, and a writer.
 
-    Parts of the input are planned once, read, mapped and written one task each. Each part of the
+    The input is cut into parts once; each is read, mapped and written by one task. Each part of the
     output is there whole and once, whatever dies in between; running the same job again continues
     where it stopped, and leaves a finished one as it is.
 
@@ -74,7 +74,7 @@ class Pipeline:
         return self
 
     def prepare(self, *, restart: bool = False) -> Job:
-        """Plan the parts and check everything that can be checked without workers; writes nothing.
+        """Find the parts and check everything that can be checked without workers; writes nothing.
 
         Raises
         ------
@@ -97,17 +97,17 @@ class Pipeline:
         chain.prepare()
         directory = writer.directory
         _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
-        work = plan_work(reader, source, chain, writer, self.backend, self.on_error)
+        spec = make_task_spec(source, chain, writer, self.backend, self.on_error)
         manifest = Manifest(
             directory,
-            identity_of(source, work),
+            identity_of(source, spec),
             source.count,
             writer.encoding.suffix,
             code=repr(self),
         )
         manifest.check(restart)
         writer.check(source.count)
-        return Job(source, work, manifest, restart, writer)
+        return Job(source, spec, manifest, restart, writer)
 
     def run(
         self, client: Any = None, *, restart: bool = False, report: Report | None = None
@@ -133,7 +133,7 @@ class Pipeline:
         TypeError, ValueError, FileExistsError, NotADirectoryError
             See `prepare`. `client` is no Client of Dask, or an asynchronous one.
         ChangedInputError
-            A file is not what it was when the job was planned.
+            A file is not what it was when the job began.
         JobChangedError
             Another run has started over in the output meanwhile.
         Exception
@@ -142,7 +142,7 @@ class Pipeline:
         job = self.prepare(restart=restart)
         if report is not None:
             return job.run(client, report)
-        with JobProgress(job.work.chain.__name__, client=client) as progress:
+        with JobProgress(job.spec.chain.__name__, client=client) as progress:
             return job.run(client, progress.parts)
 
     def plan(
@@ -199,7 +199,7 @@ class Pipeline:
             trial_seconds=trial_seconds,
         )
 
-    def _chain(self, source: FileSource | FrameSource, stages: list[Any]) -> Chain:
+    def _chain(self, source: Source, stages: list[Any]) -> Chain:
         """The stages between the ends, checked for the source's columns.
 
         Raises
@@ -231,13 +231,13 @@ class Pipeline:
 
 
 def _shown(stage: Any) -> str:
-    """A stage in one line; a Dask frame tells more than a reader wants to know."""
+    """A stage in one line; a Dask frame's own text is long."""
     if dask.is_dask_collection(stage):
         return f"<Dask frame of {stage.npartitions} partitions>"
     return getattr(stage, "__qualname__", None) or repr(stage)
 
 
-def _refuse_own_output(directory: Directory, source: FileSource | FrameSource, part: str) -> None:
+def _refuse_own_output(directory: Directory, source: Source, part: str) -> None:
     """Raise ValueError if the job, or its next run, would read what it writes."""
     for folder in sorted(source.folders()):
         if directory.holds(f"{folder}/file"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -56,13 +57,15 @@ def shortened(content: bytes | str) -> str:
     return content[:LONGEST_CONTENT]
 
 
-def run_halved(
+def isolate_bad_rows(
     run: Callable[[int, int], Result],
     start: int,
     stop: int,
     errors: tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Result | Exception]]:
     """Results of ``run(start, stop)``, halved wherever it raises, until single rows are left.
+
+    A few bad rows among many cost little.
 
     Yields
     ------
@@ -76,16 +79,13 @@ def run_halved(
             yield start, err
             return
         middle = (start + stop) // 2
-        yield from run_halved(run, start, middle, errors)
-        yield from run_halved(run, middle, stop, errors)
+        yield from isolate_bad_rows(run, start, middle, errors)
+        yield from isolate_bad_rows(run, middle, stop, errors)
 
 
 def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:
     """How many files, lines and rows were left out."""
-    counts: dict[str, int] = {}
-    for problem in problems:
-        counts[problem.kind] = counts.get(problem.kind, 0) + 1
-    return counts
+    return dict(Counter(problem.kind for problem in problems))
 
 
 def row_content(record: dict[str, Any]) -> str:

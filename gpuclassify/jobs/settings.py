@@ -13,7 +13,8 @@ from gpuclassify.checks import check_choice, nearest
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader
-from gpuclassify.jobs.output.writers import make_writer
+from gpuclassify.jobs.output.hub_writer import HubWriter
+from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.stages import as_chain
@@ -132,6 +133,50 @@ class JobSettings:
             options = {"compression": self.compression, "staging": self.staging}
             stages.append(make_writer(self.output, self.format, **options))
         return Pipeline(stages, backend=self.backend, on_error=self.on_error)
+
+
+def make_writer(
+    output: str, file_format: str, *, compression: str | None = None, staging: str | None = None
+) -> FileWriter:
+    """The writer for an output of the command line.
+
+    Parameters
+    ----------
+    output : str
+        Directory, fsspec URL, or ``hf://datasets/OWNER/NAME[@BRANCH][/FOLDER]``.
+    file_format : {"parquet", "jsonl"}
+    compression : str, optional
+        Default: that of the writer.
+    staging : str, optional
+        Directory or URL in which the files of a dataset repository are written first.
+
+    Raises
+    ------
+    ValueError
+        `staging` is missing for a repository, or given for another output.
+    """
+    options: dict[str, Any] = {} if compression is None else {"compression": compression}
+    place = hub_uri(output)
+    if place is None:
+        if staging is not None:
+            raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
+        writer = ParquetWriter if file_format == PARQUET else JsonlWriter
+        return writer(output, **options)
+    if place.type != "dataset":
+        raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
+    if staging is None:
+        raise ValueError(
+            f"{output} needs a directory that all workers see, where the files are written before "
+            "they are uploaded, so that a lost client loses no work: staging=, --staging DIR"
+        )
+    return HubWriter(
+        place.id,
+        staging=staging,
+        path=place.path_in_repo or "data",
+        revision=place.revision or "main",
+        file_format=file_format,
+        **options,
+    )
 
 
 def load_settings(path: str) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from gpuclassify.code_digest import code_digest
 from gpuclassify.frames import BACKENDS, backend_of
 from gpuclassify.partition_map import Chain, PartitionMap
 
-LONGEST_SETTING = 200  # characters; longer ones are told by their digest
-
 
 @dataclass(frozen=True)
 class Function(PartitionMap):
@@ -97,8 +95,7 @@ class ToBackend(PartitionMap):
 
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """The same rows in a frame of the other library."""
-        library = backend_of(frame).__name__.rpartition(".")[2]
-        if library == self.name:
+        if backend_of(frame).__name__.endswith(f".{self.name}"):
             return frame
         if self.name == "pandas":
             return frame.to_pandas()

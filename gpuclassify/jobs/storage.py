@@ -118,8 +118,8 @@ class Directory:
             return False
         return _real(other).startswith(f"{_real(self)}/")
 
-    def check(self, overwrite: bool, suffixes: Sequence[str]) -> None:
-        """Raise unless part files may be written here.
+    def prepare(self, overwrite: bool, suffixes: Sequence[str]) -> None:
+        """Make the directory; with `overwrite`, remove earlier part files, and nothing else.
 
         Raises
         ------
@@ -136,17 +136,7 @@ class Directory:
                 f"{self.root} has {len(earlier)} part files already: choose another directory, "
                 "or overwrite them (overwrite=True, --overwrite)"
             )
-
-    def prepare(self, overwrite: bool, suffixes: Sequence[str]) -> None:
-        """Make the directory; remove earlier part files if told to, and nothing else.
-
-        Raises
-        ------
-        FileExistsError, NotADirectoryError
-            See `check`.
-        """
-        self.check(overwrite, suffixes)
-        for path in self.parts(suffixes):
+        for path in earlier:
             self.filesystem.rm_file(path)
         self.filesystem.makedirs(self.root, exist_ok=True)
 

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from gpuclassify.frames import name_row
 from gpuclassify.jobs.files import InputFile, check_unchanged, redacted
-from gpuclassify.jobs.input.parts import Form, Part, read_table
+from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
 from gpuclassify.jobs.output.manifest import check_current, key_in
 from gpuclassify.jobs.output.records import Record, complete, publish
-from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, row_content, run_halved
+from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
 from gpuclassify.jobs.report.counts import count_labels, count_lengths, count_scores
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.partition_map import Chain
@@ -31,14 +31,14 @@ from gpuclassify.workers.secrets import recall
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskSpec:
     """What every task of a job does with its part.
 
     Attributes
     ----------
     chain : Chain
         The stages.
-    announced : object
+    meta_dtypes : object
         What `chain` must know of the input's meta.
     schema : pyarrow.Schema
         Columns of every part that is written.
@@ -52,14 +52,14 @@ class Work:
         Whether files get the frames' index as a column.
     label_fields, number_fields, text_fields : tuple of str
         Columns that are counted: labels and scores of the output, texts of the input.
-    form : Form, optional
+    input_schema : InputSchema, optional
         Columns of input files, without storage options.
     input_name, output_name : str
         Under which `gpuclassify.workers.secrets` knows the storage options.
     """
 
     chain: Chain
-    announced: Any
+    meta_dtypes: Any
     schema: pa.Schema
     output: str
     encoding: Encoding
@@ -69,7 +69,7 @@ class Work:
     label_fields: tuple[str, ...]
     number_fields: tuple[str, ...]
     text_fields: tuple[str, ...]
-    form: Form | None
+    input_schema: InputSchema | None
     input_name: str
     output_name: str
 
@@ -78,75 +78,58 @@ class Work:
         """Where parts are written."""
         return open_directory(self.output, recall(self.output_name, {}))
 
+    def pack(self) -> bytes:
+        """As bytes: a scheduler unpickles tasks, and need not have the modules of stages."""
+        return cloudpickle.dumps(self)
 
-@dataclass(frozen=True)
-class PackedWork:
-    """`Work` as bytes: a scheduler unpickles tasks, and need not have the modules of stages.
-
-    Attributes
-    ----------
-    content : bytes
-    """
-
-    content: bytes
-
-    @classmethod
-    def of(cls, work: Work) -> PackedWork:
-        """Pack once for all tasks of a job."""
-        return cls(cloudpickle.dumps(work))
-
-    def unpack(self) -> Work:
+    @staticmethod
+    def unpack(packed: bytes) -> TaskSpec:
         """On a worker, which has those modules."""
-        return cloudpickle.loads(self.content)
+        return cloudpickle.loads(packed)
 
 
 @on_sound_device
-def run_part(part: Part, name: str, packed: PackedWork, file: InputFile | None = None) -> Record:
+def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`.
 
     Raises
     ------
     ChangedInputError
-        It is no more the `file` that was planned.
+        It is not the `file` any more that was found when the job began.
     JobChangedError
         Another run has started over in the output.
     """
-    work = packed.unpack()
-    with _naming(f"part {name} of {part}"), _noticing_others(name, work):
-        return _already_written(name, work) or _read_and_run(part, file, name, work)
+    spec = TaskSpec.unpack(packed)
+    with _explained(f"part {name} of {part}", name, spec):
+        return _already_written(name, spec) or _read_and_run(part, file, name, spec)
 
 
 @on_sound_device
-def run_partition(frame: Any, number: int, name: str, packed: PackedWork) -> Record:
+def run_partition(frame: Any, number: int, name: str, packed: bytes) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
-    work = packed.unpack()
-    with _naming(f"part {name} of partition {number}"), _noticing_others(name, work):
+    spec = TaskSpec.unpack(packed)
+    with _explained(f"part {name} of partition {number}", name, spec):
         source = {"partition": number}
-        return _already_written(name, work) or _run(frame, [], source, name, work, 0.0)
+        return _already_written(name, spec) or _run(frame, [], source, name, spec, 0.0)
 
 
 @contextlib.contextmanager
-def _naming(part: str) -> Iterator[None]:
+def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
+    """Name the part in errors, and another run's start if files have vanished because of it."""
     try:
-        yield
+        try:
+            yield
+        except FileNotFoundError:
+            check_current(spec.directory, key_in(name))
+            raise
     except Exception as err:
         err.add_note(part)
         raise
 
 
 @contextlib.contextmanager
-def _noticing_others(name: str, work: Work) -> Iterator[None]:
-    """Files may vanish because another run starts over: then say so."""
-    try:
-        yield
-    except FileNotFoundError:
-        check_current(work.directory, key_in(name))
-        raise
-
-
-@contextlib.contextmanager
 def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
-    """Compare a file with what was planned once it is read; or could not be, perhaps for that."""
+    """Compare a file with what it was when the job began, once it is read or could not be."""
     try:
         yield
     except Exception:
@@ -158,14 +141,14 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
         check_unchanged(file, storage_options)
 
 
-def _read_and_run(part: Part, file: InputFile | None, name: str, work: Work) -> Record:
-    assert work.form is not None
+def _read_and_run(part: Part, file: InputFile | None, name: str, spec: TaskSpec) -> Record:
+    assert spec.input_schema is not None
     started = time.perf_counter()
-    form = Form(work.form.schema, recall(work.input_name, {}), work.form.is_projected)
-    with _noticing_changes(file, form.storage_options):
-        table, problems = read_table(part, form, work.on_error)
-    frame = to_frame(table, work.backend)
-    return _run(frame, problems, _describe(part), name, work, time.perf_counter() - started)
+    schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
+    with _noticing_changes(file, schema.storage_options):
+        table, problems = read_table(part, schema, spec.on_error)
+    frame = to_frame(table, spec.backend)
+    return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
 
 
 def _run(
@@ -173,14 +156,17 @@ def _run(
     problems: list[Problem],
     source: dict[str, Any],
     name: str,
-    work: Work,
+    spec: TaskSpec,
     read_seconds: float,
 ) -> Record:
     started = time.perf_counter()
     with collected_stats() as runs:
-        table, failed = _map_rows(frame, source, work)
+        table, failed = _map_rows(frame, source, spec)
     mapped = time.perf_counter()
-    content = work.encoding.encode(table).to_pybytes()
+    stats: dict[str, float] = {}
+    for each in runs:
+        add_up(stats, each.as_dict())
+    content = spec.encoding.encode(table).to_pybytes()
     problems = [*problems, *failed]
     record = Record(
         name=name,
@@ -190,43 +176,43 @@ def _run(
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
-        labels=count_labels(table, work.label_fields),
-        numbers=count_scores(table, work.number_fields),
-        lengths=count_lengths(_texts(frame, work.text_fields)),
+        labels=count_labels(table, spec.label_fields),
+        numbers=count_scores(table, spec.number_fields),
+        lengths=count_lengths(_texts(frame, spec.text_fields)),
         seconds={
             "read": read_seconds,
             "map": mapped - started,
             "write": time.perf_counter() - mapped,
         },
-        stats=_sums(runs),
+        stats=stats,
         finished=time.time(),
         worker=f"{socket.gethostname()}:{os.getpid()}",
     )
-    directory = work.directory
+    directory = spec.directory
     check_current(directory, key_in(name))
     return publish(directory, record, content, problems)
 
 
-def _already_written(name: str, work: Work) -> Record | None:
+def _already_written(name: str, spec: TaskSpec) -> Record | None:
     """The record of a part that an attempt before this one has written, if one has."""
-    directory = work.directory
+    directory = spec.directory
     if not directory.filesystem.exists(directory.path(name)):
         return None
     check_current(directory, key_in(name))
     return complete(directory, name)
 
 
-def _map_rows(frame: Any, source: dict[str, Any], work: Work) -> tuple[pa.Table, list[Problem]]:
+def _map_rows(frame: Any, source: dict[str, Any], spec: TaskSpec) -> tuple[pa.Table, list[Problem]]:
     """The rows that the stages return, and those that they fail for."""
 
     def run(start: int, stop: int) -> pa.Table:
-        mapped = work.chain.map_frame(frame.iloc[start:stop], work.announced)
-        return conform(arrow_table(mapped, work.keep_index), work.schema)
+        mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
+        return conform(arrow_table(mapped, spec.keep_index), spec.schema)
 
-    if work.on_error == "raise" or not len(frame):
+    if spec.on_error == "raise" or not len(frame):
         return run(0, len(frame)), []
     tables, problems = [], []
-    for row, found in run_halved(run, 0, len(frame), _row_errors()):
+    for row, found in isolate_bad_rows(run, 0, len(frame), row_errors()):
         if isinstance(found, Exception):
             problems.append(_row_problem(frame, row, source, found))
         else:
@@ -234,7 +220,7 @@ def _map_rows(frame: Any, source: dict[str, Any], work: Work) -> tuple[pa.Table,
     return pa.concat_tables(tables or [run(0, 0)]), problems
 
 
-def _row_errors() -> tuple[type[Exception], ...]:
+def row_errors() -> tuple[type[Exception], ...]:
     """What a mapper raises for one document that cannot be scored, whatever its neighbours."""
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.runners import NonFiniteOutputError
@@ -256,6 +242,7 @@ def _describe(part: Part) -> dict[str, Any]:
     """A part's source, for its record."""
     known = {key: value for key, value in asdict(part).items() if value is not None}
     known["path"] = redacted(part.path)
+    known.pop("file_bytes", None)
     if part.row_groups is not None or part.length is None:
         del known["start"]
     return known
@@ -270,13 +257,5 @@ def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         table = arrow_table(frame[there], keep_index=False)
     except UnicodeEncodeError:
         return {}
-    return {name: table[name] for name in there if pa.types.is_string(table[name].type)
-            or pa.types.is_large_string(table[name].type)}  # fmt: skip
-
-
-def _sums(runs: list[Any]) -> dict[str, float]:
-    """The runs' stats, added up."""
-    sums: dict[str, float] = {}
-    for run in runs:
-        add_up(sums, run.as_dict())
-    return sums
+    is_text = (pa.types.is_string, pa.types.is_large_string)
+    return {name: table[name] for name in there if any(is_(table[name].type) for is_ in is_text)}

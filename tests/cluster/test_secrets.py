@@ -63,8 +63,8 @@ if __name__ == "__main__":
         places = {
             "pickled mapper": pickle.dumps(classifier),
             "pickled identity": pickle.dumps(classifier.model.identity),
-            "pickled work": cloudpickle.dumps(job.work),
-            "pickled job": cloudpickle.dumps([job.source.form, job.work, job.restart]),
+            "pickled work": cloudpickle.dumps(job.spec),
+            "pickled job": cloudpickle.dumps([job.source, job.spec, job.restart]),
             "graph": cloudpickle.dumps(dict(graph)),
             "collection": cloudpickle.dumps(lazy),
             "reprs": repr([classifier, pipeline, job, lazy, client, dict(graph)]).encode(),

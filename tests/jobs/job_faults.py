@@ -16,7 +16,7 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output import exclusive
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.task import PackedWork, run_part
+from gpuclassify.jobs.task import run_part
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["gpuclassify.jobs.pipeline", "pandas", "pytest"])
@@ -106,7 +106,7 @@ def race(folder, barrier, answers):
     prepared = job(folder, with_process).prepare()
     for number, name in enumerate(prepared.manifest.names()[:5]):
         barrier.wait()
-        record = run_part(prepared.source.planned.parts[number], name, PackedWork.of(prepared.work))
+        record = run_part(prepared.source.found.parts[number], name, prepared.spec.pack())
         answers.put((name, record.digest))
 
 

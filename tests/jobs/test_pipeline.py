@@ -109,7 +109,7 @@ def test_json_lines_come_out_as_they_went_in(source, records, tmp_path, compress
     writer = JsonlWriter(f"{tmp_path}/out", compression=compression)
     Pipeline([JsonlReader(source), same, writer]).run()
     found = FileReader(f"{tmp_path}/out")
-    assert [file.path for file in found.plan().files] == sorted(
+    assert [file.path for file in found.find_parts().files] == sorted(
         f"{tmp_path}/out/{name}" for name in files(tmp_path / "out") if name.startswith("part-")
     )
     Pipeline([found, same, JsonlWriter(f"{tmp_path}/plain")]).run()
@@ -141,13 +141,13 @@ def test_urls_and_storage_options_work_and_stay_secret(records, tmp_path, caplog
     pipeline = Pipeline([reader, same, writer])
     job = pipeline.prepare()
     summary = job.run()
-    assert secrets.recall(job.work.output_name) == options
+    assert secrets.recall(job.spec.output_name, {}) == options
     assert summary.files == [f"memory:///secret/out/{name}" for name in job.manifest.names()]
     assert len(pd.read_parquet(summary.files[0])) == 42
-    shown = f"{pipeline} {reader} {writer} {job.work} {summary} {caplog.text}"
+    shown = f"{pipeline} {reader} {writer} {job.spec} {summary} {caplog.text}"
     filesystem = writer.directory.filesystem
     written = b"".join(map(filesystem.cat_file, filesystem.find("/secret/out")))
-    assert SECRET.encode() not in pickle.dumps(job.work) + written + shown.encode()
+    assert SECRET.encode() not in pickle.dumps(job.spec) + written + shown.encode()
     assert pipeline.run().resumed_parts == 1
 
 
@@ -157,10 +157,10 @@ def test_options_reach_workers_that_join_later(folder_of_two_parts):
     with Client(n_workers=1, processes=False, dashboard_address=None) as client:
         job = pipeline.add_stage(writer).prepare()
         job.run(client)
-        secrets.remember(job.work.output_name, {})
+        secrets.remember(job.spec.output_name, {})
         client.cluster.scale(2)
         client.wait_for_workers(2)
-        assert secrets.recall(job.work.output_name) == {"auto_mkdir": True}
+        assert secrets.recall(job.spec.output_name, {}) == {"auto_mkdir": True}
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_ten_thousand_files_are_planned(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(10_000):
         (tmp_path / f"in/{number:05d}.jsonl").write_bytes(b'{"text": "a"}\n')
-    assert len(JsonlReader(f"{tmp_path}/in").plan().parts) == 10_000
+    assert len(JsonlReader(f"{tmp_path}/in").find_parts().parts) == 10_000
 
 
 # What is refused, before anything is written.
@@ -258,7 +258,7 @@ def test_a_stage_whose_columns_vary_by_part_is_refused(folder_of_two_parts):
 
 def test_readers_and_writers_refuse_what_is_not_theirs(source, tmp_path):
     with pytest.raises(UnreadableInputError, match=r"ParquetReader got .*jsonl"):
-        ParquetReader(source).plan()
+        ParquetReader(source).find_parts()
     with pytest.raises(ValueError, match="compression='bz2'"):
         JsonlWriter("out", compression="bz2")
     with pytest.raises(ValueError, match="backend='cupy'"):

@@ -12,7 +12,6 @@ import pytest
 
 from gpuclassify import DomainClassifier
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
-from gpuclassify.jobs.input import samples
 from gpuclassify.jobs.input.parts import read_table
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
@@ -38,6 +37,12 @@ BAD = {
     "nesting that overflows the parser": NESTED,
     "zeros": b"\x00\x00\x00",
 }
+
+
+class OneSample(JsonlReader):
+    """Takes its columns from a few lines."""
+
+    samples, sample_bytes = 1, 400
 
 
 def same(frame):
@@ -70,19 +75,24 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("kind", BAD)
-@pytest.mark.parametrize("at", [0, 30, 59], ids=["first", "amidst", "last"])
-def test_a_bad_line_is_left_out_with_its_place_and_the_rest_is_read(write, tmp_path, kind, at):
-    content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
-    path = write("a.jsonl", content)
+def test_a_bad_line_is_left_out_with_its_place_and_the_rest_is_read(write, tmp_path, kind):
+    contents = {}
+    for at in (0, 30, 60):  # the first, amidst and the last
+        content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
+        contents[str(write(f"{at}.jsonl", content))] = content
     summary = run(tmp_path, JsonlReader(f"{tmp_path}/in", part_bytes=len(content) // 4))
-    assert rows(tmp_path)["id"].tolist() == list(range(60))
-    [problem] = problems(tmp_path)
-    assert (problem["kind"], problem["source"]) == ("line", str(path))
-    assert problem["offset"] == content.index(BAD[kind])
-    assert problem["reason"]
-    assert BAD[kind].decode("utf-8", "backslashreplace").startswith(problem["content"][:10_000])
-    assert summary.left_out == {"line": 1}
-    assert (summary.rows_in, summary.rows_out) == (60, 60)
+    assert rows(tmp_path)["id"].tolist() == [*range(60)] * 3
+    found = problems(tmp_path)
+    assert [(problem["kind"], problem["source"]) for problem in found] == [
+        ("line", path) for path in contents
+    ]
+    for problem in found:
+        assert problem["offset"] == contents[problem["source"]].index(BAD[kind])
+        assert problem["reason"]
+        shown = BAD[kind].decode("utf-8", "backslashreplace")
+        assert shown.startswith(problem["content"][:10_000])
+    assert summary.left_out == {"line": 3}
+    assert (summary.rows_in, summary.rows_out) == (180, 180)
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -111,11 +121,10 @@ def test_most_lines_may_be_bad(write, tmp_path):
     ids=["another format", "cut", "followed by something"],
 )
 @pytest.mark.parametrize("name", ["0.jsonl.gz", "z.jsonl.gz"])
-def test_a_broken_file_is_left_out_whole(write, tmp_path, monkeypatch, name, content):
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_broken_file_is_left_out_whole(write, tmp_path, name, content):
     path = write(name, content)
     write("a.jsonl.gz", gzip.compress(b"\n".join(GOOD)))
-    summary = run(tmp_path, JsonlReader(f"{tmp_path}/in"))
+    summary = run(tmp_path, OneSample(f"{tmp_path}/in"))
     assert rows(tmp_path)["id"].tolist() == list(range(60))
     assert [(p["kind"], p["source"]) for p in problems(tmp_path)] == [("file", str(path))]
     assert summary.left_out == {"file": 1}
@@ -133,7 +142,7 @@ def test_parquet_files_that_are_broken_or_do_not_fit_are_left_out(tmp_path):
     damaged[4:200] = b"\xff" * 196  # the first row group
     (tmp_path / "in/b.parquet").write_bytes(damaged)
     with pytest.raises(UnreadableInputError, match=r"empty\.parquet cannot be read"):
-        ParquetReader(f"{tmp_path}/in").plan()
+        ParquetReader(f"{tmp_path}/in").find_parts()
     summary = run(tmp_path, ParquetReader(f"{tmp_path}/in", part_bytes=1))
     assert summary.left_out == {"file": 4}
     assert len(rows(tmp_path)) == 2_900
@@ -165,13 +174,9 @@ def test_integers_up_to_64_bits_keep_all_their_digits(write, tmp_path):
     ]
 
 
-def test_an_integer_that_is_too_large_for_what_came_before_is_left_out(
-    write, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_an_integer_that_is_too_large_for_what_came_before_is_left_out(write, tmp_path):
     write("a.jsonl", b"\n".join([*GOOD, b'{"id": 9223372036854775808, "text": "a"}']))
-    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).left_out == {"line": 1}
+    assert run(tmp_path, OneSample(f"{tmp_path}/in")).left_out == {"line": 1}
     assert rows(tmp_path)["id"].tolist() == list(range(60))
 
 
@@ -200,18 +205,16 @@ def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path
     assert (summary.rows_in, summary.rows_out, summary.left_out) == (60, 59, {"row": 1})
 
 
-def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path):
     write("a.jsonl", b"\n".join([*GOOD[:30], BAD["cut"], *GOOD[30:]]))
-    reader = JsonlReader(f"{tmp_path}/in", part_bytes=400)
+    reader = OneSample(f"{tmp_path}/in", part_bytes=400)
     with pytest.raises(UnreadableInputError):
         Pipeline([reader, same, ParquetWriter(f"{tmp_path}/out")]).run()
     assert run(tmp_path, reader).resumed_parts > 0
     assert rows(tmp_path)["id"].tolist() == list(range(60))
 
 
-def test_systems_that_fail_are_no_broken_files(write, tmp_path, monkeypatch):
+def test_systems_that_fail_are_no_broken_files(write, tmp_path):
     """A night's work is not put in quarantine because a token expired."""
     write("a.jsonl", b"\n".join(GOOD))
     reader = JsonlReader(f"{tmp_path}/in")
@@ -231,8 +234,8 @@ def test_what_crashes_the_parser_crashes_no_process(write, tmp_path):
     body = f"""
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.input.parts import read_table
-source = JsonlReader("{tmp_path}/in").plan("quarantine")
-print(sum(len(read_table(part, source.form, "quarantine")[0]) for part in source.parts))
+source = JsonlReader("{tmp_path}/in").find_parts("quarantine")
+print(sum(len(read_table(part, source.schema, "quarantine")[0]) for part in source.parts))
 """
     done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=True)
     assert done.stdout == "2\n"
@@ -268,10 +271,10 @@ def test_an_input_of_which_nothing_can_be_read_is_refused_with_the_reason(
 def test_what_stops_a_job_names_the_option_that_leaves_it_out(write, tmp_path, kind):
     write("a.jsonl", b"\n".join([*GOOD, BAD[kind]]))
     with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
-        FileReader(f"{tmp_path}/in").plan()
-    source = FileReader(f"{tmp_path}/in").plan("quarantine")
+        FileReader(f"{tmp_path}/in").find_parts()
+    source = FileReader(f"{tmp_path}/in").find_parts("quarantine")
     with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
-        read_table(source.parts[-1], source.form)
+        read_table(source.parts[-1], source.schema)
 
 
 def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, tmp_path):
@@ -279,7 +282,7 @@ def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, t
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in/a.parquet")
     with pytest.raises(UnreadableInputError, match=r"columns are called 'x': rename them.*--field"):
-        ParquetReader(f"{tmp_path}/in").plan()
+        ParquetReader(f"{tmp_path}/in").find_parts()
     assert read_files(f"{tmp_path}/in", fields=["text"]).compute()["text"].tolist() == ["a"]
     pq.write_table(table.select([0]), tmp_path / "in/b.parquet")
     assert run(tmp_path, ParquetReader(f"{tmp_path}/in")).left_out == {"file": 1}

@@ -15,8 +15,8 @@ from gpuclassify.jobs.estimate.rates import gpu_hours
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.estimate.sampling import Estimate, Sample, sample_files, sample_partitions
 from gpuclassify.jobs.estimate.trial import Trial, run_trial
-from gpuclassify.jobs.input.sources import FileSource, FrameSource
-from gpuclassify.jobs.quarantine import ROW, run_halved
+from gpuclassify.jobs.quarantine import ROW, isolate_bad_rows
+from gpuclassify.jobs.sources import FileSource, FrameSource
 from gpuclassify.jobs.stages import Function
 from gpuclassify.models.checkpoint import OWN_MODULE
 from gpuclassify.partition_map import Chain
@@ -50,8 +50,8 @@ def make_plan(
         About how long to run the stages; None loads no model.
     """
     if isinstance(source, FileSource):
-        planned = source.planned
-        sample = sample_files(planned, planned.form, sample_rows, seed, on_error)
+        planned = source.found
+        sample = sample_files(planned, planned.schema, sample_rows, seed, on_error)
     else:
         sample = sample_partitions(reader, sample_rows, seed)
     counted = _Counted(sample, chain)
@@ -154,7 +154,7 @@ class _Counted:
         """The plan, with what the parts will be like."""
         sample, text_bytes = self.sample, self.sample.total(self.bytes)
         largest_bytes, largest_rows = self._largest(isinstance(source, FrameSource))
-        files = source.planned.files if isinstance(source, FileSource) else ()
+        files = source.found.files if isinstance(source, FileSource) else ()
         stored = [file.size_bytes for file in files if file.size_bytes is not None]
         weights = sample.weights
         return Plan(
@@ -246,13 +246,13 @@ def _time(
         if on_error == "raise":
             chain.map_frame(rows, announced)
             return
-        from gpuclassify.jobs.task import _row_errors
+        from gpuclassify.jobs.task import row_errors
 
-        parts = run_halved(
+        parts = isolate_bad_rows(
             lambda start, stop: chain.map_frame(rows.iloc[start:stop], announced),
             0,
             len(rows),
-            _row_errors(),
+            row_errors(),
         )
         failed.update(rows.index[row] for row, found in parts if isinstance(found, Exception))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from gpuclassify.jobs.estimate.effort import read_network
-from gpuclassify.jobs.input.sources import FileSource, FrameSource
+from gpuclassify.jobs.sources import FileSource, FrameSource
 from gpuclassify.text_mapper import TextMapper
 
 # cudf counts a column's rows, a list column's elements and, with 32-bit offsets, the bytes of a

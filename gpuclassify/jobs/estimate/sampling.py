@@ -15,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.jobs.files import BrokenContentError, UnreadableInputError, compression, reading
-from gpuclassify.jobs.input.folders import with_values
 from gpuclassify.jobs.input.jsonl import parse_good, read_range
 from gpuclassify.jobs.input.parquet import read_footers
-from gpuclassify.jobs.input.parts import Form, Part, Source, read_table, unreadable
-from gpuclassify.jobs.input.schema import to_frame
+from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_table, unreadable
+from gpuclassify.jobs.input.schema import to_frame, with_folder_values
 from gpuclassify.jobs.quarantine import FILE, LINE, Problem, counts_by_kind
 
 # Pieces, and bytes of JSON lines in each: enough that they tell how parts differ, few enough to be
@@ -151,13 +150,15 @@ class Sample:
         return Estimate(value, max(0.0, value - error), value + error)
 
 
-def sample_files(source: Source, form: Form, rows: int, seed: int, on_error: str) -> Sample:
+def sample_files(
+    source: InputParts, form: InputSchema, rows: int, seed: int, on_error: str
+) -> Sample:
     """Draw rows from planned files.
 
     Parameters
     ----------
-    source : Source
-    form : Form
+    source : InputParts
+    form : InputSchema
         The source's, with storage options.
     rows : int
         About how many.
@@ -272,7 +273,7 @@ class _JsonPieces:
 
     most_pieces = ATTEMPTS[-1][0]
 
-    def __init__(self, source: Source, form: Form, on_error: str) -> None:
+    def __init__(self, source: InputParts, form: InputSchema, on_error: str) -> None:
         self._parts, self._form, self._on_error = source.parts, form, on_error
         stored = {file.path: file.size_bytes for file in source.files}
         self._is_sized = all(size is not None for size in stored.values())
@@ -309,13 +310,13 @@ class _JsonPieces:
         try:
             content, share = self._beginning(part, self.sizes[stretch.part])
         except BrokenContentError as err:
-            table, problems = form.schema.empty_table(), [Problem(FILE, str(part), str(err))]
+            table, problems = form.arrow.empty_table(), [Problem(FILE, str(part), str(err))]
             share = 1.0
         else:
             begin, end = stretch.bounds(len(content))
             _, lines = read_range(io.BytesIO(content), begin, end - begin)
-            table, bad = parse_good(lines, begin, form.schema, form.is_projected)
-            table = with_values(table, form.schema, part.path)
+            table, bad = parse_good(lines, begin, form.arrow, form.is_projected)
+            table = with_folder_values(table, form.folder_fields, part.path)
             problems = [Problem(LINE, str(part), line.reason, offset=line.offset) for line in bad]
         if problems and self._on_error == "raise":
             raise unreadable(part, problems[0])
@@ -342,7 +343,7 @@ class _JsonPieces:
 class _ParquetPieces:
     """Row groups; sizes are rows, which the footers tell exactly."""
 
-    def __init__(self, source: Source, form: Form, on_error: str) -> None:
+    def __init__(self, source: InputParts, form: InputSchema, on_error: str) -> None:
         self._parts, self._form, self._on_error = source.parts, form, on_error
         footers = read_footers(source.files, form.storage_options)
         self._rows = {

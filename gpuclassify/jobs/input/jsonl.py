@@ -9,15 +9,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.jobs.quarantine import isolate_bad_rows
+
 # What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect.
-PIECE_BYTES = 64 << 20
+MOST_BYTES_AT_ONCE = 64 << 20
 # A parser without a limit of its own overflows its stack: pyarrow's between 10,000 and 100,000.
 DEEPEST_NESTING = 1_000
 MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
@@ -27,8 +29,7 @@ ONE_A_LINE = (
 )
 # pyarrow's words for a value of another type than the column's.
 _OTHER_TYPE = re.compile(r"Failed to convert JSON|Column\(.*\) changed from")
-INT64, UINT64 = pa.int64(), pa.uint64()
-_BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
+_BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
@@ -43,15 +44,7 @@ BROKEN_LINES = (ValueError, pa.ArrowException)
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be read.
-
-    Attributes
-    ----------
-    offset : int
-        Its first byte, counted from the beginning of the (decompressed) file.
-    line : bytes
-    reason : str
-    """
+    """A line that cannot be read, and where in the (decompressed) file its first byte is."""
 
     offset: int
     line: bytes
@@ -59,19 +52,10 @@ class BadLine:
 
 
 def read_range(file: Any, start: int, length: int | None) -> tuple[int, bytes]:
-    """The lines that begin in ``[start, start + length)``, the last one whole.
+    """The lines that begin in ``[start, start + length)``, the last whole; and where they begin.
 
-    Parameters
-    ----------
-    file : binary file
-    start : int
-    length : int, optional
-        None for all that follows.
-
-    Returns
-    -------
-    (int, bytes)
-        Where the first of the lines begins, and the lines.
+    Reads forwards only, which is one request where a store is read ahead. (`fsspec`'s
+    ``read_block`` looks for the end first, and then goes back.) Without length, all that follows.
     """
     if start:
         file.seek(start - 1)
@@ -87,13 +71,13 @@ def read_range(file: Any, start: int, length: int | None) -> tuple[int, bytes]:
     return begin, lines
 
 
-def parse(lines: bytes, schema: pa.Schema | None, is_projected: bool = False) -> pa.Table:
+def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool = False) -> pa.Table:
     """A table of lines that are all good.
 
     Parameters
     ----------
-    lines : bytes
-        At most `PIECE_BYTES` and a line.
+    lines : sequence of bytes
+        With their ends.
     schema : pyarrow.Schema, optional
         The columns; None finds them.
     is_projected : bool
@@ -106,13 +90,14 @@ def parse(lines: bytes, schema: pa.Schema | None, is_projected: bool = False) ->
     """
     from pyarrow import json as arrow_json
 
-    rows = sum(_check_line(line) for line in lines.split(b"\n"))
+    rows = sum(map(_check_line, lines))
     if not rows:
         return (schema or pa.schema([])).empty_table()
+    content = b"".join(lines)
     table = arrow_json.read_json(
-        io.BytesIO(lines),
+        io.BytesIO(content),
         # One block holds everything: a line may not cross blocks, and it may be long.
-        read_options=arrow_json.ReadOptions(block_size=len(lines) + 1),
+        read_options=arrow_json.ReadOptions(block_size=len(content) + 1),
         parse_options=arrow_json.ParseOptions(
             explicit_schema=schema,
             unexpected_field_behavior="ignore" if is_projected else "infer",
@@ -129,162 +114,67 @@ def parse(lines: bytes, schema: pa.Schema | None, is_projected: bool = False) ->
 
 
 def parse_good(
-    lines: bytes, offset: int, schema: pa.Schema, is_projected: bool
+    content: bytes, offset: int, schema: pa.Schema, is_projected: bool
 ) -> tuple[pa.Table, list[BadLine]]:
-    """A table of the good lines, and the others.
-
-    Halves what cannot be parsed until single lines are left, so that a few bad lines among many
-    cost little.
-    """
+    """A table of the good ones of the lines that begin at `offset` of a file, and the others."""
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
-    for begin, piece in _pieces(lines, offset, PIECE_BYTES):
-        for found in _halved(piece, begin, schema, is_projected):
+    begin = 0
+    while begin < len(content):
+        end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
+        lines = io.BytesIO(content[begin:end]).readlines()
+        for found in _isolated(lines, offset + begin, schema, is_projected):
             (bad if isinstance(found, BadLine) else tables).append(found)
+        begin = end
     return pa.concat_tables(tables), bad
 
 
-def line_schemas(lines: bytes) -> Counter[pa.Schema]:
+def _isolated(
+    lines: Sequence[bytes], offset: int, schema: pa.Schema, is_projected: bool
+) -> Iterator[pa.Table | BadLine]:
+    def run(start: int, stop: int) -> pa.Table:
+        return parse(lines[start:stop], schema, is_projected)
+
+    offsets = list(itertools.accumulate(map(len, lines), initial=offset))
+    for row, found in isolate_bad_rows(run, 0, len(lines), BROKEN_LINES):
+        if isinstance(found, Exception):
+            reason = _reason(lines[row], schema, found)
+            yield BadLine(offsets[row], lines[row].rstrip(b"\r\n"), reason)
+        else:
+            yield found
+
+
+def line_schemas(content: bytes) -> Counter[pa.Schema]:
     """How many lines have which columns, counted one by one only if they do not fit together."""
+    lines = io.BytesIO(content).readlines()
     counts: Counter[pa.Schema] = Counter()
     try:
         table = parse(lines, None)
         counts[table.schema] += len(table)
     except BROKEN_LINES:
-        for _, line in itertools.islice(_pieces(lines, 0, 1), MOST_LINES_COUNTED):
+        for line in lines[:MOST_LINES_COUNTED]:
             with contextlib.suppress(*BROKEN_LINES):
-                counts[parse(line, None).schema] += 1
+                counts[parse([line], None).schema] += 1
     return counts
 
 
-def exact_integers(schema: pa.Schema, samples: Iterable[bytes]) -> pa.Schema:
+def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
     """The schema with integer types for columns of nothing but integers.
 
     pyarrow takes a column for floating point as soon as one integer exceeds int64, and then all of
     them lose digits: identifiers that are 64-bit hashes.
     """
-    if not any(_holds_floats(field.type) for field in schema):
+    if "double" not in str(schema.types):
         return schema
-    records = [record for lines in samples for record in _records(lines)]
-    return pa.schema(
-        field.with_type(_exact(field.type, [record.get(field.name) for record in records]))
-        for field in schema
-    )
-
-
-def _halved(
-    lines: bytes, offset: int, schema: pa.Schema, is_projected: bool
-) -> Iterator[pa.Table | BadLine]:
-    try:
-        yield parse(lines, schema, is_projected)
-    except BROKEN_LINES as err:
-        cut = _middle(lines)
-        if cut is None:
-            yield BadLine(offset, lines.rstrip(b"\r\n"), _reason(lines, schema, err))
-        else:
-            yield from _halved(lines[:cut], offset, schema, is_projected)
-            yield from _halved(lines[cut:], offset + cut, schema, is_projected)
-
-
-def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
-    """Why a single line cannot be read, and the cure as far as there is one."""
-    try:
-        line.decode()
-    except UnicodeDecodeError as wrong:
-        return (
-            f"byte {wrong.start} of the line is not UTF-8: convert the file from the encoding that "
-            "it has, such as with `iconv -f LATIN1 -t UTF-8 FILE`"
-        )
-    if line.strip(_BLANKS + b"\n") == b"{":
-        return ONE_A_LINE
-    text = str(err).removesuffix(" in row 0")
-    if not _OTHER_TYPE.search(text):
-        return text
-    columns = [f"{f.name} ({f.type} in the samples)" for f in schema if not _holds(line, f)]
-    return (
-        f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
-        "(fields=, --field) without that one, or, for numbers, give a JsonlReader its type, "
-        'such as types={"price": "double"} (--type price=double)'
-    )
-
-
-def _holds(line: bytes, field: pa.Field) -> bool:
-    try:
-        parse(line, pa.schema([field]), is_projected=True)
-    except BROKEN_LINES:
-        return False
-    return True
-
-
-def _middle(lines: bytes) -> int | None:
-    """Where a line begins, as near to the middle as it is easy to find; None in a single line."""
-    middle = len(lines) // 2
-    cut = lines.find(b"\n", middle) + 1
-    if cut in (0, len(lines)):
-        cut = lines.rfind(b"\n", 0, middle) + 1
-    return cut or None
-
-
-def _check_line(line: bytes) -> bool:
-    """Whether a line holds something; raises for what would crash pyarrow's parser."""
-    text = line.strip(_BLANKS)
-    if text and text[:1] != b"{":
-        raise BadLineError(ONE_A_LINE)
-    if text.count(b"[") + text.count(b"{") > DEEPEST_NESTING and _depth(text) > DEEPEST_NESTING:
-        raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
-    return bool(text)
-
-
-def _depth(text: bytes) -> int:
-    """How deep brackets outside of strings are nested."""
-    brackets = np.frombuffer(_STRING.sub(b"", text), dtype=np.uint8)
-    steps = np.isin(brackets, _OPENING).astype(np.int64) - np.isin(brackets, _CLOSING)
-    return int(steps.cumsum().max(initial=0))
-
-
-def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
-    """Raise BadLineError if there are fields, other than nulls, that the schema lacks."""
-    late = [
-        field.name
-        for field in found
-        if not pa.types.is_null(field.type)
-        and (field.name not in schema.names or field.type != schema.field(field.name).type)
-    ]
-    if late:
-        raise BadLineError(
-            f"{', '.join(late)} has fields that are not in the samples of the files, from which "
-            "columns are read: name the columns to keep (fields=, --field), which leaves out others"
-        )
-
-
-def _pieces(lines: bytes, offset: int, length: int) -> Iterator[tuple[int, bytes]]:
-    """Cut after the first line end from every `length` bytes on; with where each piece begins."""
-    begin = 0
-    while begin < len(lines):
-        end = lines.find(b"\n", begin + max(1, length) - 1) + 1 or len(lines)
-        yield offset + begin, lines[begin:end]
-        begin = end
-
-
-def _records(lines: bytes) -> Iterator[dict[str, Any]]:
-    for line in lines.split(b"\n"):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def _holds_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind):
-        return _holds_floats(kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(_holds_floats(field.type) for field in kind.fields)
-    return pa.types.is_floating(kind)
+    records = []
+    for line in itertools.chain.from_iterable(content.split(b"\n") for content in samples):
+        with contextlib.suppress(ValueError, RecursionError):
+            records.append(json.loads(line))
+    return pa.schema(list(_exact(pa.struct(schema), records)))
 
 
 def _exact(kind: pa.DataType, values: list[Any]) -> pa.DataType:
+    """The type with integers in place of floating point, where all of the values are integers."""
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
         return pa.list_(_exact(kind.value_type, inner))
@@ -301,4 +191,62 @@ def _exact(kind: pa.DataType, values: list[Any]) -> pa.DataType:
     integers = [value for value in values if type(value) is int and -(2**63) <= value < 2**64]
     if not integers:
         return kind
-    return UINT64 if min(integers) >= 0 and max(integers) >= 2**63 else INT64
+    return pa.uint64() if min(integers) >= 0 and max(integers) >= 2**63 else pa.int64()
+
+
+def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
+    """Why a single line cannot be read, and the cure as far as there is one."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as wrong:
+        return (
+            f"byte {wrong.start} of the line is not UTF-8: convert the file from the encoding that "
+            "it has, such as with `iconv -f LATIN1 -t UTF-8 FILE`"
+        )
+    if line.strip(_BLANKS) == b"{":
+        return ONE_A_LINE
+    text = str(err).removesuffix(" in row 0")
+    if not _OTHER_TYPE.search(text):
+        return text
+    columns = [f"{f.name} ({f.type} in the samples)" for f in schema if not _holds(line, f)]
+    return (
+        f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
+        "(fields=, --field) without that one, or, for numbers, give a JsonlReader its type, "
+        'such as types={"price": "double"} (--type price=double)'
+    )
+
+
+def _holds(line: bytes, field: pa.Field) -> bool:
+    try:
+        parse([line], pa.schema([field]), is_projected=True)
+    except BROKEN_LINES:
+        return False
+    return True
+
+
+def _check_line(line: bytes) -> bool:
+    """Whether a line holds something; raises for what would crash pyarrow's parser."""
+    text = line.strip(_BLANKS)
+    if text and text[:1] != b"{":
+        raise BadLineError(ONE_A_LINE)
+    if text.count(b"[") + text.count(b"{") > DEEPEST_NESTING:
+        brackets = np.frombuffer(_STRING.sub(b"", text), dtype=np.uint8)
+        steps = np.isin(brackets, _OPENING).astype(np.int64) - np.isin(brackets, _CLOSING)
+        if steps.cumsum().max(initial=0) > DEEPEST_NESTING:
+            raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
+    return bool(text)
+
+
+def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
+    """Raise BadLineError if there are fields, other than nulls, that the schema lacks."""
+    late = [
+        field.name
+        for field in found
+        if not pa.types.is_null(field.type)
+        and (field.name not in schema.names or field.type != schema.field(field.name).type)
+    ]
+    if late:
+        raise BadLineError(
+            f"{', '.join(late)} has fields that are not in the samples of the files, from which "
+            "columns are read: name the columns to keep (fields=, --field), which leaves out others"
+        )

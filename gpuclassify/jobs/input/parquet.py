@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpuclassify.jobs.files import BrokenContentError, InputFile, is_denied, reading
-from gpuclassify.jobs.quarantine import run_halved
+from gpuclassify.jobs.quarantine import isolate_bad_rows
 
 FOOTERS_AT_A_TIME = 16
 FOOTER_BYTES = 64 << 10  # what pyarrow reads of the end at first
@@ -19,18 +19,7 @@ FOOTER_BYTES = 64 << 10  # what pyarrow reads of the end at first
 
 @dataclass(frozen=True)
 class Footer:
-    """What the end of a Parquet file tells.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        Empty for a file that cannot be read.
-    group_bytes : tuple of int
-        Size of each row group, uncompressed.
-    group_rows : tuple of int
-    problem : str, optional
-        Why the file cannot be read.
-    """
+    """Columns and row groups of a Parquet file, with their uncompressed sizes; or its problem."""
 
     schema: pa.Schema
     group_bytes: tuple[int, ...] = ()
@@ -100,7 +89,7 @@ def good_rows(table: pa.Table) -> tuple[pa.Table, dict[int, Exception]]:
         rows.validate(full=True)
         return rows
 
-    found = dict(run_halved(check, 0, len(table), (pa.ArrowException,)))
+    found = dict(isolate_bad_rows(check, 0, len(table), (pa.ArrowException,)))
     good = [rows for rows in found.values() if isinstance(rows, pa.Table)]
     bad = {row: err for row, err in found.items() if isinstance(err, Exception)}
     return pa.concat_tables([table.slice(0, 0), *good]), bad

@@ -17,10 +17,9 @@ from gpuclassify.jobs.files import (
     reading,
     redacted,
 )
-from gpuclassify.jobs.input.folders import with_values
 from gpuclassify.jobs.input.jsonl import parse_good, read_range
 from gpuclassify.jobs.input.parquet import good_rows, read_groups
-from gpuclassify.jobs.input.schema import to_pandas
+from gpuclassify.jobs.input.schema import to_pandas, with_folder_values
 from gpuclassify.jobs.quarantine import FILE, LINE, ROW, Problem, shortened
 
 
@@ -37,9 +36,9 @@ class Part:
     start, length : int, optional
         Byte range of a JSONL file; lines that begin in it belong to it. None for whole files.
     problem : str, optional
-        Why the file cannot be read, as far as planning has found out.
+        Why the file cannot be read, as far as it is known beforehand.
     file_bytes : int, optional
-        Size of a file on the Hub, which saves asking for it.
+        Size of the file, which saves asking for it.
     """
 
     path: str
@@ -57,42 +56,50 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Form:
+class InputSchema:
     """What all parts of an input have in common.
 
     Attributes
     ----------
-    schema : pyarrow.Schema
+    arrow : pyarrow.Schema
         Columns of every part.
     storage_options : dict
         For fsspec.
     is_projected : bool
-        Whether columns beside those of `schema` are left out on purpose.
+        Whether columns beside those of `arrow` are left out on purpose.
+    folder_fields : tuple of str
+        Those of the columns that names of folders give, and no file holds.
     """
 
-    schema: pa.Schema
+    arrow: pa.Schema
     storage_options: dict[str, Any] = field(repr=False)
     is_projected: bool
+    folder_fields: tuple[str, ...] = ()
+
+    @property
+    def file_fields(self) -> list[str]:
+        """Those of the columns that some file holds."""
+        return [name for name in self.arrow.names if name not in self.folder_fields]
 
     def meta(self) -> pd.DataFrame:
         """The empty frame with the dtypes of every part."""
-        return to_pandas(self.schema.empty_table())
+        return to_pandas(self.arrow.empty_table())
 
 
 @dataclass(frozen=True)
-class Source:
-    """Planned input: its parts, what they have in common, and the files that they are from."""
+class InputParts:
+    """The parts of an input, what they have in common, and the files that they are from."""
 
     parts: tuple[Part, ...]
-    form: Form
+    schema: InputSchema
     files: tuple[InputFile, ...]
     part_bytes: int
 
 
-def read_part(part: Part, form: Form) -> pd.DataFrame:
-    """One part as a pandas frame with the dtypes of `form`.
+def read_part(part: Part, schema: InputSchema) -> pd.DataFrame:
+    """One part as a pandas frame with the dtypes of `schema`.
 
-    Columns that this file lacks are null. Fields that the form lacks are left out if it is a
+    Columns that this file lacks are null. Fields that the schema lacks are left out if it is a
     projection, and refused if it stands for all columns, so that no data is lost unseen.
 
     Raises
@@ -100,10 +107,12 @@ def read_part(part: Part, form: Form) -> pd.DataFrame:
     UnreadableInputError
         Names the file, the part and what is wrong.
     """
-    return to_pandas(read_table(part, form)[0])
+    return to_pandas(read_table(part, schema)[0])
 
 
-def read_table(part: Part, form: Form, on_error: str = "raise") -> tuple[pa.Table, list[Problem]]:
+def read_table(
+    part: Part, schema: InputSchema, on_error: str = "raise"
+) -> tuple[pa.Table, list[Problem]]:
     """The rows of one part that can be read, and what cannot.
 
     Raises
@@ -115,34 +124,34 @@ def read_table(part: Part, form: Form, on_error: str = "raise") -> tuple[pa.Tabl
         if part.problem is not None:
             raise BrokenContentError(part.problem)
         is_parquet = part.row_groups is not None
-        table, problems = (_read_parquet if is_parquet else _read_json)(part, form)
+        table, problems = (_read_parquet if is_parquet else _read_json)(part, schema)
     except BrokenContentError as err:
-        table, problems = form.schema.empty_table(), [Problem(FILE, str(part), str(err))]
+        table, problems = schema.arrow.empty_table(), [Problem(FILE, str(part), str(err))]
     if problems and on_error == "raise":
         raise unreadable(part, problems[0])
     return table, problems
 
 
-def _read_parquet(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
-    with reading(part.path, form.storage_options, part.file_bytes) as file:
-        table = read_groups(file, part.row_groups or (), form.schema)
-        table = with_values(table, form.schema, part.path)
+def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
+    with reading(part.path, schema.storage_options, part.file_bytes) as file:
+        table = read_groups(file, part.row_groups or (), schema.arrow)
+        table = with_folder_values(table, schema.folder_fields, part.path)
     good, bad = good_rows(table)
     return good, [Problem(ROW, str(part), str(err), row=row) for row, err in bad.items()]
 
 
-def _read_json(part: Part, form: Form) -> tuple[pa.Table, list[Problem]]:
+def _read_json(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
     # What is asked for at first is all lines, or the end of the line before them.
     ahead_bytes = None if part.length is None else LINE_BYTES + (part.length if part.start else 0)
-    with reading(part.path, form.storage_options, part.file_bytes, ahead_bytes) as file:
+    with reading(part.path, schema.storage_options, part.file_bytes, ahead_bytes) as file:
         codec = compression(part.path)
         if codec is None:
             offset, lines = read_range(file, part.start, part.length)
         else:
             with pa.input_stream(file, compression=codec) as stream:
                 offset, lines = 0, stream.read()
-    table, bad = parse_good(lines, offset, form.schema, form.is_projected)
-    table = with_values(table, form.schema, part.path)
+    table, bad = parse_good(lines, offset, schema.arrow, schema.is_projected)
+    table = with_folder_values(table, schema.folder_fields, part.path)
     name = redacted(part.path)
     problems = [
         Problem(LINE, name, line.reason, offset=line.offset, content=shortened(line.line))

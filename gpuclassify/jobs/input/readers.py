@@ -1,4 +1,4 @@
-"""Parquet and JSONL files, in parts that are planned here: for a job, or as a lazy Dask frame.
+"""Parquet and JSONL files as the input of a job, or as a lazy Dask frame.
 
 A part is a run of row groups of one Parquet file or a byte range of one JSONL file, so that a large
 file is several tasks. All parts have the same dtypes, which are read from the files beforehand.
@@ -14,8 +14,8 @@ from gpuclassify.checks import check_count
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, redacted
-from gpuclassify.jobs.input.find_parts import plan_source
-from gpuclassify.jobs.input.parts import Source, read_part
+from gpuclassify.jobs.input.find_parts import SAMPLE_BYTES, SAMPLES, find_parts
+from gpuclassify.jobs.input.parts import InputParts, read_part
 from gpuclassify.jobs.input.schema import named_type
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class FileReader:
-    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; the format is told by names.
+    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; the format goes by their names.
 
     Parameters
     ----------
     paths : str, path or iterable of them
         Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``memory://``, and
         ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit that the revision
-        stands for when the job is planned). Columns that no file holds and names of folders tell,
+        stands for when the job begins). Columns that no file holds and names of folders give,
         such as ``lang=de``, are read from there, as Dask does: text, or integers where all of them
         are.
     fields : str or sequence of str, optional
@@ -44,6 +44,9 @@ class FileReader:
 
     file_format: ClassVar[str | None] = None
     types: Mapping[str, str] | None = None
+    # How many samples of JSON lines columns are read from, and how large each is.
+    samples: ClassVar[int] = SAMPLES
+    sample_bytes: ClassVar[int] = SAMPLE_BYTES
 
     def __init__(
         self,
@@ -66,30 +69,36 @@ class FileReader:
                 shown.append(f"{name}={getattr(self, name)!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def plan(self, on_error: str = "raise") -> Source:
+    def find_parts(self, on_error: str = "raise") -> InputParts:
         """Find the files, their columns and their parts.
+
+        Parameters
+        ----------
+        on_error : {"raise", "quarantine"}
+            With "quarantine", files that cannot be read become parts that say so.
 
         Raises
         ------
         UnreadableInputError
-            Nothing matches, formats are mixed, a column is not there, or, unless `on_error` is
-            "quarantine", a file is broken.
+            Nothing matches, formats are mixed, a column is not there, or a file is broken.
         """
-        source = plan_source(
+        found = find_parts(
             self.paths,
             fields=self.fields,
             part_bytes=self.part_bytes,
             storage_options=self.storage_options,
             on_error=on_error,
             types=self.types,
+            samples=self.samples,
+            sample_bytes=self.sample_bytes,
         )
-        wrong = [f.path for f in source.files if file_format(f.path) != self.file_format]
-        if self.file_format is not None and wrong:
+        path = found.files[0].path  # all are of one format
+        if self.file_format not in (None, file_format(path)):
             raise UnreadableInputError(
-                f"{type(self).__name__} got {redacted(wrong[0])}: give it names of "
+                f"{type(self).__name__} got {redacted(path)}: give it names of "
                 f"{self.file_format} files, or take FileReader, which goes by names"
             )
-        return source
+        return found
 
 
 class JsonlReader(FileReader):
@@ -100,7 +109,7 @@ class JsonlReader(FileReader):
     paths, fields, part_bytes, storage_options
         As of `FileReader`.
     types : mapping of str to str, optional
-        Arrow types of columns that samples of the files may not tell, such as
+        Arrow types of columns that samples of the files may not show, such as
         ``{"price": "double"}`` where the first 3.5 comes after many a 3. Default: what the samples
         hold.
 
@@ -146,14 +155,8 @@ def read_files(
 
     Parameters
     ----------
-    inputs : str, path or iterable of them
-        Files, directories, globs or fsspec URLs; Parquet or JSON lines (also .gz, .zst, .bz2),
-        not both. Columns that no file holds and names of folders tell, such as ``lang=de``, are
-        read from there, as Dask does: text, or integers where all of them are.
-    fields : str or sequence of str, optional
-        Columns to read. Default: all.
-    part_bytes : int, optional
-        Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
+    inputs, fields, part_bytes
+        As of `FileReader`: `inputs` are its paths, all of one format.
     storage_options : dict, optional
         For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
         frame; workers that start without one need HF_TOKEN.
@@ -170,16 +173,13 @@ def read_files(
     """
     import dask.dataframe as dd
 
-    paths = _names(inputs)
-    source = plan_source(
-        paths,
-        fields=None if fields is None else _names(fields),
-        part_bytes=part_bytes,
-        storage_options=keep_tokens(paths, storage_options or {}),
+    reader = FileReader(
+        inputs, fields=fields, part_bytes=part_bytes, storage_options=storage_options
     )
-    share_tokens_with_workers(token_names(paths))
+    found = reader.find_parts()
+    share_tokens_with_workers(token_names(reader.paths))
     return dd.from_map(
-        read_part, source.parts, form=source.form, meta=source.form.meta(), label="read"
+        read_part, found.parts, schema=found.schema, meta=found.schema.meta(), label="read"
     )
 
 

@@ -10,67 +10,48 @@ from typing import Any
 import pyarrow as pa
 
 from gpuclassify.hub.dataset_files import LINE_BYTES
-from gpuclassify.jobs.files import BrokenContentError, UnreadableInputError, compression, reading
-from gpuclassify.jobs.input.folders import doubtful
+from gpuclassify.jobs.files import BrokenContentError, compression, reading
 from gpuclassify.jobs.input.jsonl import exact_integers, line_schemas, parse_good, read_range
 from gpuclassify.jobs.input.parts import Part
 from gpuclassify.jobs.input.schema import common_schema, json_schema
 from gpuclassify.jobs.quarantine import FILE, LINE, Problem
 
-# Few enough for stores that answer slowly, and a multiple of three: the last is from a file's end.
-SAMPLES, SAMPLE_BYTES = 30, 512 << 10
-
 
 @dataclass(frozen=True)
-class Sample:
-    """Whole lines of a piece of a file.
-
-    Attributes
-    ----------
-    piece : Part
-    offset : int
-        Where the first of them begins, in bytes of the (decompressed) file.
-    lines : bytes
-    """
+class SampledLines:
+    """Whole lines of a piece of a file, and where in the (decompressed) file they begin."""
 
     piece: Part
     offset: int
     lines: bytes
 
 
-def piece_bytes(total_bytes: int) -> int:
-    """Into pieces of which size to cut files of this total size for `read_samples`."""
-    return max(SAMPLE_BYTES, -(-total_bytes // SAMPLES))
-
-
 def read_samples(
-    pieces: Sequence[Part], storage_options: dict[str, Any]
-) -> Iterator[Sample | tuple[Part, Problem]]:
-    """Up to `SAMPLES` samples that hold something, or why a piece cannot be read.
+    pieces: Sequence[Part], most: int, sample_bytes: int, storage_options: dict[str, Any]
+) -> Iterator[SampledLines | tuple[Part, Problem]]:
+    """Up to `most` samples that hold something, or why a piece cannot be read.
 
-    Parameters
-    ----------
-    pieces : sequence of Part
-        All files, cut as `piece_bytes` says.
-    storage_options : dict
+    The pieces are all files, cut into about as many as samples are wanted.
     """
+    last, steps = len(pieces) - 1, max(1, most - 1)
+    spread = [round(step * last / steps) for step in range(most)] if pieces else []
     count = 0
-    for number in _spread(len(pieces)):
+    for number in dict.fromkeys([*spread, *range(len(pieces))]):  # all others in case of blanks
         piece = pieces[number]
         try:
-            offset, lines = _read(piece, count, storage_options)
+            offset, lines = _read(piece, count, sample_bytes, storage_options)
         except BrokenContentError as err:
             yield piece, Problem(FILE, str(piece), str(err))
             continue
         if lines.strip():
-            yield Sample(piece, offset, lines)
+            yield SampledLines(piece, offset, lines)
             count += 1
-        if count == SAMPLES:
+        if count == most:
             return
 
 
-def sampled_schema(samples: Sequence[Sample]) -> pa.Schema:
-    """The columns of all lines, as far as samples tell."""
+def sampled_schema(samples: Sequence[SampledLines]) -> pa.Schema:
+    """The columns of all lines, as far as samples show them."""
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
         for found, count in line_schemas(sample.lines).items():
@@ -79,41 +60,25 @@ def sampled_schema(samples: Sequence[Sample]) -> pa.Schema:
 
 
 def sample_problems(
-    samples: Sequence[Sample], schema: pa.Schema, is_projected: bool
+    samples: Sequence[SampledLines], schema: pa.Schema, is_projected: bool
 ) -> Iterator[tuple[Part, Problem]]:
     """The lines that cannot be read as `schema`."""
     for sample in samples:
         for line in parse_good(sample.lines, sample.offset, schema, is_projected)[1]:
-            source = str(sample.piece)
-            yield sample.piece, Problem(LINE, source, line.reason, line.offset)
+            yield sample.piece, Problem(LINE, str(sample.piece), line.reason, line.offset)
 
 
-def check_folders(samples: Sequence[Sample], schema: pa.Schema) -> None:
-    """Raise UnreadableInputError if folders tell what some files hold as a column and some not."""
-    for sample in samples:
-        # What the lines hold is only looked up if folders tell something that they might not.
-        if doubtful(sample.piece.path, (), schema):
-            reason = doubtful(sample.piece.path, sampled_schema([sample]).names, schema)
-            if reason is not None:
-                raise UnreadableInputError(f"{sample.piece} does not fit other files: {reason}")
-
-
-def _spread(count: int) -> list[int]:
-    """`SAMPLES` numbers below `count`, evenly spread, and then the others, in case of blanks."""
-    steps = max(1, SAMPLES - 1)
-    chosen = dict.fromkeys(round(step * (count - 1) / steps) for step in range(SAMPLES) if count)
-    return [*chosen, *(number for number in range(count) if number not in chosen)]
-
-
-def _read(piece: Part, turn: int, storage_options: dict[str, Any]) -> tuple[int, bytes]:
+def _read(
+    piece: Part, turn: int, sample_bytes: int, storage_options: dict[str, Any]
+) -> tuple[int, bytes]:
     """Lines of a piece's beginning, middle or end in turn; of what is compressed, the beginning."""
     with reading(piece.path, storage_options, piece.file_bytes, LINE_BYTES) as file:
         codec = compression(piece.path)
         if codec is None:
-            spare_bytes = max(0, (piece.length or 0) - SAMPLE_BYTES)
-            return read_range(file, piece.start + spare_bytes * (turn % 3) // 2, SAMPLE_BYTES)
+            spare_bytes = max(0, (piece.length or 0) - sample_bytes)
+            return read_range(file, piece.start + spare_bytes * (turn % 3) // 2, sample_bytes)
         with pa.input_stream(file, compression=codec) as stream:
-            lines = stream.read(SAMPLE_BYTES)
-            while b"\n" not in lines and (more := stream.read(SAMPLE_BYTES)):
+            lines = stream.read(sample_bytes)
+            while b"\n" not in lines and (more := stream.read(sample_bytes)):
                 lines += more
     return 0, lines[: lines.rfind(b"\n") + 1] or lines

@@ -1,17 +1,19 @@
-"""The columns that all parts of an input have, and frames of them."""
+"""The columns of an input, which files and names of folders give, and frames with these columns."""
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from gpuclassify.checks import nearest
-from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.files import UnreadableInputError, redacted
 
 
 def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
@@ -28,7 +30,13 @@ def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
     for schema, count in counts.items():
         for field in schema:
             types.setdefault(field.name, Counter())[_plain(field.type)] += count
-    return pa.schema([(name, _common_type(kinds)) for name, kinds in types.items()])
+    columns = []
+    for name, kinds in types.items():
+        common = pa.null()
+        for kind, _ in kinds.most_common():
+            common = _unified(kind, common) or common
+        columns.append((name, _nulls_as_text(common)))
+    return pa.schema(columns)
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
@@ -81,11 +89,92 @@ def named_type(column: str, name: str) -> pa.DataType:
 
 def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
     """The schema with other types for these columns, which are added where it lacks them."""
-    columns = {field.name: field for field in schema}
-    for name, kind in types.items():
-        column = columns.get(name, pa.field(name, pa.null()))
-        columns[name] = column.with_type(named_type(name, kind))
-    return pa.schema(columns.values())
+    columns = {field.name: field.type for field in schema}
+    return pa.schema({**columns, **{name: named_type(name, kind) for name, kind in types.items()}})
+
+
+# Columns that names of folders give, as Hive, pandas and Dask write them: ``lang=de/a.jsonl``.
+
+
+def folder_schema(paths: Iterable[str]) -> pa.Schema:
+    """The columns that names of folders give.
+
+    Text, or integers where all values are, which is what pyarrow takes them for too.
+
+    Raises
+    ------
+    UnreadableInputError
+        A name is not UTF-8 where it has percent signs.
+    """
+    folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
+    steps = (step.partition("=") for folder in folders for step in folder.split("/"))
+    names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
+    texts = pa.schema([(name, pa.string()) for name in names])
+    rows = [folder_values(folder, texts) for folder in folders] if names else []
+    columns = []
+    for name in names:
+        values = pa.array([row[name] for row in rows if row.get(name) is not None], pa.string())
+        try:
+            values.cast(pa.int32())
+            columns.append((name, pa.int64() if len(values) else pa.string()))
+        except pa.ArrowInvalid:
+            columns.append((name, pa.string()))
+    return pa.schema(columns)
+
+
+def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
+    """What the names of a path's folders give for the columns of `schema`; None for null.
+
+    Raises
+    ------
+    UnreadableInputError
+        A name is not UTF-8, or a value is not of its column's type.
+    """
+    from pyarrow import dataset
+
+    try:
+        keys = dataset.partitioning(schema, flavor="hive").parse(redacted(path))
+    except pa.ArrowInvalid as err:
+        raise UnreadableInputError(
+            f"folders of {redacted(path)} would be columns, and cannot be read: {err}: rename them"
+        ) from err
+    return dataset.get_partition_keys(keys)
+
+
+def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str | None:
+    """What is wrong with a file whose folders give a column that other files hold and it does not.
+
+    Parameters
+    ----------
+    path : str
+    held : iterable of str
+        The file's own columns.
+    common : iterable of str
+        Columns that some file holds.
+    """
+    given = set(folder_schema([path]).names) - set(held)
+    names = [name for name in common if name in given]
+    if not names:
+        return None
+    return (
+        f"the names of its folders give {', '.join(names)}, which other files hold as a column: "
+        "read them separately, or name the columns to keep without it (fields=, --field)"
+    )
+
+
+def with_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
+    """The table with what a path's folders give for its columns `fields`, where they are null."""
+    if fields:
+        schema = pa.schema([table.field(name) for name in fields])
+        for name, value in folder_values(path, schema).items():
+            if value is not None:
+                place = table.column_names.index(name)
+                filled = table.column(place).fill_null(pa.scalar(value, schema.field(name).type))
+                table = table.set_column(place, table.field(place), filled)
+    return table
+
+
+# Frames.
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
@@ -106,13 +195,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _common_type(kinds: Counter[pa.DataType]) -> pa.DataType:
-    common = pa.null()
-    for kind, _ in kinds.most_common():
-        common = _unified(kind, common) or common
-    return _nulls_as_text(common)
-
-
 def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """A type that holds both, or None if there is none."""
     try:
@@ -120,12 +202,12 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
-    kinds = {_is_bytes(kind) for kind in (one, other) if not pa.types.is_null(kind)}
+    kinds = {
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        for kind in (one, other)
+        if not pa.types.is_null(kind)
+    }
     return None if kinds == {True, False} else both  # text does not become bytes
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 from typing import Any
 
 from gpuclassify.checks import check_choice
@@ -16,7 +15,6 @@ from gpuclassify.jobs.output.hub_upload import Staging, staged_files, upload_and
 from gpuclassify.jobs.output.manifest import SUCCESS
 from gpuclassify.jobs.output.records import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
-from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
@@ -184,58 +182,6 @@ class HubWriter(FileWriter):
 
     def _address(self, commit: str) -> str:
         return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"
-
-
-def push_to_hub(
-    ddf: Any,
-    repo: str,
-    *,
-    staging: str,
-    client: Any = None,
-    restart: bool = False,
-    report: Report | None = None,
-    **options: Any,
-) -> JobSummary:
-    """Write a Dask frame to a dataset repository of the Hugging Face Hub, in one commit.
-
-    Each partition is a file. The index is left out.
-
-    Parameters
-    ----------
-    ddf : dask.dataframe.DataFrame
-    repo : str
-    staging : str
-        See `HubWriter`, as for all other `options`.
-    client : distributed.Client, optional
-        Default: the current one; without any, everything runs here.
-    restart, report
-        See `gpuclassify.Pipeline.run`.
-
-    Returns
-    -------
-    JobSummary
-        Its `commit_url` is the address of the commit.
-
-    Raises
-    ------
-    Exception
-        See `gpuclassify.Pipeline.run`. Run the same again to continue.
-    """
-    from gpuclassify.jobs.pipeline import Pipeline
-
-    pipeline = Pipeline([ddf, HubWriter(repo, staging=staging, **options)])
-    client = _current_client() if client is None else client
-    return pipeline.run(client, restart=restart, report=report)
-
-
-def _current_client() -> Any:
-    distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return None
-    try:
-        return distributed.default_client()
-    except ValueError:
-        return None
 
 
 def _check_names(repo: str, path: str, split: str) -> None:

@@ -182,11 +182,11 @@ def test_a_sample_tells_the_whole_within_its_range(corpus, rows, name, options, 
     monkeypatch.setattr(sampling, "ATTEMPTS", ((32, 4_000),))
     monkeypatch.setattr(sampling, "BEGINNING_BYTES", 1 << 20)
     monkeypatch.setattr(sampling, "STEP_BYTES", 1 << 10)
-    source = FileReader(f"{corpus}/{name}", **options).plan()
+    source = FileReader(f"{corpus}/{name}", **options).find_parts()
     true_bytes = sum(len((row["text"] or "").encode()) for row in rows)
     hits = []
     for seed in range(10):
-        sample = sampling.sample_files(source, source.form, 150, seed, "raise")
+        sample = sampling.sample_files(source, source.schema, 150, seed, "raise")
         assert len(sample.frame) < 400
         assert sample.weights.sum() == pytest.approx(sample.rows.value)
         sizes = np.array([len(text.encode()) for text in sample.frame["text"].fillna("")])
@@ -201,8 +201,8 @@ def test_a_sample_tells_the_whole_within_its_range(corpus, rows, name, options, 
 
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
 def test_a_sample_is_from_everywhere_and_the_same_again(corpus, name):
-    source = FileReader(f"{corpus}/{name}").plan()
-    draw = [sampling.sample_files(source, source.form, 150, seed, "raise") for seed in (7, 7, 8)]
+    source = FileReader(f"{corpus}/{name}").find_parts()
+    draw = [sampling.sample_files(source, source.schema, 150, seed, "raise") for seed in (7, 7, 8)]
     ids = [set(sample.frame["id"]) for sample in draw]
     assert ids[0] == ids[1] != ids[2]
     assert {row // 300 for row in ids[0]} == set(range(10))
@@ -230,14 +230,14 @@ def test_partitions_of_a_dask_frame_are_sampled(rows, checkpoint):
 def test_long_lines_and_many_short_files_are_found(tmp_path):
     for number in range(150):
         (tmp_path / f"{number}.jsonl").write_bytes(lines([{"text": "word " * number}]))
-    source = FileReader(str(tmp_path)).plan()
-    sample = sampling.sample_files(source, source.form, 1_000, 0, "raise")
+    source = FileReader(str(tmp_path)).find_parts()
+    sample = sampling.sample_files(source, source.schema, 1_000, 0, "raise")
     assert len(sample.frame) >= sampling.FEWEST_ROWS
     (tmp_path / "long").mkdir()
     long_lines = [{"text": "word " * 120_000} for _ in range(6)]
     (tmp_path / "long/a.jsonl").write_bytes(lines(long_lines))
-    source = FileReader(f"{tmp_path}/long").plan()
-    sample = sampling.sample_files(source, source.form, 1_000, 0, "raise")
+    source = FileReader(f"{tmp_path}/long").find_parts()
+    sample = sampling.sample_files(source, source.schema, 1_000, 0, "raise")
     assert sample.rows.value == pytest.approx(6)
 
 

@@ -150,7 +150,7 @@ def test_a_private_repository_is_read_on_workers_and_its_token_stays_in_memory(
         assert pipeline.run(client).rows_in == FILES * 400
     held = [ddf.__dask_graph__(), ddf.optimize().expr, reader, pipeline, pipeline.prepare()]
     assert not any(TOKEN.encode() in cloudpickle.dumps(each) for each in held)
-    assert TOKEN not in repr([reader, pipeline, reader.plan()])
+    assert TOKEN not in repr([reader, pipeline, reader.find_parts()])
     books = (tmp_path / "out/_gpuclassify").rglob("*.json*")
     assert not any(TOKEN in path.read_text() for path in books)
     assert "secret" not in (tmp_path / "out/_gpuclassify/job.json").read_text()

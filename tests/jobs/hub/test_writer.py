@@ -21,11 +21,12 @@ from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.hub.calls import TRIES
 from gpuclassify.hub.errors import DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
+from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.manifest import JobChangedError
-from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, make_writer
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.task import PackedWork
+from gpuclassify.jobs.push_to_hub import push_to_hub
+from gpuclassify.jobs.settings import make_writer
 from tests.hub_dataset_server import File
 
 
@@ -105,7 +106,7 @@ def test_a_job_on_a_cluster_is_one_commit_and_its_token_is_nowhere(
     shown += [path.read_text() for path in (out / "_report").iterdir()]
     assert not any(TOKEN in text for text in shown)
     pickles = [pickle.dumps(writer), cloudpickle.dumps(pipeline), cloudpickle.dumps(job)]
-    pickles.append(pickle.dumps(PackedWork.of(job.work)))
+    pickles.append(job.spec.pack())
     assert not any(TOKEN.encode() in content for content in pickles)
 
 

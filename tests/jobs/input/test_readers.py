@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify.jobs.files import UnreadableInputError, find_files
-from gpuclassify.jobs.input import samples
-from gpuclassify.jobs.input.find_parts import plan_source
+from gpuclassify.jobs.input.find_parts import find_parts
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -22,6 +21,12 @@ def write_json(path, records):
     return str(path)
 
 
+def read_sampled(path, samples=1, sample_bytes=400, **options):
+    """All rows of a file, with the columns that so few lines have."""
+    found = find_parts([path], samples=samples, sample_bytes=sample_bytes, **options)
+    return pd.concat([read_part(part, found.schema) for part in found.parts])
+
+
 @pytest.fixture
 def records():
     return [{"id": i, "text": f"text {i} " + "ü" * (i % 40)} for i in range(500)]
@@ -29,6 +34,7 @@ def records():
 
 @pytest.mark.parametrize("part_bytes", [100, 1_000, 10_000_000])
 def test_byte_ranges_hold_every_line_once_and_in_order(tmp_path, records, part_bytes):
+    records = records[:200]
     path = write_json(tmp_path / "a.jsonl", records)
     ddf = read_files([path], part_bytes=part_bytes)
     read = ddf.compute()
@@ -76,16 +82,14 @@ def test_strings_that_look_like_dates_stay_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("late", [{"extra": 1}, {"meta": {"a": 1, "extra": 2}}])
-def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, monkeypatch, late):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 1_000)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_field_that_comes_after_the_sample_is_refused_and_not_lost(tmp_path, late):
     records = [{"text": "x" * 100, "meta": {"a": 1}} for _ in range(50)]
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", "extra": None}])
-    assert len(read_files([path]).compute()) == 51  # a null is no loss
+    assert len(read_sampled(path)) == 51  # a null is no loss
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "last", **late}])
     with pytest.raises(UnreadableInputError, match=rf"{next(iter(late))} has fields.*--field"):
-        read_files([path]).compute(scheduler="sync")
-    assert len(read_files([path], fields=["text"]).compute()) == 51
+        read_sampled(path)
+    assert len(read_sampled(path, fields=["text"])) == 51
 
 
 def test_a_column_that_one_file_lacks_is_null_there(tmp_path):
@@ -113,15 +117,11 @@ def test_a_name_with_brackets_is_a_name_where_such_a_file_is(tmp_path, records):
     assert len(read_files([path]).compute()) == 500
 
 
-def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 100)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_compressed_line_longer_than_the_sample_is_read(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in ("a" * 5_000, "b"))
-    assert read_files([str(tmp_path / "a.jsonl.gz")]).compute()["text"].str.len().tolist() == [
-        5_000,
-        1,
-    ]
+    found = read_sampled(str(tmp_path / "a.jsonl.gz"), sample_bytes=100)
+    assert found["text"].str.len().tolist() == [5_000, 1]
 
 
 @pytest.mark.parametrize(
@@ -192,16 +192,14 @@ def test_errors_name_file_and_cure(tmp_path, records):
         read_files([str(tmp_path / "good.jsonl"), str(tmp_path / "bad.parquet")])
 
 
-def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 1_000)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, records):
     path = tmp_path / "a.jsonl"
     write_json(path, records)
     with path.open("a") as file:
         file.write('{"text": "no end\n')
-    ddf = read_files([str(path)], part_bytes=5_000)
+    found = find_parts([str(path)], part_bytes=5_000, samples=1, sample_bytes=1_000)
     with pytest.raises(UnreadableInputError, match=r"a\.jsonl, from byte \d+ cannot be read"):
-        ddf.compute(scheduler="sync")
+        read_part(found.parts[-1], found.schema)
 
 
 def test_inputs_that_do_not_fit_together_are_refused(tmp_path):
@@ -215,7 +213,7 @@ def test_a_file_named_twice_is_read_once_and_parts_are_deterministic(tmp_path, r
     path = write_json(tmp_path / "a.jsonl", records)
     inputs = [path, f"{tmp_path}/*.jsonl"]
     assert [file.path for file in find_files(inputs, {})] == [path]
-    assert plan_source(inputs, part_bytes=1_000) == plan_source(inputs, part_bytes=1_000)
+    assert find_parts(inputs, part_bytes=1_000) == find_parts(inputs, part_bytes=1_000)
 
 
 @pytest.fixture
@@ -301,14 +299,14 @@ def test_names_of_folders_are_understood_as_pyarrow_does(tmp_path, folders):
 def test_a_type_can_be_given_to_a_column_of_folders(tmp_path):
     (tmp_path / "day=01").mkdir()
     write_json(tmp_path / "day=01" / "a.jsonl", [{"text": "a"}])
-    source = JsonlReader(tmp_path, types={"day": "string"}).plan()
-    assert read_part(source.parts[0], source.form)["day"].tolist() == ["01"]
+    source = JsonlReader(tmp_path, types={"day": "string"}).find_parts()
+    assert read_part(source.parts[0], source.schema)["day"].tolist() == ["01"]
 
 
 def test_a_folder_whose_name_is_no_text_is_refused(tmp_path):
     (tmp_path / "k=%FF").mkdir()
     write_json(tmp_path / "k=%FF" / "a.jsonl", [{"text": "a"}])
-    with pytest.raises(UnreadableInputError, match=r"'k=%FF' of .* not UTF-8: rename it"):
+    with pytest.raises(UnreadableInputError, match=r"k=%FF/ .* not valid UTF-8 .*: rename them"):
         read_files(tmp_path)
 
 
@@ -327,8 +325,8 @@ def test_a_column_that_files_hold_is_theirs_and_one_that_some_hold_is_refused(tm
     assert held.isna().tolist() == [False, True]
     write("lang=en", [{"text": "c"}])
     for on_error in ("raise", "quarantine") if kind == "jsonl" else ("raise",):
-        with pytest.raises(UnreadableInputError, match=r"lang=en/a.*tell lang, which other"):
-            FileReader(tmp_path).plan(on_error)
+        with pytest.raises(UnreadableInputError, match=r"lang=en/a.*give lang, which other"):
+            FileReader(tmp_path).find_parts(on_error)
     assert len(read_files(tmp_path, fields=["text"]).compute()) == 3
 
 
@@ -340,12 +338,10 @@ def test_samples_are_from_all_files(tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 1_000, 1_999])
-def test_samples_are_from_beginning_middle_and_end(tmp_path, monkeypatch, at):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 3)
+def test_samples_are_from_beginning_middle_and_end(tmp_path, at):
     prices = [{"price": 3.5 if abs(number - at) < 20 else 3} for number in range(2_000)]
     path = write_json(tmp_path / "a.jsonl", prices)
-    assert read_files(path).compute()["price"].sum() > 6_000
+    assert read_sampled(path, samples=3)["price"].sum() > 6_000
 
 
 def test_files_of_blanks_do_not_use_up_the_samples(tmp_path):
@@ -355,15 +351,13 @@ def test_files_of_blanks_do_not_use_up_the_samples(tmp_path):
     assert read_files(tmp_path).compute()["text"].tolist() == ["a"]
 
 
-def test_a_type_that_changes_beyond_the_samples_names_column_file_and_cures(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLE_BYTES", 400)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+def test_a_type_that_changes_beyond_the_samples_names_column_file_and_cures(tmp_path):
     records = [{"text": "a", "price": 3} for _ in range(100)]
     path = write_json(tmp_path / "a.jsonl", [*records, {"text": "a", "price": 3.5}])
     message = r"a\.jsonl, from byte \d+ .*column price \(int64.*3\.5; .*fields=.*quarantine"
     with pytest.raises(UnreadableInputError, match=message):
-        read_files(path).compute(scheduler="sync")
-    assert len(read_files(path, fields="text").compute()) == 101
+        read_sampled(path)
+    assert len(read_sampled(path, fields=["text"])) == 101
     reader = JsonlReader(path, types={"price": "double", "late": "string"})
     Pipeline([reader, lambda frame: frame, ParquetWriter(f"{tmp_path}/out")]).run()
     [written] = (tmp_path / "out").glob("*.parquet")

@@ -19,7 +19,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.storage import open_directory
-from gpuclassify.jobs.task import PackedWork, run_part
+from gpuclassify.jobs.task import run_part
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_partitions_of_a_frame_stop_too(folder):
 def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     first = job(folder).prepare()
     first.run()
-    part, name = first.source.planned.parts[0], first.manifest.names()[0]
+    part, name = first.source.found.parts[0], first.manifest.names()[0]
     late = [folder / "out" / name, metadata(folder, f"records/{Path(name).stem}.json")]
     contents = [path.read_bytes() for path in late]
     job(folder, triple).run(restart=True)
@@ -204,7 +204,7 @@ def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     for path, content in zip(late, contents, strict=True):  # an attempt that came late
         path.write_bytes(content)
     with pytest.raises(JobChangedError, match="another run has started over in"):
-        run_part(part, name, PackedWork.of(first.work))
+        run_part(part, name, first.spec.pack())
 
 
 @pytest.mark.parametrize("count", [3, 45], ids=["in between", "at the end"])

@@ -1,4 +1,4 @@
-"""What a job's parts are made of: planned files, or the partitions of a Dask frame."""
+"""What a job's parts are: those of files, or the partitions of a Dask frame."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import dask
 
@@ -15,44 +15,48 @@ from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import token_names
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
 from gpuclassify.jobs.files import check_all_unchanged, file_format, redacted
-from gpuclassify.jobs.input.parts import Form, Source
+from gpuclassify.jobs.input.parts import InputParts, InputSchema
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.storage import Directory, open_directory
-from gpuclassify.jobs.task import PackedWork, Work, run_part, run_partition
+from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files, in parts that were planned.
-
-    Attributes
-    ----------
-    reader : FileReader
-    planned : Source
-    """
+    """The parts of files that a reader found."""
 
     reader: FileReader
-    planned: Source
+    found: InputParts
     has_index = False  # a row's position within its part is no data
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """For fsspec; `gpuclassify.workers.secrets` knows them as `options_name`."""
+        return self.reader.storage_options
+
+    @property
+    def options_name(self) -> str:
+        """Itself no secret."""
+        return f"input {self.reader}"
 
     @property
     def count(self) -> int:
         """Number of parts."""
-        return len(self.planned.parts)
+        return len(self.found.parts)
 
     @property
-    def form(self) -> Form | None:
+    def input_schema(self) -> InputSchema | None:
         """What tasks must know to read, without storage options."""
-        return Form(self.planned.form.schema, {}, self.planned.form.is_projected)
+        return replace(self.found.schema, storage_options={})
 
     def meta(self) -> Any:
         """The empty frame with the dtypes of every part."""
-        return self.planned.form.meta()
+        return self.found.schema.meta()
 
     def folders(self) -> set[str]:
         """Where the files are."""
-        return {posixpath.dirname(file.path) for file in self.planned.files}
+        return {posixpath.dirname(file.path) for file in self.found.files}
 
     def would_read(self, directory: Directory, name: str) -> bool:
         """Whether the reader's paths match the file `name` of a directory."""
@@ -71,48 +75,45 @@ class FileSource:
 
     def identity(self) -> dict[str, dict[str, Any]]:
         """What the input is; a job whose input differs is another job."""
-        schema = self.planned.form.schema
-        files = self.planned.files
+        found = self.found
         return {
             "input": {
-                "format": file_format(files[0].path),
-                "columns": ", ".join(f"{field.name} {field.type}" for field in schema),
-                "is_projected": self.planned.form.is_projected,
-                "part_bytes": self.planned.part_bytes,
+                "format": file_format(found.files[0].path),
+                "columns": ", ".join(f"{field.name} {field.type}" for field in found.schema.arrow),
+                "is_projected": found.schema.is_projected,
+                "part_bytes": found.part_bytes,
                 "parts": self.count,
             },
             "input file": {
-                redacted(file.path): f"{file.size_bytes} bytes, {file.version}" for file in files
+                redacted(file.path): f"{file.size_bytes} bytes, {file.version}"
+                for file in found.files
             },
         }
 
     def check_unchanged(self) -> None:
-        """Raise ChangedInputError unless all files are what they were when they were planned."""
-        options = self.reader.storage_options
-        check_all_unchanged(self.planned.files, self.reader.paths, options)
+        """Raise ChangedInputError unless all files are what they were when the job began."""
+        reader = self.reader
+        check_all_unchanged(self.found.files, reader.paths, reader.storage_options)
 
     def run(
-        self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work
+        self, client: Any, todo: Sequence[int], names: Sequence[str], spec: TaskSpec
     ) -> Iterator[Record]:
         """Records of the parts with the numbers `todo`, as they are done."""
         share_tokens_with_workers(token_names(self.reader.paths))
-        packed = PackedWork.of(work)
-        files = {file.path: file for file in self.planned.files}
-        parts = ((self.planned.parts[number], names[number]) for number in todo)
-        calls = ((part, name, packed, files[part.path]) for part, name in parts)
+        packed = spec.pack()
+        files = {file.path: file for file in self.found.files}
+        parts = self.found.parts
+        calls = ((parts[n], names[n], packed, files[parts[n].path]) for n in todo)
         return run_tasks(client, run_part, calls)
 
 
 class FrameSource:
-    """The partitions of a Dask frame, which is optimised once: optimising moves partitions.
-
-    Parameters
-    ----------
-    frame : dask.dataframe.DataFrame
-    """
+    """The partitions of a Dask frame, which is optimised once: optimising moves partitions."""
 
     has_index = True
-    form = None
+    input_schema = None
+    options_name = ""
+    storage_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame.optimize()
@@ -142,17 +143,20 @@ class FrameSource:
         """Nothing: what a frame was made from is not known here."""
 
     def run(
-        self, client: Any, todo: Sequence[int], names: Sequence[str], work: Work
+        self, client: Any, todo: Sequence[int], names: Sequence[str], spec: TaskSpec
     ) -> Iterator[Record]:
         """Records of the partitions with the numbers `todo`, as they are done."""
         partitions = self._frame.to_delayed(optimize_graph=False)
         run = dask.delayed(run_partition, pure=False)
-        packed = PackedWork.of(work)
+        packed = spec.pack()
         tasks = [run(partitions[number], number, names[number], packed) for number in todo]
         return compute_tasks(client, tasks)
 
 
-def as_source(reader: Any, on_error: str) -> FileSource | FrameSource:
+Source = FileSource | FrameSource
+
+
+def as_source(reader: Any, on_error: str) -> Source:
     """The source that a pipeline's first stage stands for.
 
     Raises
@@ -160,12 +164,15 @@ def as_source(reader: Any, on_error: str) -> FileSource | FrameSource:
     TypeError
         It is neither a reader nor a Dask frame.
     UnreadableInputError
-        See `FileReader.plan`.
+        See `FileReader.find_parts`.
     """
     if isinstance(reader, FileReader):
-        return FileSource(reader, reader.plan(on_error))
-    if dask.is_dask_collection(reader) and getattr(getattr(reader, "_meta", None), "ndim", 0) == 2:
-        return FrameSource(reader)
+        return FileSource(reader, reader.find_parts(on_error))
+    if dask.is_dask_collection(reader):
+        import dask.dataframe as dd
+
+        if isinstance(reader, dd.DataFrame):
+            return FrameSource(reader)
     raise TypeError(
         f"a Pipeline begins with a {type(reader).__qualname__}: its first stage must be a "
         'JsonlReader("books/*.jsonl"), a ParquetReader("books/") or a Dask DataFrame'
