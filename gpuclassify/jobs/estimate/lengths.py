@@ -1,7 +1,12 @@
-"""How long texts are in a classifier's own tokens, and what of them its model runs."""
+"""Texts' lengths in a mapper's own tokens, and where it would run with which weights.
+
+A stand-in for `mapper.runner` and `mapper.model`, which will answer the three questions below.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,138 +14,102 @@ from typing import Any
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.frames import backend_of
 from gpuclassify.hub.explanations import explained
+from gpuclassify.hub.headers import WEIGHTS
 from gpuclassify.hub.paths import cache_folder
 from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.checkpoint import OWN_MODULE
-from gpuclassify.safety.lora_checkpoint import AdaptedCheckpoint
+from gpuclassify.safety.lora_checkpoint import ADAPTER_WEIGHTS, AdaptedCheckpoint
 
 TEXTS_AT_A_TIME = 256  # encodings are alive together
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Tokens of the rows of a frame.
+class TokenLengths:
+    """Tokens of texts.
 
     Attributes
     ----------
     whole : ndarray of int64, shape (texts,)
-        Tokens of each text that is not null, cut to `max_chars` and to nothing else; special
-        tokens and prompts included.
+        Tokens of each text before any cut, special tokens and prompts included.
     windows : ndarray of int64, shape (windows,)
         Tokens of each window that the model runs; as many as texts, unless long ones have more.
     counts : ndarray of int64, shape (texts,)
         Windows of each text.
-    is_cut : ndarray of bool, shape (texts,)
-        Whether the model reads less than the whole text.
-    has_text : ndarray of bool, shape (rows,)
     limit : int
         Most tokens of a window.
-    shared : int
-        Tokens with which all texts begin and which are run once for all of them.
     """
 
     whole: np.ndarray
     windows: np.ndarray
     counts: np.ndarray
-    is_cut: np.ndarray
-    has_text: np.ndarray
     limit: int
-    shared: int = 0
-
-    def of_rows(self, window_values: np.ndarray) -> np.ndarray:
-        """Sums of the windows' values, float64 (rows,); 0 for a null row."""
-        sums = np.zeros(len(self.has_text))
-        if len(self.counts):
-            starts = np.cumsum(self.counts) - self.counts
-            sums[self.has_text] = np.add.reduceat(window_values.astype(np.float64), starts)
-        return sums
 
 
-def measure_lengths(mapper: ModelMapper, frame: Any) -> Lengths:
-    """Tokenize the mapper's column of text, every row of it, with the mapper's own tokenizer.
+def device_and_dtype(mapper: ModelMapper) -> tuple[Any, Any]:
+    """Stand-in for ``mapper.runner.device_and_dtype()``: torch's device and dtype."""
+    from gpuclassify.models.precision import pick_device, pick_dtype
 
-    Parameters
-    ----------
-    mapper : ModelMapper
-    frame : pandas.DataFrame or cudf.DataFrame
+    device = pick_device(mapper.options.device)
+    return device, pick_dtype(mapper.options, device)
+
+
+def weights_bytes(mapper: ModelMapper, dtype: Any) -> dict[str, int]:
+    """Stand-in for ``mapper.model.weights_bytes(dtype)``: bytes by the file of the weights.
+
+    Mappers that share a decoder name the same file. Empty where there are no headers to read.
     """
-    texts = backend_of(frame).texts(frame, mapper.text_field, None)
-    present = [text for text in texts if text is not None]
-    most = mapper.options.max_chars
-    read = mapper.model_texts([text[:most] for text in present])
-    is_short = np.array([most is not None and len(text) > most for text in present], dtype=bool)
-    has_text = np.array([text is not None for text in texts], dtype=bool)
-    measure = _in_prompts if _prompt(mapper) is not None else _in_windows
-    return measure(mapper, read, is_short, has_text)
+    checkpoint = mapper.checkpoint
+    files: dict[hub.Identity, str] = {}
+    if isinstance(checkpoint, AdaptedCheckpoint):
+        files = {checkpoint.base: WEIGHTS, checkpoint.adapter: ADAPTER_WEIGHTS}
+    files.setdefault(checkpoint.identity, WEIGHTS)
+    # A module of one's own keeps its weights as they are, and torch casts what it reads.
+    item_bytes = 4 if checkpoint.layout == OWN_MODULE else dtype.itemsize
+    found = {}
+    with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):
+        for identity, name in files.items():
+            shapes = hub.read_tensor_shapes(identity, name, cache_dir=mapper.options.cache_dir)
+            place = f"{identity.name}@{identity.revision}/{name}"
+            found[place] = item_bytes * sum(int(np.prod(shape)) for shape in shapes.values())
+        return found
+    return {}
 
 
-def _in_windows(
-    mapper: ModelMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
-) -> Lengths:
+def token_lengths(mapper: ModelMapper, texts: list[str]) -> TokenLengths:
+    """Stand-in for ``mapper.runner.token_lengths(texts)``: tokenizes here, without weights."""
+    from gpuclassify.inference.loaded_model import _max_tokens
+    from gpuclassify.models.loading import load_tokenizer
+    from gpuclassify.safety.prompts import PromptTokenizer
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
-    options = mapper.options
-    tokenizer = _tokenizer(mapper)
-    limit = options.max_seq_length or _longest(mapper, tokenizer)
+    options, checkpoint = mapper.options, mapper.checkpoint
+    home = checkpoint.tokenizer or checkpoint.identity
+    if isinstance(checkpoint, AdaptedCheckpoint):
+        home = checkpoint.base
+    tokenizer = load_tokenizer(checkpoint, _without_weights(home, options.cache_dir))
+    texts = mapper.model_texts(texts)
+    prompt = checkpoint.prompt if isinstance(checkpoint, AdaptedCheckpoint) else None
+    if prompt is not None:
+        limit = options.max_seq_length
+        tokens = PromptTokenizer(tokenizer, prompt.head, prompt.tail, limit)(texts)
+        whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
+        return TokenLengths(whole, tokens.lengths, np.ones(len(texts), dtype=np.int64), limit)
+    sizes = {} if checkpoint.layout == OWN_MODULE else checkpoint.sizes
+    limit = options.max_seq_length or _max_tokens(sizes, tokenizer)
     overlap = None
     if options.has_windows:
         overlap = limit // 8 if options.window_overlap is None else options.window_overlap
     encode = TextTokenizer(tokenizer, limit, overlap).encode
-    has_all = options.has_windows and options.window_aggregation != "first"
-    whole, windows, counts = [], [], []
+    most = None if options.has_windows and options.window_aggregation != "first" else 1
+    wholes, windows, counts = [], [], []
     for start in range(0, len(texts), TEXTS_AT_A_TIME):
-        for tokens in encode(texts[start : start + TEXTS_AT_A_TIME]):
-            own = [len(window) for window in tokens.windows[: None if has_all else 1]]
-            whole.append(tokens.whole_length)
-            counts.append(len(own))
-            windows += own
-    wholes, runs = np.array(whole, dtype=np.int64), np.array(windows, dtype=np.int64)
-    return Lengths(
-        whole=wholes,
-        windows=runs,
-        counts=np.array(counts, dtype=np.int64),
-        is_cut=is_short if has_all else is_short | (wholes > runs),
-        has_text=has_text,
-        limit=limit,
-    )
-
-
-def _in_prompts(
-    mapper: ModelMapper, texts: list[str], is_short: np.ndarray, has_text: np.ndarray
-) -> Lengths:
-    from gpuclassify.safety.prompts import PromptTokenizer
-
-    prompt, limit = _prompt(mapper), mapper.options.max_seq_length
-    tokenizer = PromptTokenizer(_tokenizer(mapper), prompt.head, prompt.tail, limit)
-    tokens = tokenizer(texts)
-    whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
-    return Lengths(
-        whole=whole,
-        windows=tokens.lengths,
-        counts=np.ones(len(texts), dtype=np.int64),
-        is_cut=is_short | (whole > tokens.lengths),
-        has_text=has_text,
-        limit=limit,
-        shared=len(tokenizer.prefix),
-    )
-
-
-def _prompt(mapper: ModelMapper) -> Any:
-    """The prompt that texts are put in, of a classifier that has one."""
-    return getattr(mapper.checkpoint, "prompt", None)
-
-
-def _tokenizer(mapper: ModelMapper) -> Any:
-    """A fresh tokenizer, for which no weights are fetched."""
-    from gpuclassify.models.loading import load_tokenizer
-
-    checkpoint = mapper.checkpoint
-    home = checkpoint.tokenizer or checkpoint.identity
-    if isinstance(checkpoint, AdaptedCheckpoint):
-        home = checkpoint.base
-    return load_tokenizer(checkpoint, _without_weights(home, mapper.options.cache_dir))
+        for own in encode(texts[start : start + TEXTS_AT_A_TIME]):
+            wholes.append(own.whole_length)
+            counts.append(len(own.windows[:most]))
+            windows += [len(window) for window in own.windows[:most]]
+    as_array = functools.partial(np.array, dtype=np.int64)
+    return TokenLengths(as_array(wholes), as_array(windows), as_array(counts), limit)
 
 
 def _without_weights(identity: hub.Identity, cache_dir: str | None) -> Path:
@@ -159,11 +128,3 @@ def _without_weights(identity: hub.Identity, cache_dir: str | None) -> Path:
             ignore_patterns=[*hub.PICKLE_PATTERNS, "*.safetensors"],
         )
     return Path(folder)
-
-
-def _longest(mapper: ModelMapper, tokenizer: Any) -> int:
-    """Most tokens that the model reads if nobody asks for another length."""
-    from gpuclassify.inference.loaded_model import _max_tokens
-
-    checkpoint = mapper.checkpoint
-    return _max_tokens({} if checkpoint.layout == OWN_MODULE else checkpoint.sizes, tokenizer)

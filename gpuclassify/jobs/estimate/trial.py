@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuclassify.chain import Chain
 from gpuclassify.model_mapper import ModelMapper
 
-FIRST_ROWS = 4  # of the warm-up, and of the slice that tells how large the others may be
+FIRST_ROWS = 4  # of the warm-up, and of the slice that says how large the others may be
 SLICES = 4
 
 
@@ -53,9 +52,8 @@ class Trial:
 
 
 def run_trial(
-    chain: Chain,
+    mappers: Iterable[Any],
     frame: Any,
-    announced: Any,
     work: np.ndarray,
     run: Callable[[Any], Any],
     seconds: float,
@@ -65,11 +63,9 @@ def run_trial(
 
     Parameters
     ----------
-    chain : Chain
+    mappers : iterable of PartitionMap
     frame : pandas.DataFrame or cudf.DataFrame
         The sample.
-    announced : object
-        What the chain must know of the input's meta.
     work : ndarray of float, shape (rows,)
     run : callable
         Maps a slice of the frame.
@@ -87,15 +83,19 @@ def run_trial(
 
     with _without_new_models():
         began = time.perf_counter()
-        for mapper in chain.mappers:
+        for mapper in mappers:
             if isinstance(mapper, ModelMapper):
                 mapper.setup()
         time_rows(first)
         load_seconds = time.perf_counter() - began
-        timed = [(first, time_rows(first))]
-        spent = timed[0][1]
-        for rows in _slices(order, seconds / SLICES / spent):
+        spent = time_rows(first)
+        timed = [(first, spent)]
+        # Slices of as many rows as fill the time, as far as there are so many.
+        most = max(FIRST_ROWS, int(FIRST_ROWS * seconds / SLICES / spent))
+        count = max(1, min(most, len(order) // SLICES))
+        for start in range(0, min(len(order), SLICES * count), count):
             if spent < seconds:
+                rows = order[start : start + count]
                 timed.append((rows, time_rows(rows)))
                 spent += timed[-1][1]
     used = timed[1:] or timed
@@ -117,10 +117,3 @@ def _without_new_models() -> Iterator[None]:
         yield
     finally:
         MODELS.evict(lambda key: key not in before)
-
-
-def _slices(order: np.ndarray, size: float) -> list[np.ndarray]:
-    """Slices of `size` times the first one's rows, as far as there are so many."""
-    count = max(1, min(max(FIRST_ROWS, int(FIRST_ROWS * size)), len(order) // SLICES))
-    starts = range(0, min(len(order), SLICES * count), count)
-    return [order[start : start + count] for start in starts]
