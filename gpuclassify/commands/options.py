@@ -2,85 +2,66 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import click
 
-from gpuclassify.jobs.settings import JobSettings, Setting
+from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.options import DTYPES, LOADERS
 
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
 GROUPS = ("Classifiers", "Columns and rows", "Files", CLUSTER, "Settings", "Options")
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """An argument of classifiers that has an option of its own.
 
-    Attributes
-    ----------
-    name : str
-    help : str
-    metavar : str, optional
-    kind : type or click.ParamType, optional
-        Of the value. Default: text.
-    is_shared : bool
-        Whether all classifiers take it. Else it means one of them, and may begin with its name
-        where there are several.
-    is_list : bool
-        Whether several values are one argument.
-    group : str
+    One that is not shared by all classifiers may begin with the name of the one that it means.
     """
 
     name: str
+    group: str
     help: str
     metavar: str | None = None
-    kind: Any = str
+    kind: Any = None
     is_shared: bool = False
-    is_list: bool = False
-    group: str = "Columns and rows"
 
     @property
-    def option(self) -> str:
-        """The flag."""
+    def flag(self) -> str:
+        """As it is given."""
         return f"--{self.name.replace('_', '-')}"
 
 
+MODEL, ROWS = GROUPS[:2]
 ARGUMENTS = (
-    Argument("model", "Hub name or directory. Default: the published model.", "NAME",
-             group="Classifiers"),
-    Argument("base_model", "Hub name or directory of the backbone, where the model does not tell "
-             "its sizes.", "NAME", group="Classifiers"),
-    Argument("revision", "Branch, tag or commit of the model.", group="Classifiers"),
-    Argument("cache_dir", "Where downloads are kept.", "DIRECTORY", is_shared=True,
-             group="Classifiers"),
-    Argument("text_field", "Column of the text. Default: text.", "COLUMN", is_shared=True,
-             group="Classifiers"),
-    Argument("max_chars", "Characters of a text that the model sees.", kind=int, is_shared=True,
-             group="Classifiers"),
-    Argument("max_seq_length", "Tokens of a text that the model sees.", kind=int, is_shared=True,
-             group="Classifiers"),
-    Argument("batch_size", "Most rows of a batch. Default: automatic.", kind=int, is_shared=True,
-             group="Classifiers"),
-    Argument("dtype", "Default: the fastest that does well.", kind=click.Choice(DTYPES),
-             is_shared=True, group="Classifiers"),
-    Argument("device", "auto, cpu, mps, cuda or cuda:N. Default: auto.", is_shared=True,
-             group="Classifiers"),
-    Argument("loader", "Default: sorted.", kind=click.Choice(LOADERS), is_shared=True,
-             group="Classifiers"),
-    Argument("label_field", "Output column of the label.", "COLUMN"),
-    Argument("score_field", "Output column of the scores.", "COLUMN"),
-    Argument("confidence_field", "Output column of the label's probability.", "COLUMN"),
-    Argument("overwrite", "Replace columns that exist.", kind=bool, is_shared=True),
-    Argument("filter_by", "Keep only rows with this label; repeatable.", "LABEL", is_list=True),
-    Argument("min_score", "Keep only rows that score at least this.", "[LABEL=]NUMBER", float),
-    Argument("min_confidence", "Keep only rows whose label is at least this probable, 0 to 1.",
-             "NUMBER", float),
-    Argument("keep_field", "Drop no rows, and write to this column whether each would be kept.",
-             "COLUMN"),
+    Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
+    Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
+             "not tell its sizes.", "NAME"),
+    Argument("revision", MODEL, "Branch, tag or commit of the model."),
+    Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
+    Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
+    Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
+    Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
+    Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),
+    Argument("dtype", MODEL, "Default: the fastest that does well.", None, click.Choice(DTYPES),
+             True),
+    Argument("device", MODEL, "auto, cpu, mps, cuda or cuda:N. Default: auto.", None, None, True),
+    Argument("loader", MODEL, "Default: sorted.", None, click.Choice(LOADERS), True),
+    Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
+    Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
+    Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
+    Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
+    Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
+             float),
+    Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
+             "1.", "NUMBER", float),
+    Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
+             "kept.", "COLUMN"),
 )  # fmt: skip
 
 
@@ -119,34 +100,36 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _options() -> Iterator[Callable[[Any], Any]]:
+    option = functools.partial(click.option, cls=GroupedOption)
     for own in fields(JobSettings):
-        setting = Setting.of(own)
-        if setting.group:
-            choices = {"type": click.Choice(setting.choices)} if setting.choices else {}
-            yield click.option(
-                setting.option, own.name, cls=GroupedOption, group=setting.group,
-                help=setting.help, metavar=setting.metavar, **setting.kind.option, **choices,
-            )  # fmt: skip
+        if group := own.metadata["group"]:
+            attributes = dict(own.metadata["option"])
+            flag = f"--{own.name.replace('_', '-')}"
+            if choices := attributes.pop("choices", None):
+                attributes["type"] = click.Choice(choices)
+            elif str(own.type).startswith(("list", "dict")):
+                flag, attributes["multiple"] = flag.removesuffix("s"), True
+            elif own.type == "int | None":
+                attributes["type"] = int
+            yield option(flag, own.name, group=group, **attributes)
     for argument in ARGUMENTS:
-        kind: dict[str, Any] = {"multiple": True}
-        if argument.is_shared:
-            is_flag = argument.kind is bool
-            kind = {"is_flag": True, "default": None} if is_flag else {"type": argument.kind}
-        yield click.option(
-            argument.option, argument.name, cls=GroupedOption, group=argument.group,
-            help=argument.help, metavar=argument.metavar, **kind,
-        )  # fmt: skip
-    yield click.option(
-        "--set", "others", multiple=True, metavar="NAME=VALUE", cls=GroupedOption,
-        group="Classifiers", help="Any other argument of the classifier; VALUE is JSON, or a "
-        "text. Repeatable.",
+        kind: dict[str, Any] = {"type": argument.kind}
+        if not argument.is_shared:
+            kind = {"multiple": True}
+        elif argument.kind is bool:
+            kind = {"is_flag": True, "default": None}
+        kind |= {"help": argument.help, "metavar": argument.metavar, "group": argument.group}
+        yield option(argument.flag, argument.name, **kind)
+    yield option(
+        "--set", "others", multiple=True, metavar="NAME=VALUE", group=MODEL,
+        help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
     )  # fmt: skip
-    yield click.option(
-        "--config", metavar="FILE", cls=GroupedOption, group="Settings",
+    yield option(
+        "--config", metavar="FILE", group="Settings",
         help="Read settings from a YAML file; options of the command line win.",
     )  # fmt: skip
-    yield click.option(
-        "--dump-config", metavar="FILE", cls=GroupedOption, group="Settings",
+    yield option(
+        "--dump-config", metavar="FILE", group="Settings",
         help="Write the settings to a YAML file, and stop.",
     )  # fmt: skip
 
@@ -177,8 +160,8 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     values = load_settings(given["config"]) if given["config"] else {}
     values |= {name: path for name, path in paths.items() if path}
     for own in fields(JobSettings):
-        setting, value = Setting.of(own), given.get(own.name)
-        if not setting.group or value is None or value == ():
+        value = given.get(own.name)
+        if value is None or value == ():
             continue
         if own.name == "types":
             values["types"] = {**(values.get("types") or {}), **_types(value)}
@@ -195,7 +178,7 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
         for argument in ARGUMENTS:
             value = given[argument.name]
             if not argument.is_shared:
-                value = _value(argument, _own(argument.option, value, family, names), family)
+                value = _value(argument, _own(argument.flag, value, family, names), family)
             if value is not None:
                 arguments[argument.name] = value
         others = _own("--set", given["others"], family, names)
@@ -229,7 +212,7 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
     """The argument that the values of its option mean; None if there are none."""
     if not values:
         return None
-    if argument.is_list:
+    if argument.kind is list:
         decisions = {"true": True, "false": False}  # the guard's labels
         if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
             return [decisions[value.lower()] for value in values]
@@ -238,7 +221,7 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
-        raise ValueError(f"{argument.option} is given {len(values)} times")
+        raise ValueError(f"{argument.flag} is given {len(values)} times")
     return _number(argument, values[0], values[0]) if argument.kind is float else values[0]
 
 
@@ -272,4 +255,4 @@ def _number(argument: Argument, text: str, given: str) -> float:
         return float(text)
     except ValueError as err:
         hint = ", or LABEL=NUMBER" if argument.name == "min_score" else ""
-        raise ValueError(f"{argument.option} {given!r}: pass a number{hint}") from err
+        raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err

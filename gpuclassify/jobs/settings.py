@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.checks import check_choice, nearest
@@ -25,7 +25,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
+def _is_list(value: Any, is_right: Callable[[Any], bool] = _is_text) -> bool:
     return isinstance(value, (list, tuple)) and all(map(is_right, value))
 
 
@@ -33,73 +33,27 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value))
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of value.
-
-    Attributes
-    ----------
-    is_right : callable
-        Whether a value is of it.
-    option : dict
-        What click must know of an option that gives such a value.
-    """
-
-    is_right: Callable[[Any], bool]
-    option: dict[str, Any]
+# Whether a value is of the kind that a field's annotation names.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "str": _is_text,
+    "int": _is_count,
+    "int | str": lambda value: _is_text(value) or _is_count(value),
+    "list[str]": lambda value: _is_text(value) or _is_list(value),
+    "list[dict[str, Any]]": lambda value: _is_list(value, _is_named),
+    "dict[str, Any]": _is_named,
+    "dict[str, str]": lambda value: _is_named(value) and _is_list([*value.values()]),
+}
 
 
-TEXT = Kind(_is_text, {})
-COUNT = Kind(_is_count, {"type": int})
-SIZE = Kind(lambda value: _is_text(value) or _is_count(value), {})
-TEXTS = Kind(lambda value: _is_text(value) or _is_list(value, _is_text), {"multiple": True})
-NAMED = Kind(_is_named, {"multiple": True})
-NAMED_TEXTS = Kind(
-    lambda value: _is_named(value) and all(map(_is_text, value.values())), {"multiple": True}
-)
-CLASSIFIERS = Kind(lambda value: _is_list(value, _is_named), {"multiple": True})
+def _about(what: str, group: str = "", **option: Any) -> dict[str, Any]:
+    """Metadata of a setting: what to pass, and its option's group in the help and attributes."""
+    return {"what": what, "group": group, "option": option}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a setting may be, and the option of the command line that gives it.
-
-    Attributes
-    ----------
-    kind : Kind
-    what : str
-        What to pass, for messages.
-    option : str
-        Its flag; for what every job needs and no flag gives, how the command line names it.
-    group : str
-        Of options in the help; "" for arguments, which are no options.
-    help : str
-    metavar : str, optional
-    choices : tuple of str
-        All values, if they are few.
-    """
-
-    kind: Kind
-    what: str
-    option: str
-    group: str = ""
-    help: str = ""
-    metavar: str | None = None
-    choices: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, own: Field[Any]) -> Setting:
-        """The setting that a field of `JobSettings` is."""
-        return own.metadata["setting"]
-
-
-def _field(*setting: Any, default: Any = None, **more: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(*setting, **more)})
-
-
+# fmt: off
 @dataclass(frozen=True)
 class JobSettings:
-    """What a command does; the fields' metadata say what each one may be.
+    """What a command does: the one table of settings, of options and of keys in YAML files.
 
     Raises
     ------
@@ -109,118 +63,58 @@ class JobSettings:
         A value is out of range, or a token is among them.
     """
 
-    input: list[str] = _field(
-        TEXTS, "a path or a list of paths, such as [books/*.jsonl]", "INPUT...", default=MISSING
-    )
-    output: str | None = _field(_is_text, "a directory or URL", "OUTPUT", default=MISSING)
-    classifiers: list[dict[str, Any]] = _field(
-        CLASSIFIERS,
-        "a list of settings, such as [{classifier: domain}]",
-        "--classifier",
-        "Classifiers",
-        "See `gpuclassify models`; repeatable. Options that mean one of several "
-        "begin with its name: --filter-by domain:Games.",
-        "FAMILY",
-        default=MISSING,
-    )
-    fields: list[str] | None = _field(
-        TEXTS,
-        "a list of columns' names, such as [id, url]",
-        "--field",
-        "Files",
-        "Read only these columns and the text; repeatable. Default: all.",
-        "COLUMN",
-    )
-    types: dict[str, str] | None = _field(
-        NAMED_TEXTS,
-        "columns and types, such as {price: double}",
-        "--type",
-        "Files",
-        "Arrow type of a column of JSON lines that the files' beginnings, middles and ends may not "
-        "tell, such as price=double; repeatable.",
-        "COLUMN=TYPE",
-    )
-    format: str = _field(
-        TEXT,
-        "parquet or jsonl",
-        "--format",
-        "Files",
-        "Default: parquet.",
-        choices=FORMATS,
-        default="parquet",
-    )
-    compression: str | None = _field(
-        TEXT,
-        "a name such as zstd",
-        "--compression",
-        "Files",
-        "zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd.",
-        "NAME",
-    )
-    staging: str | None = _field(
-        TEXT,
-        "a directory or URL",
-        "--staging",
-        "Files",
-        "Where files are written before they are uploaded to an OUTPUT of hf://datasets/.",
-        "DIRECTORY",
-    )
-    part_size: int | str | None = _field(
-        SIZE,
-        'bytes, or such as "16MB"',
-        "--part-size",
-        "Files",
-        'Input of one task, such as "16MB". Default: automatic.',
-    )
-    backend: str = _field(
-        TEXT,
-        "pandas or cudf",
-        "--backend",
-        "Files",
-        "Frames that files are read as. Default: pandas.",
-        choices=BACKENDS,
-        default="pandas",
-    )
-    on_error: str = _field(
-        TEXT,
-        "raise or quarantine",
-        "--on-error",
-        "Files",
-        "What files, lines and rows do that cannot be read or scored: stop the job, or be left out "
-        "and listed. Default: raise.",
-        choices=ON_ERROR,
-        default="raise",
-    )
-    cluster: str = _field(
-        TEXT,
-        "a kind of cluster, such as cpu",
-        "--cluster",
-        "Cluster",
-        "auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. Default: auto, a "
-        "worker for each GPU of this machine, or CPU workers.",
-        "KIND",
-        default="auto",
-    )
-    cluster_options: dict[str, Any] | None = _field(
-        NAMED,
-        "names and values, such as {memory_limit: 8GB}",
-        "--cluster-option",
-        "Cluster",
-        "Any further argument of get_client for the cluster; VALUE is JSON, or a text. Repeatable.",
-        "NAME=VALUE",
-    )
-    workers: int | None = _field(
-        COUNT, "a whole number", "--workers", "Cluster", "Workers that --cluster starts."
-    )
-    scheduler: str | None = _field(
-        TEXT, "an address such as tcp://host:8786, or a scheduler file", "--scheduler",
-        "Cluster", "Address or scheduler file of a Dask cluster that is running.", "ADDRESS|FILE",
-    )  # fmt: skip
+    input: list[str] = field(metadata=_about(
+        "a path or a list of paths, such as [books/*.jsonl]"))
+    output: str | None = field(metadata=_about("a directory or URL"))
+    classifiers: list[dict[str, Any]] = field(metadata=_about(
+        "a list of settings, such as [{classifier: domain}]", "Classifiers", metavar="FAMILY",
+        help="See `gpuclassify models`; repeatable. Options that mean one of several begin with "
+        "its name: --filter-by domain:Games."))
+    fields: list[str] | None = field(default=None, metadata=_about(
+        "a list of columns' names, such as [id, url]", "Files", metavar="COLUMN",
+        help="Read only these columns and the text; repeatable. Default: all."))
+    types: dict[str, str] | None = field(default=None, metadata=_about(
+        "columns and types, such as {price: double}", "Files", metavar="COLUMN=TYPE",
+        help="Arrow type of a column of JSON lines that the files' beginnings, middles and ends "
+        "may not tell, such as price=double; repeatable."))
+    format: str = field(default="parquet", metadata=_about(
+        "parquet or jsonl", "Files", choices=FORMATS, help="Default: parquet."))
+    compression: str | None = field(default=None, metadata=_about(
+        "a name such as zstd", "Files", metavar="NAME",
+        help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
+    staging: str | None = field(default=None, metadata=_about(
+        "a directory or URL", "Files", metavar="DIRECTORY",
+        help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/."))
+    part_size: int | str | None = field(default=None, metadata=_about(
+        'bytes, or such as "16MB"', "Files",
+        help='Input of one task, such as "16MB". Default: automatic.'))
+    backend: str = field(default="pandas", metadata=_about(
+        "pandas or cudf", "Files", choices=BACKENDS,
+        help="Frames that files are read as. Default: pandas."))
+    on_error: str = field(default="raise", metadata=_about(
+        "raise or quarantine", "Files", choices=ON_ERROR,
+        help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
+        "left out and listed. Default: raise."))
+    cluster: str = field(default="auto", metadata=_about(
+        "a kind of cluster, such as cpu", "Cluster", metavar="KIND",
+        help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. Default: "
+        "auto, a worker for each GPU of this machine, or CPU workers."))
+    cluster_options: dict[str, Any] | None = field(default=None, metadata=_about(
+        "names and values, such as {memory_limit: 8GB}", "Cluster", metavar="NAME=VALUE",
+        help="Any further argument of get_client for the cluster; VALUE is JSON, or a text. "
+        "Repeatable."))
+    workers: int | None = field(default=None, metadata=_about(
+        "a whole number", "Cluster", help="Workers that --cluster starts."))
+    scheduler: str | None = field(default=None, metadata=_about(
+        "an address such as tcp://host:8786, or a scheduler file", "Cluster",
+        metavar="ADDRESS|FILE",
+        help="Address or scheduler file of a Dask cluster that is running."))
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_kinds(asdict(self))
         for own in fields(self):
-            if choices := Setting.of(own).choices:
+            if choices := own.metadata["option"].get("choices"):
                 check_choice(own.name, getattr(self, own.name), choices)
         if not self.input or not self.classifiers:
             raise ValueError("a job needs at least one input and one classifier")
@@ -244,8 +138,8 @@ class JobSettings:
             A value is of another kind.
         """
         check_kinds(values)
-        needed = {own.name: Setting.of(own).option for own in fields(cls) if own.default is MISSING}
-        needed["classifiers"] += " FAMILY (see `gpuclassify models`)"
+        needed = {"input": "INPUT...", "output": "OUTPUT"}
+        needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         if is_plan:
             del needed["output"]
         missing = [name for name in needed if not values.get(name)]
@@ -351,17 +245,17 @@ def check_kinds(values: Mapping[str, Any]) -> None:
     TypeError
         A value is of another kind; what it must be is named.
     """
-    known = {own.name: Setting.of(own) for own in fields(JobSettings)}
+    known = {own.name: own for own in fields(JobSettings)}
     for name, value in values.items():
         if name not in known:
             raise ValueError(
                 f"a job has no setting {name!r}.{nearest(str(name), known)} "
                 f"Settings are {', '.join(known)}."
             )
-        if value is not None and not known[name].kind.is_right(value):
-            raise TypeError(
-                f"{name}={value!r} is a {type(value).__name__}: pass {known[name].what}"
-            )
+        is_right = _KINDS[str(known[name].type).removesuffix(" | None")]
+        if value is not None and not is_right(value):
+            what = known[name].metadata["what"]
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
     for settings in values.get("classifiers") or []:
         if settings.get("classifier") is None:
             near = nearest("classifier", map(str, settings)) and f", but {list(settings)}"

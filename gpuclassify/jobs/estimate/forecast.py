@@ -12,11 +12,11 @@ from gpuclassify.chain import Chain
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.estimate.lengths import device_and_dtype, token_lengths, weights_bytes
 from gpuclassify.jobs.estimate.memory import batch_bytes, limit_warnings, list_columns
-from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
-from gpuclassify.jobs.estimate.sample import Estimate, Sample, sample_files, sample_partitions
-from gpuclassify.jobs.estimate.trial import run_trial
+from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
+from gpuclassify.jobs.estimate.sample import Sample, sample_files, sample_partitions
+from gpuclassify.jobs.estimate.trial import time_stages
 from gpuclassify.jobs.input.sources import FileSource, FrameSource
-from gpuclassify.jobs.quarantine import ROW, run_halved
+from gpuclassify.jobs.quarantine import ROW
 from gpuclassify.jobs.stages import Function, text_fields
 from gpuclassify.model_mapper import ModelMapper
 
@@ -59,13 +59,20 @@ def make_plan(
     nulls = np.any([tokens < 0, *(own.nulls for own in counts)], axis=0)
     time, left_out = None, sample.left_out
     if trial_seconds is not None:
-        time, failed = _time(
-            sample, tokens, chain, chain.announced(source.meta()), trial_seconds, seed, on_error
+        time, failed = time_stages(
+            sample,
+            tokens,
+            chain,
+            chain.announced(source.meta()),
+            seconds=trial_seconds,
+            seed=seed,
+            on_error=on_error,
         )
         if failed:
             left_out = {**left_out, ROW: left_out.get(ROW, 0) + failed}
     sizes = _text_bytes(sample.frame, text_fields(chain.mappers))
-    text_bytes, (part_rows, part_bytes) = sample.total(sizes), sample.largest_part(sizes)
+    text_bytes, part_bytes = sample.total(sizes), sample.largest_part(sizes)
+    part_rows = sample.largest_part(np.ones(len(sizes)))
     lists = [column for own in counts for column in own.lists]
     is_frame = isinstance(source, FrameSource)
     warnings += limit_warnings(part_bytes, part_rows, lists, is_frame=is_frame)
@@ -79,7 +86,7 @@ def make_plan(
         largest_part_text_bytes=part_bytes,
         largest_part_rows=part_rows,
         sample_rows=len(sample.frame),
-        sample_draws=len(sample.draws),
+        sample_draws=len(sample.shares),
         seed=seed,
         left_out=left_out,
         classifiers=tuple(own.plan for own in counts),
@@ -206,49 +213,3 @@ def _worker_bytes(counts: Sequence[_Count], part_bytes: float) -> int | None:
         return None
     batch = max(filter(None, batches), default=0)
     return int(sum(weights.values()) + batch + TEXT_COPIES * part_bytes)
-
-
-def _time(
-    sample: Sample,
-    tokens: np.ndarray,
-    chain: Chain,
-    meta_dtypes: Any,
-    seconds: float,
-    seed: int,
-    on_error: str,
-) -> tuple[TimePlan, int]:
-    """How long the stages will take, and how many rows of the trial could not be scored."""
-    import torch
-
-    has_tokens = bool(tokens.any())
-    work = tokens if has_tokens else np.ones(len(sample.frame))
-    failed: set[Any] = set()
-
-    def run(rows: Any) -> None:
-        if on_error == "raise":
-            chain.map_frame(rows, meta_dtypes)
-            return
-        from gpuclassify.jobs.task import _row_errors
-
-        parts = run_halved(
-            lambda start, stop: chain.map_frame(rows.iloc[start:stop], meta_dtypes),
-            0,
-            len(rows),
-            _row_errors(),
-        )
-        failed.update(rows.index[row] for row, found in parts if isinstance(found, Exception))
-
-    trial = run_trial(chain.mappers, sample.frame, work, run, seconds, seed)
-    total, rate, rates = sample.total(work), trial.rate, trial.rates
-    low = high = None
-    if total.low is not None and total.high is not None and rates is not None and rates[0]:
-        low, high = total.low / rates[1], total.high / rates[0]
-    plan = TimePlan(
-        seconds=Estimate(total.value / rate if rate else 0.0, low, high),
-        load_seconds=trial.load_seconds,
-        rows_timed=trial.rows,
-        units_per_second=rate,
-        unit="tokens" if has_tokens else "rows",
-        threads=torch.get_num_threads(),
-    )
-    return plan, len(failed)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
@@ -50,103 +50,89 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Rows drawn from one stretch of the input: row groups, a byte range, a partition.
-
-    Attributes
-    ----------
-    frame : pandas.DataFrame or cudf.DataFrame
-        The rows.
-    rows : float
-        How many rows the stretch has: counted, or estimated from the part of it that was read.
-    size : float
-        Of the stretch, in bytes, rows or partitions.
-    share : float
-        Of the whole input, what the draw stands for. The shares of a sample add up to 1.
-    """
-
-    frame: Any
-    rows: float
-    size: float
-    share: float
-
-
-@dataclass(frozen=True)
 class Sample:
-    """Rows from all over an input.
+    """Rows from all over an input, in draws of which each stands for a share of it.
 
     Attributes
     ----------
-    draws : tuple of Draw
     frame : pandas.DataFrame or cudf.DataFrame
-        The rows of all draws, numbered from 0.
-    size : float
-        Of the whole input, in the unit of the draws.
+        The rows, numbered from 0.
+    weights : ndarray of float64, shape (rows,)
+        How many rows of the input each row stands for.
+    draw_of : ndarray of int64, shape (rows,)
+        The draw that each row is from.
+    shares : ndarray of float64, shape (draws,)
+        Of the input, what each draw stands for; a draw may have no rows. They add up to 1.
     rows_read : int
-        Rows of the stretches that were read.
+        From which those of the frame were drawn.
     left_out : dict of str to int
         Files, lines and rows that cannot be read, by kind.
-    largest_share : float, optional
-        Of the input, what its largest part has. None for a Dask frame, whose partitions are only
-        known as far as they were computed.
+    largest_share : float
+        Of the input, what its largest part has.
+    is_of_files : bool
+        Else parts are partitions of a Dask frame, whose sizes are known only of those drawn.
     """
 
-    draws: tuple[Draw, ...]
     frame: Any
-    size: float
+    weights: np.ndarray
+    draw_of: np.ndarray
+    shares: np.ndarray
     rows_read: int
     left_out: dict[str, int]
-    largest_share: float | None
+    largest_share: float
+    is_of_files: bool
 
     @property
     def rows(self) -> Estimate:
         """Rows of the input."""
-        return self._total([draw.rows for draw in self.draws], self.rows_read)
-
-    @property
-    def weights(self) -> np.ndarray:
-        """How many rows of the input each row stands for, float64 (rows,)."""
-        counts = [len(draw.frame) for draw in self.draws]
-        each = [self.size * d.share / d.size * d.rows / max(1, len(d.frame)) for d in self.draws]
-        return np.repeat(each, counts)
+        found = self._total(np.ones(len(self.frame)), self.rows_read)
+        if found.low == found.high is not None:  # known, but for floating point
+            return Estimate(*[float(round(found.value))] * 3)
+        return found
 
     def total(self, values: np.ndarray) -> Estimate:
         """The sum over the whole input of a number of each row, ndarray (rows,)."""
-        return self._total(self._sums(values), len(values))
+        return self._total(values, len(values))
 
-    def largest_part(self, values: np.ndarray) -> tuple[float, float]:
-        """Rows of the largest part, and its sum of a number of each row, ndarray (rows,)."""
-        if self.largest_share is None:
-            return max(draw.rows for draw in self.draws), max(self._sums(values))
-        share = self.largest_share
-        return self.rows.value * share, self.total(values).value * share
+    def largest_part(self, values: np.ndarray) -> float:
+        """The sum over the largest part of a number of each row, ndarray (rows,)."""
+        whole = self._wholes(values).max() if not self.is_of_files else self.weights @ values
+        return float(whole * self.largest_share)
 
-    def _sums(self, values: np.ndarray) -> list[float]:
-        """The sum over each draw's stretch."""
-        ends = np.cumsum([len(draw.frame) for draw in self.draws])
-        means = [own.mean() if len(own) else 0.0 for own in np.split(values, ends[:-1])]
-        return [float(draw.rows * mean) for draw, mean in zip(self.draws, means, strict=True)]
+    def _wholes(self, values: np.ndarray) -> np.ndarray:
+        """What the whole input's sum would be by each draw alone, float64 (draws,)."""
+        sums = np.bincount(self.draw_of, self.weights * values, minlength=len(self.shares))
+        return sums / self.shares
 
-    def _total(self, sums: Sequence[float], rows_known: int) -> Estimate:
-        """The whole input's sum from those of the stretches.
+    def _total(self, values: np.ndarray, rows_known: int) -> Estimate:
+        """The sum, and a range that shrinks with the share of the rows that is known.
 
-        Stretches are drawn with probabilities proportional to their sizes, so that the mean of
-        sum / size is unbiased (Hansen and Hurwitz; Cochran, "Sampling Techniques", 1977, chapter
-        9A). Its error shrinks with the share of the rows that is known.
+        Draws have probabilities proportional to size, so that the mean of their sums by size is
+        unbiased (Hansen and Hurwitz; Cochran, "Sampling Techniques", 1977, chapter 9A).
         """
-        ratios = np.array([own / draw.size for own, draw in zip(sums, self.draws, strict=True)])
-        scale = self.size * np.array([draw.share for draw in self.draws])
-        value, rows = float(scale @ ratios), float(scale @ [d.rows / d.size for d in self.draws])
-        squares = (ratios - value / self.size) ** 2
-        unknown = max(0.0, 1 - rows_known / max(1.0, rows))
+        wholes, value = self._wholes(values), float(self.weights @ values)
+        unknown = max(0.0, 1 - rows_known / self.weights.sum())
         if unknown < 1e-9:
             return Estimate(value, value, value)
-        if len(ratios) == 1:
+        if len(wholes) == 1:
             return Estimate(value, None, None)
-        if not squares.max() > (1e-9 * ratios.max()) ** 2:  # as rows of Parquet, whose unit is rows
+        if np.ptp(wholes) <= 1e-9 * wholes.max():  # rows of Parquet files, by which they are drawn
             return Estimate(value, value, value)
-        error = SPREAD * np.sqrt(unknown * self.size * (scale @ squares) / (len(ratios) - 1))
-        return Estimate(value, max(0.0, value - float(error)), value + float(error))
+        squares = self.shares @ (wholes - value) ** 2
+        error = SPREAD * float(np.sqrt(unknown * squares / (len(wholes) - 1)))
+        return Estimate(value, max(0.0, value - error), value + error)
+
+
+class _Picked(NamedTuple):
+    """Rows at random of one stretch of the input: row groups, a byte range or a partition.
+
+    They stand for so many rows and such a share of the input, and are worth so many draws.
+    """
+
+    frame: Any
+    rows: float
+    share: float
+    draws: int
 
 
 def sample_files(
@@ -186,23 +172,24 @@ def sample_files(
             _row_groups(source) if is_parquet else _byte_ranges(source, stretch_bytes)
         )
         count = min(count, max(FEWEST_STRETCHES, int(MOST_BYTES // mean_bytes)))
-        draws: list[Draw] = []
+        picks: list[_Picked] = []
         problems: list[Problem] = []
         rows_read = 0
         for part, size, share in _choose(sizes, cut, count, rng):
             table, found, fraction = _read(part, size, source.form, on_error, beginning_bytes)
             own, _ = _pick(to_pandas(table), math.ceil(rows * share), int(rng.integers(2**31)))
+            stands_for = len(table) / fraction * sum(sizes) / size * share
             # Several draws of a file's beginning would hide that nothing is known of its rest.
-            most = count if fraction == 1 else 1
-            draws += _as_draws(own, len(table) / fraction, size, share, most)
+            draws = round(count * share) if fraction == 1 else 1
+            picks.append(_Picked(own, stands_for, share, draws))
             problems += found
             rows_read += len(table)
-        if sum(len(draw.frame) for draw in draws) >= min(rows, FEWEST_ROWS):
+        if sum(len(pick.frame) for pick in picks) >= min(rows, FEWEST_ROWS):
             break
     left_out = counts_by_kind(problems)
     if broken := sum(part.problem is not None for part in source.parts):
         left_out[FILE] = left_out.get(FILE, 0) + broken
-    return _sample(draws, sizes, rows_read, left_out, is_whole=True)
+    return _sample(picks, max(sizes, default=0) / (sum(sizes) or 1), rows_read, left_out, True)
 
 
 def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
@@ -221,12 +208,12 @@ def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
         pick(part, math.ceil(rows * share), int(rng.integers(2**31)))
         for part, (_, _, share) in zip(parts, chosen, strict=True)
     ]
-    draws: list[Draw] = []
-    rows_read = 0
-    for (own, count), (_, size, share) in zip(dask.compute(*tasks), chosen, strict=True):
-        draws += _as_draws(own, count, size, share, MOST_PARTITIONS)
-        rows_read += count
-    return _sample(draws, sizes, rows_read, {}, is_whole=False)
+    picked = dask.compute(*tasks)
+    picks = [
+        _Picked(own, count * len(sizes) * share, share, round(MOST_PARTITIONS * share))
+        for (own, count), (_, _, share) in zip(picked, chosen, strict=True)
+    ]
+    return _sample(picks, 1 / len(sizes), sum(count for _, count in picked), {}, False)
 
 
 def _choose(
@@ -349,30 +336,39 @@ def _pick(frame: Any, most: int, seed: int) -> tuple[Any, int]:
     return frame.iloc[order[:most]], len(frame)
 
 
-def _as_draws(picked: Any, rows: float, size: float, share: float, count: int) -> list[Draw]:
-    """Random rows of one stretch, as the draws among `count` that its share is worth."""
-    draws = max(1, min(round(count * share), len(picked)))
-    places = np.array_split(np.arange(len(picked)), draws)
-    return [Draw(picked.iloc[own], rows, size, share / draws) for own in places]
-
-
 def _sample(
-    draws: list[Draw],
-    sizes: list[float],
+    picks: list[_Picked],
+    largest_share: float,
     rows_read: int,
     left_out: dict[str, int],
-    *,
-    is_whole: bool,
+    is_of_files: bool,
 ) -> Sample:
     from dask.dataframe.dispatch import concat
 
-    frames = [draw.frame for draw in draws if len(draw.frame)]
+    frames = [pick.frame for pick in picks if len(pick.frame)]
     if not frames:
         counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
         raise UnreadableInputError(
             f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
             "look at its files"
         )
-    frame, size = concat(frames).reset_index(drop=True), sum(sizes)
-    largest_share = max(sizes) / size if is_whole else None
-    return Sample(tuple(draws), frame, size, rows_read, left_out, largest_share)
+    weights, draw_of = [], []
+    shares: list[float] = []
+    for pick in picks:
+        count = len(pick.frame)
+        draws = max(1, min(pick.draws, count))
+        own = np.arange(count) * draws // max(1, count)
+        weights.append(np.full(count, pick.rows / max(1, count)))
+        draw_of.append(len(shares) + own)
+        part = np.bincount(own, minlength=draws) / count if count else np.ones(1)
+        shares += (pick.share * part).tolist()
+    return Sample(
+        concat(frames).reset_index(drop=True),
+        np.concatenate(weights),
+        np.concatenate(draw_of),
+        np.array(shares),
+        rows_read,
+        left_out,
+        largest_share,
+        is_of_files,
+    )

@@ -28,7 +28,7 @@ from gpuclassify.jobs.estimate.sample import (
     Estimate,
     sample_files,
 )
-from gpuclassify.jobs.estimate.trial import SLICES, run_trial
+from gpuclassify.jobs.estimate.trial import SLICES, time_slices
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -199,6 +199,32 @@ def test_a_sample_tells_the_whole_within_its_range(corpus, rows, name, options):
         assert sample.rows == Estimate(ROWS, ROWS, ROWS)
 
 
+def test_totals_are_right_on_average_where_files_differ_in_size_and_in_kind(tmp_path):
+    sizes = []
+    for number in range(24):  # the more lines, the longer each is
+        own = [{"text": "x" * (10 + 40 * number)} for _ in range(1 + 3 * number)]
+        (tmp_path / f"{number:02}.jsonl").write_bytes(lines(own))
+        sizes += [len(row["text"]) for row in own]
+    source = FileReader(str(tmp_path)).plan()
+    found = []
+    for seed in range(80):
+        sample = sample_files(source, 60, seed, "raise", attempts=((8, 6_000),))
+        lengths = sample.frame["text"].str.len().to_numpy()
+        found.append((sample.rows.value, sample.total(lengths).value))
+    means, errors = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(len(found))
+    true = np.array([len(sizes), sum(sizes)])
+    assert (errors < 0.05 * true).all()
+    assert (abs(means - true) < 3 * errors).all()
+
+
+def test_the_beginning_of_a_large_compressed_file_stands_for_it_without_a_range(corpus):
+    source = FileReader(f"{corpus}/packed.jsonl.gz").plan()
+    sample = sample_files(source, 150, 0, "raise", beginning_bytes=64 << 10)
+    assert 0 < sample.rows_read < ROWS / 2
+    assert sample.rows.value == pytest.approx(ROWS, rel=0.2)
+    assert sample.rows.low is sample.rows.high is None
+
+
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
 def test_a_sample_is_from_everywhere_and_the_same_again(corpus, name):
     source = FileReader(f"{corpus}/{name}").plan()
@@ -273,15 +299,13 @@ def test_slices_of_a_trial_are_random_rows_and_each_is_run_once(checkpoint):
     frame = pd.DataFrame({"text": sample_texts(64)})
     classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
     slices = []
-    work = np.arange(1.0, 65.0)
-    trial = run_trial([classifier], frame, work, lambda rows: slices.append(rows), 1e9, 3)
+    _, found = time_slices([classifier], frame, slices.append, 1e9, 3)
     warm_up, first, *timed = [list(rows.index) for rows in slices]
     assert warm_up == first
     assert len(timed) == SLICES
     assert sorted(row for own in timed for row in own) == list(range(64))
     assert timed[0] != sorted(timed[0])
-    assert trial.work == tuple(work[own].sum() for own in timed)
-    assert trial.rows == 64
+    assert [rows.tolist() for rows, _ in found] == timed
 
 
 @pytest.fixture
@@ -318,7 +342,7 @@ def test_a_trial_that_fails_leaves_the_models_that_were_there(checkpoint, reside
     edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
     frame = pd.DataFrame({"text": sample_texts(8)})
     with pytest.raises(ZeroDivisionError):
-        run_trial([resident, edu], frame, np.ones(8), fail, 1, 0)
+        time_slices([resident, edu], frame, fail, 1, 0)
     assert len(seen) == 2
     assert MODELS.keys() == before
 
@@ -347,7 +371,8 @@ def test_parts_too_large_for_a_column_are_told(corpus, checkpoint):
     reader = ParquetReader(f"{corpus}/parquet", part_bytes=10**9)
     found = untimed(reader, classifier, sample_rows=100)
     lists = list_columns(classifier)
-    assert (found.largest_part_rows, lists, found.warnings) == (500, [("scores", 26)], ())
+    assert (lists, found.warnings) == ([("scores", 26)], ())
+    assert found.largest_part_rows == pytest.approx(500)
     sizes = (found.largest_part_text_bytes, found.largest_part_rows, lists)
     warnings = list(limit_warnings(*sizes, is_frame=False, limit=20_000))
     assert len(warnings) == 2
