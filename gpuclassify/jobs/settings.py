@@ -184,47 +184,48 @@ class JobSettings:
             read = [*text_fields(as_chain(mappers).mappers), *read]
         kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
         reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
-        writers = [] if self.output is None else [self.writer(self.output)]
-        return Pipeline([reader, *mappers, *writers], backend=self.backend, on_error=self.on_error)
+        stages = [reader, *mappers]
+        if self.output is not None:
+            options = {"compression": self.compression, "staging": self.staging}
+            stages.append(make_writer(self.output, self.format, **options))
+        return Pipeline(stages, backend=self.backend, on_error=self.on_error)
 
-    def writer(self, output: str) -> FileWriter:
-        """The writer for an output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
 
-        Raises
-        ------
-        ValueError
-            `staging` is missing for a repository, or given for another output.
-        """
-        from gpuclassify.hub.dataset_files import HubPath
-        from gpuclassify.jobs.output.hub_writer import HubWriter
-        from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+def make_writer(
+    output: str, file_format: str, *, compression: str | None = None, staging: str | None = None
+) -> FileWriter:
+    """The writer for an output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
 
-        options: dict[str, Any] = {}
-        if self.compression is not None:
-            options["compression"] = self.compression
-        place = HubPath.of(output)
-        if place is None:
-            if self.staging is not None:
-                raise ValueError(
-                    f"staging={self.staging!r} is for output to hf://datasets/OWNER/NAME only"
-                )
-            return (ParquetWriter if self.format == "parquet" else JsonlWriter)(output, **options)
-        if place.repo_type != "dataset":
-            raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
-        if self.staging is None:
-            raise ValueError(
-                f"{output} needs a directory that all workers see, where the files are written "
-                "before they are uploaded, so that a lost client loses no work: staging=, "
-                "--staging DIR"
-            )
-        return HubWriter(
-            place.repo,
-            staging=self.staging,
-            path=place.path or "data",
-            revision=place.revision,
-            file_format=self.format,
-            **options,
+    Raises
+    ------
+    ValueError
+        `staging` is missing for a repository, or given for another output.
+    """
+    from gpuclassify.hub.dataset_files import HubPath
+    from gpuclassify.jobs.output.hub_writer import HubWriter
+    from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+
+    options: dict[str, Any] = {} if compression is None else {"compression": compression}
+    place = HubPath.of(output)
+    if place is None:
+        if staging is not None:
+            raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
+        return (ParquetWriter if file_format == "parquet" else JsonlWriter)(output, **options)
+    if place.repo_type != "dataset":
+        raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
+    if staging is None:
+        raise ValueError(
+            f"{output} needs a directory that all workers see, where the files are written before "
+            "they are uploaded, so that a lost client loses no work: staging=, --staging DIR"
         )
+    return HubWriter(
+        place.repo,
+        staging=staging,
+        path=place.path or "data",
+        revision=place.revision,
+        file_format=file_format,
+        **options,
+    )
 
 
 def families() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import posixpath
 from typing import Any
 
 from gpuclassify.checks import check_choice
-from gpuclassify.hub.dataset_files import SCHEME, HubPath
+from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 from gpuclassify.jobs.storage import Directory, open_directory
@@ -108,52 +108,6 @@ class ParquetWriter(FileWriter):
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(path, compression=compression, storage_options=storage_options)
-
-
-def make_writer(
-    output: str, file_format: str, *, compression: str | None = None, staging: str | None = None
-) -> FileWriter:
-    """The writer for an output of the command line.
-
-    Parameters
-    ----------
-    output : str
-        Directory, fsspec URL, or ``hf://datasets/OWNER/NAME[@BRANCH][/FOLDER]``.
-    file_format : {"parquet", "jsonl"}
-    compression : str, optional
-        Default: that of the writer.
-    staging : str, optional
-        Directory or URL in which the files of a dataset repository are written first.
-
-    Raises
-    ------
-    ValueError
-        `staging` is missing for a repository, or given for another output.
-    """
-    options: dict[str, Any] = {} if compression is None else {"compression": compression}
-    place = HubPath.of(output)
-    if place is None:
-        if staging is not None:
-            raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
-        writer = ParquetWriter if file_format == PARQUET else JsonlWriter
-        return writer(output, **options)
-    if place.repo_type != "dataset":
-        raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
-    if staging is None:
-        raise ValueError(
-            f"{output} needs a directory that all workers see, where the files are written before "
-            "they are uploaded, so that a lost client loses no work: staging=, --staging DIR"
-        )
-    from gpuclassify.jobs.output.hub_writer import HubWriter
-
-    return HubWriter(
-        place.repo,
-        staging=staging,
-        path=place.path or "data",
-        revision=place.revision,
-        file_format=file_format,
-        **options,
-    )
 
 
 def to_parquet(

@@ -24,8 +24,9 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output import hub_target
 from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
 from gpuclassify.jobs.output.manifest import JobChangedError
-from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, make_writer
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.settings import make_writer
 from gpuclassify.jobs.task import PackedWork
 from tests.hub_dataset_server import File
 
