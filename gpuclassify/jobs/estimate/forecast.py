@@ -42,10 +42,8 @@ def make_plan(
         Of `reader`.
     chain : Chain
         Checked, and prepared if it is to be run.
-    sample_rows, seed, on_error
+    sample_rows, seed, on_error, trial_seconds
         See `gpuclassify.jobs.pipeline.Pipeline.plan`.
-    trial_seconds : float, optional
-        About how long to run the stages; None loads no model.
     """
     if isinstance(source, FileSource):
         sample = sample_files(source.planned, sample_rows, seed, on_error)
@@ -53,29 +51,19 @@ def make_plan(
     else:
         sample, stored = sample_partitions(reader, sample_rows, seed), [None]
     warnings: list[str] = []
-    reached = _reached(chain, sample.frame, warnings)
-    counts = [_count(mapper, frame, rows, sample) for mapper, frame, rows in reached]
+    counts = [_count(*reached, sample) for reached in _reached(chain, sample.frame, warnings)]
     tokens = np.sum([np.zeros(len(sample.frame)), *(own.tokens for own in counts)], axis=0)
     nulls = np.any([tokens < 0, *(own.nulls for own in counts)], axis=0)
     time, left_out = None, sample.left_out
     if trial_seconds is not None:
-        time, failed = time_stages(
-            sample,
-            tokens,
-            chain,
-            chain.announced(source.meta()),
-            seconds=trial_seconds,
-            seed=seed,
-            on_error=on_error,
-        )
-        if failed:
-            left_out = {**left_out, ROW: left_out.get(ROW, 0) + failed}
-    sizes = _text_bytes(sample.frame, text_fields(chain.mappers))
-    text_bytes, part_bytes = sample.total(sizes), sample.largest_part(sizes)
-    part_rows = sample.largest_part(np.ones(len(sizes)))
+        meta_dtypes, settings = chain.announced(source.meta()), (trial_seconds, seed, on_error)
+        time, failed = time_stages(sample, tokens, chain, meta_dtypes, *settings)
+        left_out = {**left_out, ROW: left_out.get(ROW, 0) + failed} if failed else left_out
+    text_sizes = _text_bytes(sample.frame, text_fields(chain.mappers))
+    text_bytes, part_bytes = sample.total(text_sizes), sample.largest_part(text_sizes)
+    part_rows = sample.largest_part(np.ones(len(text_sizes)))
     lists = [column for own in counts for column in own.lists]
-    is_frame = isinstance(source, FrameSource)
-    warnings += limit_warnings(part_bytes, part_rows, lists, is_frame=is_frame)
+    warnings += limit_warnings(part_bytes, part_rows, lists, is_of_files=sample.is_of_files)
     return Plan(
         rows=sample.rows,
         text_bytes=text_bytes,

@@ -69,7 +69,7 @@ def limit_warnings(
     rows: float,
     lists: Iterable[tuple[str, int]],
     *,
-    is_frame: bool,
+    is_of_files: bool,
     limit: int = COLUMN_LIMIT,
 ) -> Iterator[str]:
     """Sentences about columns of the largest part that come near what a column of cudf can hold.
@@ -80,8 +80,8 @@ def limit_warnings(
         Of the largest part.
     lists : iterable of (str, int)
         See `list_columns`.
-    is_frame : bool
-        Whether parts are partitions of a Dask frame, and not of files.
+    is_of_files : bool
+        Else parts are partitions of a Dask frame.
     limit : int
         Most elements of a column, or bytes of one of strings.
     """
@@ -89,7 +89,7 @@ def limit_warnings(
         "make parts smaller with --part-size 256MB (part_bytes=); where one row group or one "
         "compressed file is larger than that, write the input in smaller ones"
     )
-    if is_frame:
+    if not is_of_files:
         cure = "repartition the frame, such as with ddf.repartition(partition_size='256MB')"
     sizes = [("its text", text_bytes, "bytes")]
     sizes += [(f"its column {name!r}", rows * count, "numbers") for name, count in lists]

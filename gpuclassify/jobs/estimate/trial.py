@@ -24,7 +24,6 @@ def time_stages(
     tokens: np.ndarray,
     chain: Chain,
     meta_dtypes: Any,
-    *,
     seconds: float,
     seed: int,
     on_error: str,

@@ -374,12 +374,12 @@ def test_parts_too_large_for_a_column_are_told(corpus, checkpoint):
     assert (lists, found.warnings) == ([("scores", 26)], ())
     assert found.largest_part_rows == pytest.approx(500)
     sizes = (found.largest_part_text_bytes, found.largest_part_rows, lists)
-    warnings = list(limit_warnings(*sizes, is_frame=False, limit=20_000))
+    warnings = list(limit_warnings(*sizes, is_of_files=True, limit=20_000))
     assert len(warnings) == 2
     assert "its text" in warnings[0]
     assert "'scores' has about 13,000 numbers" in warnings[1]
     assert all("--part-size" in warning for warning in warnings)
-    assert "ddf.repartition" in next(limit_warnings(*sizes, is_frame=True, limit=20_000))
+    assert "ddf.repartition" in next(limit_warnings(*sizes, is_of_files=False, limit=20_000))
 
 
 def test_broken_files_and_lines_stop_a_plan_or_are_counted(tmp_path, checkpoint):
