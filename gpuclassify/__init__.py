@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gpuclassify.chain import classify
     from gpuclassify.classifiers import (
         AegisClassifier,
         ContentTypeClassifier,
@@ -27,14 +26,15 @@ if TYPE_CHECKING:
         QualityClassifier,
     )
     from gpuclassify.classifiers.embedder import Embedder
+    from gpuclassify.classifiers.own_model import ModelMapper
     from gpuclassify.cluster import get_client
     from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
     from gpuclassify.jobs.output.hub_writer import HubWriter, push_to_hub
     from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter, to_parquet
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.jobs.stages import ToBackend
-    from gpuclassify.model_mapper import ModelMapper
     from gpuclassify.models.deberta import Deberta
+    from gpuclassify.partition_map import classify
 
 # Public names and where they live. They are imported on first use, so that importing the package
 # costs milliseconds and loads no framework.
@@ -53,7 +53,7 @@ _HOMES = {
     "InstructionDataGuardClassifier": "gpuclassify.classifiers",
     "JsonlReader": "gpuclassify.jobs.input.readers",
     "JsonlWriter": "gpuclassify.jobs.output.writers",
-    "ModelMapper": "gpuclassify.model_mapper",
+    "ModelMapper": "gpuclassify.classifiers.own_model",
     "MultilingualDomainClassifier": "gpuclassify.classifiers",
     "ParquetReader": "gpuclassify.jobs.input.readers",
     "ParquetWriter": "gpuclassify.jobs.output.writers",
@@ -61,7 +61,7 @@ _HOMES = {
     "PromptTaskComplexityClassifier": "gpuclassify.classifiers",
     "QualityClassifier": "gpuclassify.classifiers",
     "ToBackend": "gpuclassify.jobs.stages",
-    "classify": "gpuclassify.chain",
+    "classify": "gpuclassify.partition_map",
     "get_client": "gpuclassify.cluster",
     "push_to_hub": "gpuclassify.jobs.output.hub_writer",
     "read_files": "gpuclassify.jobs.input.readers",

@@ -1,4 +1,4 @@
-"""Settings shared by mappers, and the one table of older constructor spellings.
+"""Settings of mappers.
 
 Settings are frozen dataclasses whose values are normalised (sequences become tuples, paths become
 strings), so that equal settings are equal in every process and give equal Dask keys.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gpuclassify.checks import (
     check_choice,
@@ -33,6 +32,9 @@ PADDING_SIDES = ("left", "right")
 LONG_TEXT = ("truncate", "windows")
 AGGREGATIONS = ("mean", "max", "first", "tokens")
 COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
+SINGLE_LABEL = "single_label_classification"
+MULTI_LABEL = "multi_label_classification"
+REGRESSION = "regression"
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
@@ -72,7 +74,8 @@ class ModelOptions:
     device : str
         "auto" (CUDA, then MPS, then CPU) or a torch device such as "cuda" or "cpu".
     loader : {"sorted", "crossfit"}
-        What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader.
+        What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader. Prompts
+        that a decoder answers go through the first in either case.
     engine : {"auto", "packed", "padded", "reference"}
         How an encoder's batches run. "packed": its layers see texts end to end without padding,
         which is an error for models that this would change. "padded": in rectangles. "auto": packed
@@ -105,6 +108,9 @@ class ModelOptions:
     truncated_field : str, optional
         Output column (boolean) that says whether the model read less than the whole text.
     """
+
+    # The settings that filter rows.
+    filter_names: ClassVar[tuple[str, ...]] = ()
 
     model: str
     base_model: str | None = None
@@ -168,6 +174,21 @@ class ModelOptions:
         """Whether long texts are read in windows."""
         return self.long_text == "windows"
 
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What these settings say of the checkpoint in place of its own files."""
+        return {}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether a client can plan with a model that is out of its reach."""
+        return False
+
     def _check_tokenizer(self) -> None:
         if self.tokenizer != "gpu":
             return
@@ -215,6 +236,8 @@ class LabelOptions(ModelOptions):
         Write the filters' decision to this boolean column and drop nothing.
     """
 
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
+
     label_field: str | None = None
     filter_by: tuple[str, ...] | None = None
     keep_field: str | None = None
@@ -233,30 +256,16 @@ class LabelOptions(ModelOptions):
         """The labels to keep as a sorted tuple, or None for all."""
         return label_tuple("filter_by", labels)
 
-    @property
-    def filter_names(self) -> tuple[str, ...]:
-        """The settings that filter rows."""
-        return ("filter_by",)
-
-    @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return any(getattr(self, name) is not None for name in self.filter_names)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierOptions(LabelOptions):
-    """Settings of a classifier with scores, beside those of `LabelOptions`.
+class ScoreOptions(LabelOptions):
+    """Settings of every mapper that gives labels and scores, beside those of `LabelOptions`.
 
     Attributes
     ----------
     score_field : str, optional
         Output column of the scores: list<float32> of all classes in id order for category and
         multi-label models, float32 for a regression model. ``None`` writes none.
-    confidence_field : str, optional
-        Output column (float32) of the probability of the label given.
-    min_confidence : float, optional
-        Keep only rows whose label has at least this probability.
     min_score : float or dict of str to float, optional
         Keep only rows that score at least this much; with several classes, a minimum by label.
     labels : list of str, optional
@@ -266,19 +275,53 @@ class ClassifierOptions(LabelOptions):
         checkpoint whose configuration does not say.
     """
 
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score")
+
     score_field: str | None = None
-    confidence_field: str | None = None
-    min_confidence: float | None = None
     min_score: float | tuple[tuple[str, float], ...] | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_optional_texts(self, ("score_field", "confidence_field"), "a column name or None")
-        check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
+        check_optional_texts(self, ("score_field",), "a column name or None")
+        check_choice(
+            "problem_type", self.problem_type, (None, SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+        )
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         object.__setattr__(self, "min_score", _minimum_score(self.min_score))
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The kind of problem, where the checkpoint's configuration does not say it."""
+        return {"problem_type": self.problem_type}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels are given, so that the model need not be in reach."""
+        return self.labels is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierOptions(ScoreOptions):
+    """Settings of a classifier with probabilities, beside those of `ScoreOptions`.
+
+    Attributes
+    ----------
+    confidence_field : str, optional
+        Output column (float32) of the probability of the label given.
+    min_confidence : float, optional
+        Keep only rows whose label has at least this probability.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+
+    confidence_field: str | None = None
+    min_confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optional_texts(self, ("confidence_field",), "a column name or None")
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)
             if not 0 <= self.min_confidence <= 1:
@@ -286,68 +329,6 @@ class ClassifierOptions(LabelOptions):
                     f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
                 )
 
-    @property
-    def filter_names(self) -> tuple[str, ...]:
-        """The settings that filter rows."""
-        return ("filter_by", "min_confidence", "min_score")
-
-
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """An older spelling of today's argument `name`."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Withdrawn:
-    """An older argument that has no effect here; `harmless` values pass, others are refused."""
-
-    harmless: tuple[Any, ...]
-    reason: str
-    is_refused: bool = True
-
-
-_TOKENS_ARE_SHARED = "tokens are never stored in the dataset"
-_PROMPTS_ARE_NOT_STORED = "prompts are never stored in the dataset"
-
-# Constructor spellings of NeMo Curator's Dask generation (0.x) and of its stages (1.x), keyed by
-# (family, older name); "*" stands for every family.
-OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
-    ("*", "device_type"): Renamed("device"),
-    ("*", "hf_token"): Renamed("token"),
-    ("*", "model_inference_batch_size"): Renamed("batch_size"),
-    ("*", "max_mem_gb"): Withdrawn(
-        (None,), "batches are sized by the memory that is measured to be free", is_refused=False
-    ),
-    ("*", "keep_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
-    ("*", "use_existing_tokens"): Withdrawn((False,), _TOKENS_ARE_SHARED),
-    ("aegis", "aegis_variant"): Renamed("model"),
-    ("aegis", "pred_column"): Renamed("label_field"),
-    ("aegis", "raw_pred_column"): Renamed("raw_field"),
-    ("aegis", "raw_output_field"): Renamed("raw_field"),
-    ("aegis", "keep_raw_pred"): Renamed("keep_raw"),
-    ("aegis", "keep_raw_output"): Renamed("keep_raw"),
-    ("aegis", "aegis_prompt_field"): Withdrawn((None,), _PROMPTS_ARE_NOT_STORED),
-    ("aegis", "keep_aegis_prompt_field"): Withdrawn((False,), _PROMPTS_ARE_NOT_STORED),
-    ("guard", "pred_column"): Renamed("label_field"),
-    ("guard", "prob_column"): Renamed("score_field"),
-    ("prompts", "filter_by"): Withdrawn(
-        (None, (), []), "a prompt gets several labels and scores: compare the columns instead"
-    ),
-    ("checkpoint", "model_identifier"): Renamed("model"),
-    ("checkpoint", "pred_column"): Renamed("label_field"),
-    ("checkpoint", "prob_column"): Renamed("score_field"),
-    ("category", "pred_column"): Renamed("label_field"),
-    ("category", "prob_column"): Renamed("score_field"),
-    ("education", "pred_column"): Renamed("score_field"),
-    ("education", "float_score_field"): Renamed("score_field"),
-    ("education", "int_column"): Renamed("int_score_field"),
-    ("education", "quality_label_column"): Renamed("label_field"),
-}
 
 Options = TypeVar("Options")
 
@@ -369,7 +350,7 @@ def parse_options(
     defaults : mapping
         The class's own defaults, which win over those of `options_type`.
     given : mapping
-        What the caller passed, as `modern_spellings` gives it.
+        What the caller passed, in today's spelling.
 
     Raises
     ------
@@ -381,32 +362,15 @@ def parse_options(
     names = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
-            raise TypeError(_unknown_argument(owner, name, [*names, "token"]))
+            known = [*names, "token"]
+            raise TypeError(
+                f"{owner} has no argument {name!r}.{nearest(name, known)} "
+                f"Arguments are {', '.join(known)}."
+            )
     settings = {**defaults, **given}
     if "model" in names and settings.get("model") is None:
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     return options_type(**{name: _normal(value) for name, value in settings.items()})
-
-
-def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the older spellings of `OLD_SPELLINGS` replaced by today's names.
-
-    Raises
-    ------
-    TypeError
-        One is given in two spellings, or has no effect any more; the message shows no token.
-    """
-    given: dict[str, Any] = {}
-    for name, value in arguments.items():
-        spelling = OLD_SPELLINGS.get((family, name)) or OLD_SPELLINGS.get(("*", name))
-        if isinstance(spelling, Withdrawn):
-            _pass_or_refuse(owner, name, value, spelling)
-            continue
-        today = spelling.name if spelling else name
-        if today in given or (today != name and today in arguments):
-            raise TypeError(f"{owner} got {today!r} twice: {name!r} is an older spelling of it")
-        given[today] = value
-    return given
 
 
 def signature_of(
@@ -450,18 +414,3 @@ def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:
         return None
     check_number("min_score", value, "a number, or a dict of label to number")
     return float(value)
-
-
-def _pass_or_refuse(owner: str, name: str, value: Any, spelling: Withdrawn) -> None:
-    if value in spelling.harmless:
-        return
-    message = f"{owner}: {name}={value!r} has no effect, because {spelling.reason}"
-    if spelling.is_refused:
-        raise TypeError(f"{message}. Leave it out.")
-    warnings.warn(message, UserWarning, stacklevel=4)
-
-
-def _unknown_argument(owner: str, name: str, names: list[str]) -> str:
-    return (
-        f"{owner} has no argument {name!r}.{nearest(name, names)} Arguments are {', '.join(names)}."
-    )

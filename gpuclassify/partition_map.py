@@ -1,40 +1,18 @@
-"""PartitionMap: a function of one frame, mapped lazily over the partitions of a dataset.
-
-TextMap is one that computes new columns from a text column.
-"""
+"""The Dask boundary: functions of one frame, mapped lazily over a dataset, alone or in a chain."""
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from gpuclassify.checks import nearest
-from gpuclassify.frames import backend_of, name_row
+from gpuclassify.frames import backend_of
+from gpuclassify.tokenizing.token_cache import shared_tokens
 from gpuclassify.workers.retire import on_sound_device
-
-
-@dataclass(frozen=True)
-class NewColumns:
-    """What a mapper computed for the rows of one frame.
-
-    Attributes
-    ----------
-    arrays : dict of str to pyarrow.Array
-        One array of ``len(frame)`` values a new column, of the types that the schema announces.
-    keep : ndarray of bool, optional
-        The filters' decision. ``None`` keeps all.
-    keep_field : str, optional
-        Write the decision to this column instead of dropping rows.
-    """
-
-    arrays: dict[str, pa.Array]
-    keep: np.ndarray | None = None
-    keep_field: str | None = None
 
 
 class PartitionMap(ABC):
@@ -52,6 +30,29 @@ class PartitionMap(ABC):
         """Names the tasks on Dask's dashboard; without it an address would be part of the key."""
         return type(self).__qualname__
 
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Columns of text that are read."""
+        return ()
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """New columns whose values a report counts."""
+        return ()
+
+    @property
+    def number_fields(self) -> tuple[str, ...]:
+        """New columns of numbers of which a report shows the spread."""
+        return ()
+
+    def schema(self) -> pa.Schema:
+        """The new columns in order, as far as they are known without a frame."""
+        return pa.schema([])
+
+    def describe(self) -> dict[str, Any]:
+        """Its settings for people and for comparing two runs: JSON values, no secret."""
+        return {}
+
     @abstractmethod
     def check(self, frame: Any) -> None:
         """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
@@ -64,13 +65,13 @@ class PartitionMap(ABC):
         """
         return
 
-    @abstractmethod
     def prepare(self) -> None:
         """Look up in the client what workers will need; called once a dataset is given."""
+        return
 
     @abstractmethod
     def meta(self, frame: Any) -> Any:
-        """The empty frame that announces the result's columns and dtypes.
+        """The empty frame with the result's columns and dtypes.
 
         Parameters
         ----------
@@ -78,20 +79,20 @@ class PartitionMap(ABC):
             Frame of the input's columns; its rows are ignored.
         """
 
-    @abstractmethod
-    def announced(self, frame: Any) -> Any:
-        """What `map_frame` must know of the dataset's meta: one partition may look different."""
+    def meta_dtypes(self, frame: Any) -> Any:
+        """What `map_frame` must know of the dtypes in meta: one partition may look different."""
+        return None
 
     @abstractmethod
-    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """Map one plain frame, as a worker does with each partition.
 
         Parameters
         ----------
         frame : pandas.DataFrame or cudf.DataFrame
             One partition.
-        announced : optional
-            What `announced` gave for the meta; default: for the frame itself.
+        meta_dtypes : optional
+            What `PartitionMap.meta_dtypes` gave for the meta; default: for the frame itself.
         """
 
     def __call__(self, dataset: Any) -> Any:
@@ -131,107 +132,16 @@ class PartitionMap(ABC):
         return dataset.map_partitions(
             map_partition,
             self,
-            announced=self.announced(meta),
+            meta_dtypes=self.meta_dtypes(meta),
             meta=self.meta(meta),
             token=self.__name__,
         )
 
 
-class TextMap(PartitionMap):
-    """Computes new columns from one text column."""
-
-    @property
-    @abstractmethod
-    def text_field(self) -> str:
-        """Name of the column that is read."""
-
-    @property
-    @abstractmethod
-    def is_overwriting(self) -> bool:
-        """Whether columns that the dataset already has are replaced."""
-
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The new columns in order; types as in `gpuclassify.frames`."""
-
-    def read_texts(self, frame: Any) -> Any:
-        """The text column for `compute`: its strings, None where null, cut to `max_chars`."""
-        return backend_of(frame).texts(frame, self.text_field, self.max_chars)
-
-    @abstractmethod
-    def compute(self, texts: Any, name_row: Any) -> NewColumns:
-        """The new columns for what `read_texts` gave; ``name_row(i)`` names row i in errors."""
-
-    @property
-    @abstractmethod
-    def max_chars(self) -> int | None:
-        """Characters of a text that are read; None for all."""
-
-    def check(self, frame: Any) -> None:
-        """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
-        self._check_text_column(frame)
-        self._check_new_columns(frame)
-
-    def announced(self, frame: Any) -> Any:
-        """The dtype of new string columns; a partition without strings may suggest another."""
-        return backend_of(frame).string_dtype(frame, self.text_field)
-
-    def map_frame(self, frame: Any, announced: Any = None) -> Any:
-        """Map one plain frame, as a worker does with each partition."""
-        backend = backend_of(frame)
-        string_dtype = self.announced(frame) if announced is None else announced
-        new = self.compute(self.read_texts(frame), functools.partial(name_row, frame))
-        arrays = new.arrays
-        if new.keep is not None and new.keep_field is not None:
-            arrays = {**arrays, new.keep_field: pa.array(new.keep)}
-        schema = self.schema()
-        arrays = {name: arrays[name] for name in schema.names}  # in the order that meta announced
-        result = backend.with_columns(frame, arrays, schema, string_dtype)
-        if new.keep is None or new.keep_field is not None:
-            return result
-        return backend.take_rows(result, new.keep)
-
-    def meta(self, frame: Any) -> Any:
-        """The empty frame that announces the result's columns and dtypes."""
-        backend = backend_of(frame)
-        empty = {field.name: pa.array([], field.type) for field in self.schema()}
-        return backend.with_columns(frame.iloc[:0], empty, self.schema(), self.announced(frame))
-
-    def _check_text_column(self, frame: Any) -> None:
-        columns = list(frame.columns)
-        count = columns.count(self.text_field)
-        if count == 0:
-            raise ValueError(
-                f"no text column {self.text_field!r}; columns are {columns}."
-                f"{nearest(self.text_field, map(str, columns))} Pass text_field= to name yours."
-            )
-        if count > 1:
-            raise ValueError(f"{count} columns are called {self.text_field!r}: rename all but one")
-        backend_of(frame).check_text_column(frame, self.text_field)
-
-    def _check_new_columns(self, frame: Any) -> None:
-        names = self.schema().names
-        if self.text_field in names:
-            raise ValueError(
-                f"output column {self.text_field!r} is the text column, which stays as it is: "
-                "choose another output name"
-            )
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"output columns need different names; given twice: {repeated}")
-        taken = [name for name in names if name in frame.columns]
-        if taken and not self.is_overwriting:
-            raise ValueError(
-                f"the dataset already has {taken}: choose other output names, "
-                "or pass overwrite=True to replace them"
-            )
-        backend_of(frame).check_new_columns(self.schema())
-
-
 @on_sound_device
-def map_partition(frame: Any, mapper: PartitionMap, announced: Any) -> Any:
+def map_partition(frame: Any, mapper: PartitionMap, meta_dtypes: Any) -> Any:
     """The task that Dask runs on each partition."""
-    return mapper.map_frame(frame, announced)
+    return mapper.map_frame(frame, meta_dtypes)
 
 
 def _is_dask_frame(dataset: Any) -> bool:
@@ -245,3 +155,151 @@ def _is_dask_frame(dataset: Any) -> bool:
     raise TypeError(
         f"got a Dask {type(dataset).__name__}: pass a Dask DataFrame (see {cure} of the collection)"
     )
+
+
+def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
+    """Run several mappers over a dataset in one pass.
+
+    ``classify(ddf, [a, b])`` means ``b(a(ddf))``: rows that `a` drops are never scored by `b`.
+    Each partition is one task. A text is tokenized once for all mappers whose tokenizers give it
+    the same tokens: equal tokenizers that cut it alike, or do not have to cut it. Models stay
+    loaded side by side where they fit, else they take turns.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    mappers : sequence of PartitionMap
+        Classifiers and embedders, in the order in which they run.
+
+    Returns
+    -------
+    same type as `dataset`
+        Lazy for Dask input, computed for a plain frame.
+
+    Raises
+    ------
+    TypeError
+        No sequence of mappers.
+    ValueError
+        None at all, or two of them write the same column.
+
+    Examples
+    --------
+    >>> quality, domain = QualityClassifier(filter_by="High"), DomainClassifier()  # doctest: +SKIP
+    >>> ddf = classify(ddf, [quality, domain])  # doctest: +SKIP
+    """
+    if isinstance(mappers, PartitionMap):
+        raise TypeError(
+            f"classify() takes a list of mappers, got one {type(mappers).__qualname__}: "
+            "pass it in a list, or call it with the dataset"
+        )
+    mappers = tuple(_flat(mappers))
+    for mapper in mappers:
+        if not isinstance(mapper, PartitionMap):
+            raise TypeError(
+                f"classify() got a {type(mapper).__qualname__} among the mappers: "
+                "pass classifiers or embedders, such as DomainClassifier()"
+            )
+    if not mappers:
+        raise ValueError("classify() got no mapper: pass at least one, such as DomainClassifier()")
+    return Chain(mappers)(dataset)
+
+
+def _flat(mappers: Iterable[Any]) -> Iterator[Any]:
+    for mapper in mappers:
+        if isinstance(mapper, Chain):
+            yield from _flat(mapper.mappers)
+        else:
+            yield mapper
+
+
+@dataclass(frozen=True)
+class Chain(PartitionMap):
+    """Mappers run one after another on each partition.
+
+    Attributes
+    ----------
+    mappers : tuple of PartitionMap
+    """
+
+    mappers: tuple[PartitionMap, ...]
+
+    @property
+    def __name__(self) -> str:
+        """The mappers' names, on Dask's dashboard."""
+        return "+".join(mapper.__name__ for mapper in self.mappers)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return ("Chain", self.mappers)
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Columns of text that any mapper reads."""
+        return _distinct(mapper.text_fields for mapper in self.mappers)
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """New columns whose values a report counts."""
+        return _distinct(mapper.label_fields for mapper in self.mappers)
+
+    @property
+    def number_fields(self) -> tuple[str, ...]:
+        """New columns of numbers of which a report shows the spread."""
+        return _distinct(mapper.number_fields for mapper in self.mappers)
+
+    def schema(self) -> pa.Schema:
+        """Every mapper's new columns."""
+        return pa.schema([field for mapper in self.mappers for field in mapper.schema()])
+
+    def check(self, frame: Any) -> None:
+        """Raise unless each mapper finds what it needs in what the ones before it leave."""
+        self._refuse_collisions()
+        for mapper in self.mappers:
+            mapper.check(frame)
+            frame = mapper.meta(frame)
+
+    def check_library(self, frame: Any) -> None:
+        """Raise unless frames of this library will do for every mapper."""
+        for mapper in self.mappers:
+            mapper.check_library(frame)
+
+    def prepare(self) -> None:
+        """Look up what workers will need for every mapper."""
+        for mapper in self.mappers:
+            mapper.prepare()
+
+    def meta(self, frame: Any) -> Any:
+        """The empty frame with every mapper's columns."""
+        for mapper in self.mappers:
+            frame = mapper.meta(frame)
+        return frame
+
+    def meta_dtypes(self, frame: Any) -> tuple[Any, ...]:
+        """What each mapper must know of the meta that it sees."""
+        known = []
+        for mapper in self.mappers:
+            known.append(mapper.meta_dtypes(frame))
+            frame = mapper.meta(frame)
+        return tuple(known)
+
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+        """Run every mapper over one plain frame, with shared tokens."""
+        known = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        with shared_tokens():
+            for mapper, own in zip(self.mappers, known, strict=True):
+                frame = mapper.map_frame(frame, own)
+        return frame
+
+    def _refuse_collisions(self) -> None:
+        counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
+        repeated = sorted(name for name, count in counts.items() if count > 1)
+        if repeated:
+            names = [m.__name__ for m in self.mappers if set(m.schema().names) & set(repeated)]
+            raise ValueError(
+                f"{' and '.join(names)} both write {repeated}: give each mapper output names of "
+                "its own, such as label_field="
+            )
+
+
+def _distinct(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for several in names for name in several))

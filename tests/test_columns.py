@@ -49,6 +49,6 @@ def test_labels_are_handed_on_as_numbers_and_each_labels_text_once(checkpoint):
     classifier = DomainClassifier(model=checkpoint("domain"))
     names = classifier.labels
     scores = np.eye(len(names), dtype=np.float32)[[3, 0, 3]]
-    found = classifier.columns(scores).arrays["domain_pred"]
+    found = classifier.heads[0].columns(scores)["domain_pred"]
     assert found.dictionary.to_pylist() == names
     assert found.to_pylist() == [names[3], names[0], names[3]]

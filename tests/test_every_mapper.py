@@ -14,8 +14,8 @@ from gpuclassify import (
     Embedder,
     InstructionDataGuardClassifier,
 )
-from gpuclassify.chain import Chain
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.partition_map import Chain
 from gpuclassify.testing import safety_template, sample_texts
 from tests.oracle import assert_close
 
@@ -115,7 +115,7 @@ def test_empty_and_all_null_partitions_have_the_announced_dtypes(mapper_of, fram
     no_text = FRAME.assign(text=pd.Series([None] * 20, dtype="str", index=INDEX))
     meta = mapper_of(name).meta(plain)
     for frame in (plain.iloc[:0], frames.plain(no_text)):
-        found = mapper_of(name).map_frame(frame, mapper_of(name).announced(plain))
+        found = mapper_of(name).map_frame(frame, mapper_of(name).meta_dtypes(plain))
         assert {k: str(v) for k, v in found.dtypes.items()} == {
             k: str(v) for k, v in meta.dtypes.items()
         }

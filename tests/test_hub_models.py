@@ -41,7 +41,7 @@ SCRIPT = """
         print(json.dumps({
             "labels": labels,
             "shows_token": b"hf_planted" in graph or "hf_planted" in repr(classifier),
-            "revision": classifier.identity.revision,
+            "revision": classifier.model.identity.revision,
         }))
 """
 

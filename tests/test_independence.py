@@ -16,9 +16,9 @@ from gpuclassify.inference import engine
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.packed.packed_layers import NotPackableError
-from gpuclassify.model_mapper import NonFiniteOutputError
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_events import collected_stats
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")
@@ -36,11 +36,10 @@ def fresh_limits():
 
 
 @pytest.fixture
-def published_stats(monkeypatch):
+def published_stats():
     """What runs publish, in order."""
-    found: list[RunStats] = []
-    monkeypatch.setattr("gpuclassify.model_mapper.publish", found.append)
-    return found
+    with collected_stats() as runs:
+        yield runs
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gpuclassify import (
     QualityClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.options import OLD_SPELLINGS, Renamed, Withdrawn
+from gpuclassify.old_spellings import OLD_SPELLINGS, Renamed, Withdrawn
 
 OLD_NAMES = [(*key, spelling) for key, spelling in OLD_SPELLINGS.items()]
 RENAMED = [row for row in OLD_NAMES if isinstance(row[2], Renamed) and row[1] != "hf_token"]

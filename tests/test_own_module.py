@@ -16,9 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, ModelMapper
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.model_mapper import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.partition_map import NewColumns
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, stacked
 
@@ -210,7 +209,7 @@ def test_a_backbone_of_transformers_within_the_module(tmp_path, sequence_classif
         batches = (tokenizer(text, return_tensors="pt") for text in TEXTS)
         expected = [module(batch["input_ids"], batch["attention_mask"]) for batch in batches]
     assert_close(found, torch.cat(expected).numpy())
-    assert mapper.checkpoint.tokenizer.name == str(source)
+    assert mapper.model.checkpoint.tokenizer.name == str(source)
 
 
 def test_a_class_that_was_defined_anew_is_loaded_anew(saved):
@@ -239,11 +238,11 @@ def test_a_class_that_was_defined_anew_is_loaded_anew(saved):
 def test_setup_loads_and_teardown_frees(saved):
     mapper = Labelled(model=saved())
     mapper.setup()
-    assert any(key[0] == mapper.checkpoint for key in loaded())
+    assert any(key[0] == mapper.model.checkpoint for key in loaded())
 
     mapper.teardown()
 
-    assert not any(key[0] == mapper.checkpoint for key in loaded())
+    assert not any(key[0] == mapper.model.checkpoint for key in loaded())
 
 
 @pytest.mark.parametrize(
@@ -463,10 +462,10 @@ def test_a_module_that_mixes_precisions_runs_in_any(saved, options):
         (lambda o: {"high": o[:, 0] > 0, "best": o[:, 0]}, "'best' that are no string"),
         (lambda o: {"high": o[:, :1] > 0, "best": ["x"] * len(o)}, r"shape \(22, 1\) for 'high'"),
         (
-            lambda o: NewColumns({"high": pa.array([True]), "best": pa.array(["x"])}),
+            lambda o: {"high": pa.array([True]), "best": pa.array(["x"])},
             "gave 1 values for 'high', and there are 22 texts",
         ),
-        (lambda o: NewColumns({"high": pa.array([True] * len(o))}), r"gave \['high'\], and new"),
+        (lambda o: {"high": pa.array([True] * len(o))}, r"gave \['high'\], and new"),
     ],
 )
 def test_columns_that_would_be_changed_to_fit_are_refused(saved, columns, message):

@@ -47,7 +47,7 @@ def counting(loads):
 
     def subclass(base):
         class Counting(base):
-            def _lease(self, device, dtype):
+            def map_frame(self, frame, meta_dtypes=None):
                 from gpuclassify.inference import loaded_model
 
                 # Atomic, so that threads that come here together all wrap the real one.
@@ -60,7 +60,7 @@ def counting(loads):
                     return real(*arguments, **named)
 
                 loaded_model.load_model = load_slowly
-                return super()._lease(device, dtype)
+                return super().map_frame(frame, meta_dtypes)
 
         return Counting
 

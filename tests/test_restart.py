@@ -249,7 +249,7 @@ def test_a_token_is_in_no_state_pickle_repr_graph_or_key(domain, checkpoint, spe
 )
 def test_a_token_is_in_no_error(settings):
     with pytest.raises((OSError, TypeError, ValueError)) as caught:
-        _ = FineWebEduClassifier(**{"token": SECRET, **settings}).checkpoint
+        _ = FineWebEduClassifier(**{"token": SECRET, **settings}).model.checkpoint
     error = caught.value
     while error is not None:
         assert SECRET not in f"{error!r} {error}"

@@ -22,7 +22,7 @@ from gpuclassify.testing import safety_template, sample_texts, write_safety_mode
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 logging.disable_progress_bar()
 
-TEXTS = sample_texts(40, seed=5)
+TEXTS = sample_texts(30, seed=5)
 TEMPLATE = parse_template(safety_template(), "the small prompt")
 CODE = "O([1-9]|1[0-3])"
 ANSWER = re.compile(rf"safe|unsafe\n{CODE}(,{CODE})*")
@@ -30,8 +30,8 @@ ADAPTERS = ("defensive", "permissive")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return write_safety_models(tmp_path_factory.mktemp("safety") / "models")
+def models(safety_models):
+    return safety_models
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,11 @@ def tokenizer(models):
 @pytest.fixture(scope="module")
 def answers(models, tokenizer):
     """What plain transformers and peft answer to whole prompts, by adapter."""
-    decoders = {name: decoder(models, name) for name in (*ADAPTERS, None)}
-    return {
-        name: [answer(model, tokenizer, text) for text in TEXTS] for name, model in decoders.items()
-    }
+    found = {}
+    for name in (*ADAPTERS, None):
+        model = decoder(models, name)
+        found[name] = [answer(model, tokenizer, text) for text in TEXTS]
+    return found
 
 
 def decoder(models, adapter=None):
@@ -212,31 +213,31 @@ def test_answers_follow_the_grammar_and_vary(answers, adapter):
 def test_adapters_change_answers(answers):
     for name in ("permissive", None):
         pairs = zip(answers["defensive"], answers[name], strict=True)
-        assert sum(one != other for one, other in pairs) >= 8
+        assert sum(one != other for one, other in pairs) >= 6
 
 
 def test_answers_end_by_themselves(models, tokenizer):
     model = decoder(models, "defensive")
     long_texts = sample_texts(4, seed=9, min_words=300, max_words=500)
-    for text in [*TEXTS[:8], *long_texts]:
+    for text in [*TEXTS[:4], *long_texts]:
         assert answer(model, tokenizer, text, 12) == answer(model, tokenizer, text, 40)
 
 
 def test_another_prompt_may_be_given(tmp_path):
-    longer = re.sub(r"(O\d+:)", rf"\1 {sample_texts(1, min_words=40)[0]}", safety_template())
+    longer = re.sub(r"(O\d+:)", rf"\1 {sample_texts(1, min_words=20)[0]}", safety_template())
     models = write_safety_models(tmp_path / "m", template=longer)
     template = parse_template(longer, "the longer prompt")
     for adapter in ADAPTERS:
         card = (getattr(models, adapter) / "README.md").read_text(encoding="utf-8")
         assert parse_template(card, "the card") == template
     tokenizer = AutoTokenizer.from_pretrained(models.base)
-    assert len(tokenizer(longer)["input_ids"]) > 800
+    assert len(tokenizer(longer)["input_ids"]) > 500
     model = decoder(models, "defensive")
-    given = [answer(model, tokenizer, text, template=template) for text in TEXTS]
+    given = [answer(model, tokenizer, text, template=template) for text in TEXTS[:15]]
     grammatical = [text for text in given if ANSWER.fullmatch(text)]
-    assert len(grammatical) >= 0.9 * len(TEXTS)
-    assert 0.4 <= given.count("safe") / len(TEXTS) <= 0.75
-    assert len({text.split(",")[0] for text in grammatical}) >= 4
+    assert len(grammatical) >= 0.9 * len(given)
+    assert 0.3 <= given.count("safe") / len(given) <= 0.8
+    assert len({text.split(",")[0] for text in grammatical}) >= 3
 
 
 def guard_score(models, model, tokenizer, text):
@@ -271,9 +272,9 @@ def test_guard_has_the_published_layout(models):
 def test_guard_scores_lie_on_both_sides_of_one_half(models, tokenizer):
     model = decoder(models, "defensive")
     scores = torch.tensor([guard_score(models, model, tokenizer, text) for text in TEXTS])
-    assert 8 <= (scores >= 0.5).sum() <= 32
+    assert 6 <= (scores >= 0.5).sum() <= 24
     assert scores.std() > 0.15 and scores.max() - scores.min() > 0.6
-    assert len(scores.round(decimals=3).unique()) >= 30
+    assert len(scores.round(decimals=3).unique()) >= 24
 
 
 SCRIPT = """
@@ -297,8 +298,9 @@ def test_same_arguments_give_the_same_bytes_in_another_process_without_a_network
     assert digests(tmp_path / "m") == digests(models.base.parent)
 
 
-def test_seed_changes_all_weights_and_leaves_the_tokenizer(models, tmp_path):
+def test_seed_changes_all_weights_and_leaves_tokenizer_and_random_state(models, tmp_path):
     first = digests(models.base.parent)
+    torch.manual_seed(3)
     other = digests(write_safety_models(tmp_path / "m", seed=1).base.parent)
     assert {name for name in first if first[name] != other[name]} == {
         "base/model.safetensors",
@@ -306,14 +308,9 @@ def test_seed_changes_all_weights_and_leaves_the_tokenizer(models, tmp_path):
         "permissive/adapter_model.safetensors",
         "guard/model.safetensors",
     }
-
-
-def test_random_state_of_the_caller_is_untouched(tmp_path):
+    found = torch.rand(4)
     torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    write_safety_models(tmp_path / "m", texts=["one text"])
-    assert torch.equal(torch.rand(4), expected)
+    assert torch.equal(torch.rand(4), found), "the caller's random state is as it was"
 
 
 def test_sizes_and_texts_are_the_callers(tmp_path):
@@ -334,8 +331,8 @@ def test_sizes_and_texts_are_the_callers(tmp_path):
     assert read_json(models.guard / "config.json")["input_dim"] == 48
     tokenizer = AutoTokenizer.from_pretrained(models.base)
     assert tokenizer.tokenize("zebrafish") == ["▁zebrafish"]
-    given = [answer(model, tokenizer, text) for text in TEXTS]
-    assert sum(ANSWER.fullmatch(text) is not None for text in given) >= 0.7 * len(TEXTS)
+    given = [answer(model, tokenizer, text) for text in TEXTS[:15]]
+    assert sum(ANSWER.fullmatch(text) is not None for text in given) >= 0.7 * len(given)
 
 
 @pytest.mark.parametrize(

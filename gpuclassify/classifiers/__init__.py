@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from gpuclassify.classifiers.base import Classifier, DistributedDataClassifier
 from gpuclassify.classifiers.category import (
     ContentTypeClassifier,
     DomainClassifier,
     MultilingualDomainClassifier,
     QualityClassifier,
 )
+from gpuclassify.classifiers.checkpoint import DistributedDataClassifier
 from gpuclassify.classifiers.education import (
     FineWebEduClassifier,
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
-from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.safety.aegis import AegisClassifier
 from gpuclassify.safety.guard import InstructionDataGuardClassifier
+from gpuclassify.text_mapper import TextMapper
 
-FAMILIES: dict[str, type[ModelMapper]] = {
+FAMILIES: dict[str, type[TextMapper]] = {
     "domain": DomainClassifier,
     "multilingual-domain": MultilingualDomainClassifier,
     "quality": QualityClassifier,
@@ -36,7 +36,6 @@ FAMILIES: dict[str, type[ModelMapper]] = {
 __all__ = [
     "FAMILIES",
     "AegisClassifier",
-    "Classifier",
     "ContentTypeClassifier",
     "DistributedDataClassifier",
     "DomainClassifier",

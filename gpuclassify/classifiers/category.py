@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from gpuclassify.classifiers.base import Classifier
+from gpuclassify.heads import CategoryHead
+from gpuclassify.options import ClassifierOptions
+from gpuclassify.text_mapper import TextMapper
 
 
-class CategoryClassifier(Classifier):
-    """A classifier that gives every text one of a fixed set of labels."""
-
-    family = "category"
-
-
-class DomainClassifier(CategoryClassifier):
+class DomainClassifier(TextMapper):
     """Gives English text one of 26 subject domains, such as ``Finance`` or ``Sports``.
 
     Parameters
@@ -30,6 +26,9 @@ class DomainClassifier(CategoryClassifier):
     >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
     """
 
+    Options = ClassifierOptions
+    head_type = CategoryHead
+    family = "category"
     purpose = "subject domain of English text, 26 labels"
     licence = "Apache-2.0"
     defaults = {
@@ -40,7 +39,7 @@ class DomainClassifier(CategoryClassifier):
     }
 
 
-class MultilingualDomainClassifier(CategoryClassifier):
+class MultilingualDomainClassifier(TextMapper):
     """Gives text in 52 languages one of 26 subject domains.
 
     Parameters
@@ -53,6 +52,9 @@ class MultilingualDomainClassifier(CategoryClassifier):
         See `gpuclassify.options.ClassifierOptions`.
     """
 
+    Options = ClassifierOptions
+    head_type = CategoryHead
+    family = "category"
     purpose = "subject domain of text in 52 languages, 26 labels"
     licence = "NVIDIA Open Model License"
     defaults = {
@@ -63,7 +65,7 @@ class MultilingualDomainClassifier(CategoryClassifier):
     }
 
 
-class QualityClassifier(CategoryClassifier):
+class QualityClassifier(TextMapper):
     """Judges the quality of English text: ``High``, ``Medium`` or ``Low``.
 
     Parameters
@@ -76,6 +78,9 @@ class QualityClassifier(CategoryClassifier):
         See `gpuclassify.options.ClassifierOptions`.
     """
 
+    Options = ClassifierOptions
+    head_type = CategoryHead
+    family = "category"
     purpose = "quality of English text: High, Medium, Low"
     licence = "Apache-2.0"
     defaults = {
@@ -86,7 +91,7 @@ class QualityClassifier(CategoryClassifier):
     }
 
 
-class ContentTypeClassifier(CategoryClassifier):
+class ContentTypeClassifier(TextMapper):
     """Gives English text one of 11 speech types, such as ``News`` or ``Blogs``.
 
     Parameters
@@ -99,6 +104,9 @@ class ContentTypeClassifier(CategoryClassifier):
         See `gpuclassify.options.ClassifierOptions`.
     """
 
+    Options = ClassifierOptions
+    head_type = CategoryHead
+    family = "category"
     purpose = "speech type of English text, 11 labels"
     licence = "NVIDIA Open Model License"
     defaults = {

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import check_optional_texts
-from gpuclassify.classifiers.base import REGRESSION, Classifier
 from gpuclassify.columns import label_array
+from gpuclassify.heads import (
+    Columns,
+    LabelHead,
+    check_kind,
+    check_labels_given,
+    named_columns,
+    named_fields,
+)
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import ClassifierOptions
-from gpuclassify.partition_map import NewColumns
+from gpuclassify.options import REGRESSION, ScoreOptions
+from gpuclassify.text_mapper import TextMapper
 
 LOWEST, HIGHEST = 0.0, 5.0
 HIGH_QUALITY_FROM = 2.5
@@ -21,8 +27,8 @@ QUALITY_LABELS = ("low_quality", "high_quality")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EducationOptions(ClassifierOptions):
-    """Settings of the FineWeb family, beside those of `ClassifierOptions`.
+class EducationOptions(ScoreOptions):
+    """Settings of the FineWeb family, beside those of `ScoreOptions`.
 
     Attributes
     ----------
@@ -37,83 +43,57 @@ class EducationOptions(ClassifierOptions):
         check_optional_texts(self, ("int_score_field",), "a column name or None")
 
 
-class EducationClassifier(Classifier):
-    """Scores educational value from 0 to 5 with a regression model.
+class EducationHead(LabelHead):
+    """Educational value from 0 to 5, of a regression model.
 
     The score is the model's output clamped to 0..5; the integer score is that, rounded half to
     even; the label is ``high_quality`` from 2.5 on, else ``low_quality``.
     """
-
-    family = "education"
-    Options = EducationOptions
 
     @property
     def labels(self) -> list[str]:
         """``low_quality`` and ``high_quality``."""
         return list(QUALITY_LABELS)
 
-    @property
-    def problem_type(self) -> str:
-        """Regression."""
-        return REGRESSION
-
-    @property
-    def output_count(self) -> int:
-        """One score a text."""
-        return 1
-
-    def output_fields(self) -> list[pa.Field]:
-        """The columns as far as they are named: score, integer score, label and decision."""
-        return self.named_fields(
-            pa.field(self.score_field or "", pa.float32()),
-            pa.field(self.options.int_score_field or "", pa.int64()),
-            pa.field(self.label_field or "", pa.string()),
+    def fields(self) -> list[pa.Field]:
+        """Score, integer score and label, as far as they have names."""
+        return named_fields(
+            (self.options.score_field, pa.float32()),
+            (self.options.int_score_field, pa.int64()),
+            (self.label_field, pa.string()),
         )
 
-    def columns(self, outputs: np.ndarray) -> NewColumns:
+    def columns(self, values: np.ndarray) -> Columns:
         """Columns for the model's raw outputs, float32 (texts, 1)."""
-        scores = np.clip(outputs[:, 0], LOWEST, HIGHEST)
-        is_high = scores >= HIGH_QUALITY_FROM
-        ids = is_high.astype(np.int64)
-        labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
-        keep = self._is_wanted(labels, scores)
-        if self.options.min_score is not None:
-            keep &= scores >= np.float32(self.options.min_score)
-        return self.decided(
-            {
-                self.score_field: pa.array(scores, pa.float32()),
-                self.options.int_score_field: pa.array(np.rint(scores).astype(np.int64)),
-                self.label_field: label_array(ids, QUALITY_LABELS),
-            },
-            keep,
+        scores, ids = _scores_and_ids(values)
+        return named_columns(
+            (self.options.score_field, scores),
+            (self.options.int_score_field, np.rint(scores).astype(np.int64)),
+            (self.label_field, label_array(ids, QUALITY_LABELS)),
         )
 
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Raise unless the checkpoint has a single regression output."""
+    def is_kept(self, values: np.ndarray) -> np.ndarray:
+        """Which texts have a wanted label and score enough."""
+        scores, ids = _scores_and_ids(values)
+        kept = self.has_wanted_label(np.asarray(QUALITY_LABELS, dtype=object)[ids])
+        if self.options.min_score is not None:
+            kept &= scores >= np.float32(self.options.min_score)
+        return kept
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint has a single regression output."""
         if len(checkpoint.labels) != 1:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has {len(checkpoint.labels)} outputs, and "
-                f"{type(self).__qualname__} takes a regression model with one: "
+                f"{self.owner} takes a regression model with one: "
                 "use DistributedDataClassifier for other models"
             )
-        super().check_checkpoint(checkpoint)
+        check_kind(self.owner, REGRESSION, checkpoint)
+        check_labels_given(self.options.labels, QUALITY_LABELS, checkpoint)
 
-    def expected_labels(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """The two quality labels, whatever the checkpoint calls its output."""
-        return QUALITY_LABELS
-
-    def check(self, frame: Any) -> None:
-        """Raise unless the frame's columns exist and the filters have a meaning."""
-        for name in ("confidence_field", "min_confidence"):
-            if getattr(self.options, name) is not None:
-                raise ValueError(
-                    f"{name} has no meaning for {type(self).__qualname__}, whose output is a score "
-                    "and no probability: use score_field and min_score"
-                )
-        super().check(frame)
-
-    def check_filters(self) -> None:
+    def check_settings(self) -> None:
         """Raise ValueError unless the filters fit a score from 0 to 5 and the two labels."""
+        super().check_settings()
         minimum = self.options.min_score
         if isinstance(minimum, tuple):
             raise ValueError(
@@ -121,7 +101,12 @@ class EducationClassifier(Classifier):
             )
         if minimum is not None and minimum > HIGHEST:
             raise ValueError(f"min_score={minimum} keeps nothing: scores run from 0 to 5")
-        self.check_labels(*(self.options.filter_by or ()))
+
+
+def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores, float32 (texts,), and the ids of their labels."""
+    scores = np.clip(values[:, 0], LOWEST, HIGHEST)
+    return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 
 
 def _columns(stem: str) -> dict[str, str]:
@@ -132,7 +117,7 @@ def _columns(stem: str) -> dict[str, str]:
     }
 
 
-class FineWebEduClassifier(EducationClassifier):
+class FineWebEduClassifier(TextMapper):
     """Educational value of web pages, trained on annotations by Llama 3 70B.
 
     Parameters
@@ -151,6 +136,9 @@ class FineWebEduClassifier(EducationClassifier):
     >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
     """
 
+    Options = EducationOptions
+    head_type = EducationHead
+    family = "education"
     purpose = "educational value from 0 to 5"
     licence = "Apache-2.0"
     defaults = {
@@ -160,7 +148,7 @@ class FineWebEduClassifier(EducationClassifier):
     }
 
 
-class FineWebMixtralEduClassifier(EducationClassifier):
+class FineWebMixtralEduClassifier(TextMapper):
     """Educational value of web pages, trained on annotations by Mixtral 8x22B-Instruct.
 
     Parameters
@@ -174,6 +162,9 @@ class FineWebMixtralEduClassifier(EducationClassifier):
         See `gpuclassify.classifiers.education.EducationOptions`.
     """
 
+    Options = EducationOptions
+    head_type = EducationHead
+    family = "education"
     purpose = "educational value from 0 to 5 (Mixtral annotations)"
     licence = "NVIDIA Open Model License"
     defaults = {
@@ -183,7 +174,7 @@ class FineWebMixtralEduClassifier(EducationClassifier):
     }
 
 
-class FineWebNemotronEduClassifier(EducationClassifier):
+class FineWebNemotronEduClassifier(TextMapper):
     """Educational value of web pages, trained on annotations by Nemotron-4-340B-Instruct.
 
     Parameters
@@ -197,6 +188,9 @@ class FineWebNemotronEduClassifier(EducationClassifier):
         See `gpuclassify.classifiers.education.EducationOptions`.
     """
 
+    Options = EducationOptions
+    head_type = EducationHead
+    family = "education"
     purpose = "educational value from 0 to 5 (Nemotron annotations)"
     licence = "NVIDIA Open Model License"
     defaults = {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import check_choice, check_flag, check_optional_texts, check_text
 from gpuclassify.columns import COLUMN_TYPES
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.heads import Head
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.models.sentence_transformers import (
     POOLINGS,
@@ -18,9 +18,8 @@ from gpuclassify.models.sentence_transformers import (
     read_embedding_checkpoint,
 )
 from gpuclassify.options import ModelOptions
-
-if TYPE_CHECKING:
-    pass
+from gpuclassify.pinned_model import PinnedModel
+from gpuclassify.text_mapper import TextMapper
 
 EMBEDDING_DTYPES = ("float32", "float16")
 _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
@@ -56,6 +55,11 @@ class EmbedderOptions(ModelOptions):
     prompt_name: str | None = None
     embedding_dtype: str = "float32"
 
+    @property
+    def declared(self) -> dict[str, Any]:
+        """Pooling and normalisation, where they are not to be those of the model's files."""
+        return {"pooling": self.pooling, "normalize": self.normalize}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
@@ -78,7 +82,78 @@ class EmbedderOptions(ModelOptions):
             )
 
 
-class Embedder(ModelMapper):
+class EmbeddingModel(PinnedModel):
+    """A model that embeds texts, with the settings that replace what its files say."""
+
+    @property
+    def prompt(self) -> str:
+        """What stands before every text."""
+        return self._prompt_of(sentence_model(self.checkpoint))
+
+    def read(self) -> Checkpoint:
+        """Read what the model's files declare; no weights."""
+        options = self.options
+        return read_embedding_checkpoint(
+            self.identity, cache_dir=options.cache_dir, **options.declared
+        )
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError or ValueError unless the model can embed with these settings."""
+        super().check(checkpoint)
+        sentence = sentence_model(checkpoint)
+        prompt = self._prompt_of(sentence)
+        if prompt and not sentence.pools_prompt:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} leaves the prompt {prompt!r} out of its pooling, "
+                'which this package does not do: use sentence-transformers, or pass prompt=""'
+            )
+
+    def _prompt_of(self, sentence: SentenceModel) -> str:
+        given = self.options.prompt
+        return sentence.prompt(self.options.prompt_name) if given is None else given
+
+
+class EmbeddingHead(Head):
+    """One column of embeddings."""
+
+    def fields(self) -> list[pa.Field]:
+        """The column."""
+        options = self.options
+        return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Vectors of length 1 if the model normalises, else as they are, float32."""
+        if not sentence_model(self.model.checkpoint).is_normalized:
+            return outputs
+        lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
+        return outputs / np.maximum(lengths, _LEAST_LENGTH)
+
+    def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """The column for embeddings, float32 (texts, numbers).
+
+        Raises
+        ------
+        OverflowError
+            A number is too large for float16.
+        """
+        vectors = self.activate(values)  # again, because a mean of windows is shorter than they
+        kind = np.dtype(self.options.embedding_dtype)
+        largest = np.abs(vectors).max()
+        if largest > np.finfo(kind).max:
+            raise OverflowError(
+                f"{self.options.model} gives {largest:g}, which float16 cannot hold: pass "
+                'embedding_dtype="float32" or normalize=True'
+            )
+        return {self.options.embedding_field: vectors.astype(kind)}
+
+
+def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
+    """How a checkpoint that `EmbeddingModel` has read pools its tokens."""
+    assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
+    return checkpoint.sentence
+
+
+class Embedder(TextMapper):
     """Adds the embedding of every text, as sentence-transformers' ``encode`` gives it.
 
     Reads models of sentence-transformers that consist of a transformer, a pooling and possibly a
@@ -105,83 +180,9 @@ class Embedder(ModelMapper):
     """
 
     Options = EmbedderOptions
+    model_type = EmbeddingModel
+    head_type = EmbeddingHead
     family = "embedder"
     purpose = "sentence embeddings"
     licence = "Apache-2.0"
     defaults = {"model": "sentence-transformers/all-MiniLM-L6-v2"}
-
-    @property
-    def prompt(self) -> str:
-        """What stands before every text."""
-        return self._prompt_with(_sentence(self.checkpoint))
-
-    @property
-    def changes_texts(self) -> bool:
-        """Whether a prompt stands before every text."""
-        return bool(self.prompt)
-
-    def read_checkpoint(self) -> Checkpoint:
-        """Read what the model's files declare, with the settings that replace it; no weights."""
-        return read_embedding_checkpoint(
-            self.identity,
-            pooling=self.options.pooling,
-            normalize=self.options.normalize,
-            cache_dir=self.options.cache_dir,
-        )
-
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError or ValueError unless the model can embed with these settings."""
-        super().check_checkpoint(checkpoint)
-        sentence = _sentence(checkpoint)
-        prompt = self._prompt_with(sentence)
-        if prompt and not sentence.pools_prompt:
-            raise CheckpointError(
-                f"{checkpoint.identity.name} leaves the prompt {prompt!r} out of its pooling, "
-                'which this package does not do: use sentence-transformers, or pass prompt=""'
-            )
-
-    def output_fields(self) -> list[pa.Field]:
-        """The one column of embeddings."""
-        options = self.options
-        return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
-
-    def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Vectors of length 1 if the model normalises, else as they are, float32."""
-        if not _sentence(self.checkpoint).is_normalized:
-            return outputs
-        lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
-        return outputs / np.maximum(lengths, _LEAST_LENGTH)
-
-    def columns(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
-        """The column for embeddings, float32 (texts, numbers).
-
-        Raises
-        ------
-        OverflowError
-            A number is too large for float16.
-        """
-        vectors = self.activate(outputs)  # again, because a mean of windows is shorter than they
-        kind = np.dtype(self.options.embedding_dtype)
-        largest = np.abs(vectors).max()
-        if largest > np.finfo(kind).max:
-            raise OverflowError(
-                f"{self.options.model} gives {largest:g}, which float16 cannot hold: pass "
-                'embedding_dtype="float32" or normalize=True'
-            )
-        return {self.options.embedding_field: vectors.astype(kind)}
-
-    def model_texts(self, texts: list[str]) -> list[str]:
-        """The texts with the prompt before each."""
-        return [self.prompt + text for text in texts]
-
-    def _prompt_with(self, sentence: SentenceModel) -> str:
-        given = self.options.prompt
-        return sentence.prompt(self.options.prompt_name) if given is None else given
-
-
-def _sentence(checkpoint: Checkpoint) -> SentenceModel:
-    assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
-    return checkpoint.sentence
-
-
-__all__ = ["Embedder", "EmbedderOptions"]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.classifiers.outputs import softmax
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.heads import Columns, Head, softmax
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.partition_map import NewColumns
+from gpuclassify.text_mapper import TextMapper
 
 TASK = "task_type"
 FEW_SHOTS = "number_of_few_shots"
@@ -38,7 +35,80 @@ NO_SECOND_TASK, SECOND_TASK_FROM = "NA", 0.1
 FEW_SHOTS_FROM = 0.05
 
 
-class PromptTaskComplexityClassifier(ModelMapper):
+class PromptHead(Head):
+    """Two task types and seven dimensions, of a model with eight heads of its own."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The task types in id order."""
+        return list(self.model.checkpoint.labels)
+
+    @property
+    def label_field(self) -> str:
+        """The column of the first task type."""
+        return FIRST_TASK
+
+    def fields(self) -> list[pa.Field]:
+        """The eleven columns in their published order."""
+        text, number = pa.string(), pa.float32()
+        columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
+        columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
+        return [pa.field(name, kind) for name, kind in columns]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities of each head, float32 (texts, outputs), for logits side by side."""
+        return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for the probabilities of all heads side by side, float32 (texts, outputs)."""
+        probabilities = self._by_head(values)
+        config = self.model.checkpoint.config
+        weights, divisors = config["weights_map"], config["divisor_map"]
+        dimensions = {
+            name: weighted(probabilities[name], weights[name], divisors[name])
+            for name in DIMENSIONS
+        }
+        few_shots = dimensions[FEW_SHOTS]
+        dimensions[FEW_SHOTS] = np.where(few_shots >= FEW_SHOTS_FROM, few_shots, 0.0)
+        weighted_dimensions = [w * dimensions[name] for name, w in COMPLEXITY_WEIGHTS.items()]
+        complexity = np.sum(weighted_dimensions, axis=0).round(5)
+        first, second, probability = top_tasks(probabilities[TASK], self.labels)
+        texts = {FIRST_TASK: first.tolist(), SECOND_TASK: second.tolist()}
+        numbers = {COMPLEXITY: complexity, PROBABILITY: probability, **dimensions}
+        return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint has the eight heads and their weights."""
+        if not checkpoint.heads:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} has one head, and {self.owner} takes a "
+                f"model with the heads {', '.join((TASK, *DIMENSIONS))}: use "
+                "DistributedDataClassifier for other models"
+            )
+        names = [name for name, _ in checkpoint.heads]
+        missing = [name for name in (TASK, *DIMENSIONS) if name not in names]
+        if missing:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} has no heads {missing}; it has {names}"
+            )
+        config = checkpoint.config
+        for name, size in checkpoint.heads[1:]:
+            weights = config.get("weights_map", {}).get(name, ())
+            if len(weights) != size or name not in config.get("divisor_map", {}):
+                raise CheckpointError(
+                    f"config.json of {checkpoint.identity.name} needs {size} weights in "
+                    f"weights_map and a divisor in divisor_map for {name!r}"
+                )
+
+    def _by_head(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        sizes = [size for _, size in self.model.checkpoint.heads]
+        parts = np.split(outputs, np.cumsum(sizes)[:-1], axis=1)
+        return {
+            name: part for (name, _), part in zip(self.model.checkpoint.heads, parts, strict=True)
+        }
+
+
+class PromptTaskComplexityClassifier(TextMapper):
     """Gives English prompts two task types and seven dimensions of complexity.
 
     Adds, in this order, ``prompt_complexity_score``, ``task_type_1``, ``task_type_2``,
@@ -61,6 +131,7 @@ class PromptTaskComplexityClassifier(ModelMapper):
     >>> ddf = ddf[ddf["prompt_complexity_score"] > 0.4]  # doctest: +SKIP
     """
 
+    head_type = PromptHead
     family = "prompts"
     purpose = "task type and complexity of English prompts"
     licence = "NVIDIA Open Model License"
@@ -68,76 +139,6 @@ class PromptTaskComplexityClassifier(ModelMapper):
         "model": "nvidia/prompt-task-and-complexity-classifier",
         "max_seq_length": 512,
     }
-
-    @property
-    def labels(self) -> list[str]:
-        """The task types in id order."""
-        return list(self.checkpoint.labels)
-
-    @property
-    def label_field(self) -> str:
-        """The column of the first task type."""
-        return FIRST_TASK
-
-    def output_fields(self) -> list[pa.Field]:
-        """The eleven columns in their published order."""
-        text, number = pa.string(), pa.float32()
-        columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
-        columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
-        return [pa.field(name, kind) for name, kind in columns]
-
-    def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities of each head, float32 (texts, outputs), for logits side by side."""
-        return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
-
-    def columns(self, outputs: np.ndarray) -> NewColumns:
-        """Columns for the probabilities of all heads side by side, float32 (texts, outputs)."""
-        probabilities = self._by_head(outputs)
-        config = self.checkpoint.config
-        weights, divisors = config["weights_map"], config["divisor_map"]
-        dimensions = {
-            name: weighted(probabilities[name], weights[name], divisors[name])
-            for name in DIMENSIONS
-        }
-        few_shots = dimensions[FEW_SHOTS]
-        dimensions[FEW_SHOTS] = np.where(few_shots >= FEW_SHOTS_FROM, few_shots, 0.0)
-        weighted_dimensions = [w * dimensions[name] for name, w in COMPLEXITY_WEIGHTS.items()]
-        complexity = np.sum(weighted_dimensions, axis=0).round(5)
-        first, second, probability = top_tasks(probabilities[TASK], self.labels)
-        texts = {FIRST_TASK: first, SECOND_TASK: second}
-        numbers: dict[str, Any] = {COMPLEXITY: complexity, PROBABILITY: probability, **dimensions}
-        arrays = {name: pa.array(values, pa.string()) for name, values in texts.items()}
-        arrays |= {name: pa.array(v.astype(np.float32)) for name, v in numbers.items()}
-        return NewColumns(arrays)
-
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint has the eight heads and their weights."""
-        if not checkpoint.heads:
-            raise CheckpointError(
-                f"{checkpoint.identity.name} has one head, and {type(self).__qualname__} takes a "
-                f"model with the heads {', '.join((TASK, *DIMENSIONS))}: use "
-                "DistributedDataClassifier for other models"
-            )
-        names = [name for name, _ in checkpoint.heads]
-        missing = [name for name in (TASK, *DIMENSIONS) if name not in names]
-        if missing:
-            raise CheckpointError(
-                f"{checkpoint.identity.name} has no heads {missing}; it has {names}"
-            )
-        config = checkpoint.config
-        for name, size in checkpoint.heads[1:]:
-            weights = config.get("weights_map", {}).get(name, ())
-            if len(weights) != size or name not in config.get("divisor_map", {}):
-                raise CheckpointError(
-                    f"config.json of {checkpoint.identity.name} needs {size} weights in "
-                    f"weights_map and a divisor in divisor_map for {name!r}"
-                )
-        super().check_checkpoint(checkpoint)
-
-    def _by_head(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
-        sizes = [size for _, size in self.checkpoint.heads]
-        parts = np.split(outputs, np.cumsum(sizes)[:-1], axis=1)
-        return {name: part for (name, _), part in zip(self.checkpoint.heads, parts, strict=True)}
 
 
 def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:

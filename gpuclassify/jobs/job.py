@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.chain import Chain
 from gpuclassify.jobs.access import remember_options, share_options_with_workers
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
 from gpuclassify.jobs.input.readers import FileReader
@@ -20,8 +19,9 @@ from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.stages import count_fields, describe, text_fields
+from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.task import Work
+from gpuclassify.partition_map import Chain
 
 Source = FileSource | FrameSource
 
@@ -130,19 +130,18 @@ def plan_work(
     meta = source.meta()
     keep_index = source.has_index and writer.keeps_index
     directory = writer.directory
-    labels, numbers = count_fields(chain.mappers)
     work = Work(
         chain=chain,
-        announced=chain.announced(meta),
+        announced=chain.meta_dtypes(meta),
         schema=arrow_table(chain.meta(meta), keep_index).schema,
         output=directory.root if directory.is_local else writer.path,
         encoding=writer.encoding,
         on_error=on_error,
         backend=backend,
         keep_index=keep_index,
-        label_fields=labels,
-        number_fields=numbers,
-        text_fields=text_fields(chain.mappers),
+        label_fields=chain.label_fields,
+        number_fields=chain.number_fields,
+        text_fields=chain.text_fields,
         form=source.form,
         input_name=f"input {reader}" if isinstance(reader, FileReader) else "",
         output_name=f"output {redacted(writer.path)}",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 
-from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import UnreadableInputError, redacted
@@ -20,6 +19,7 @@ from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import ToBackend, as_chain
 from gpuclassify.jobs.storage import Directory
+from gpuclassify.partition_map import Chain
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.estimate.result import Plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ import dask
 from gpuclassify import hub
 from gpuclassify.cluster.preflight import check_workers
 from gpuclassify.cluster.preflight_table import SETTING, MisfitError
-from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.partition_map import PartitionMap
+from gpuclassify.text_mapper import TextMapper
 
 TEXT = "One short text shows whether a model runs here."
 
@@ -24,15 +23,15 @@ class ModelProbe:
 
     Attributes
     ----------
-    mappers : tuple of ModelMapper
+    mappers : tuple of TextMapper
     """
 
-    mappers: tuple[ModelMapper, ...]
+    mappers: tuple[TextMapper, ...]
 
     def fetch(self) -> None:
         """Download every model, once for the machine."""
         for mapper in self.mappers:
-            for identity in _parts(mapper):
+            for identity in mapper.model.identities:
                 hub.download(identity, cache_dir=mapper.options.cache_dir)
 
     def run(self, memory_bytes: int) -> None:
@@ -52,7 +51,7 @@ class ModelProbe:
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
-            mapper.compute([TEXT], str)
+            mapper.probe()
 
 
 def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> None:
@@ -60,46 +59,34 @@ def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> 
     if not dask.config.get(SETTING, True):
         return
     stages = list(stages)
-    mappers = tuple(stage for stage in stages if isinstance(stage, ModelMapper))
+    mappers = tuple(stage for stage in stages if isinstance(stage, TextMapper))
     probe = ModelProbe(mappers) if mappers else None
     check_workers(client, probe, uses_gpu=may_use_gpu(mappers, backend))
 
 
-def may_use_gpu(mappers: Iterable[ModelMapper], backend: str) -> bool:
+def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
     """Whether a job takes a GPU where a worker has one."""
     devices = [mapper.options.device for mapper in mappers]
     return backend == "cudf" or any(device.startswith(("auto", "cuda")) for device in devices)
 
 
-def _parts(mapper: ModelMapper) -> list[hub.Identity]:
-    """All that a model is downloaded from; first the one with most of the weights."""
-    checkpoint = mapper.checkpoint
-    names = ("base", "identity", "adapter", "tokenizer")
-    found = [getattr(checkpoint, name, None) for name in names]
-    return list(dict.fromkeys(identity for identity in found if identity is not None))
-
-
-def _check_memory(mapper: ModelMapper, memory_bytes: int) -> None:
+def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
     """Raise MisfitError if the weights are larger than what is free.
 
     Where models are loaded already, loading another one makes room for itself.
     """
     from gpuclassify.inference.memory import free_bytes
     from gpuclassify.inference.residency import MODELS
-    from gpuclassify.models.precision import pick_device, pick_dtype
 
     if MODELS.keys():
         return
-    device = pick_device(mapper.options.device)
-    identity = _parts(mapper)[0]
-    shapes = hub.read_tensor_shapes(identity, cache_dir=mapper.options.cache_dir)
-    numbers = sum(math.prod(shape) for shape in shapes.values())
-    needed = numbers * pick_dtype(mapper.options, device).itemsize
+    device, dtype = mapper.runner.device_and_dtype()
+    needed = mapper.model.weights_bytes(dtype.itemsize)
     free = memory_bytes if device.type == "cpu" else free_bytes(device)
     if needed > free:
         raise MisfitError(
             f"memory of {device}",
             f"{free / 1e9:.2f} GB free",
-            f"{needed / 1e9:.2f} GB for {identity.name}",
+            f"{needed / 1e9:.2f} GB for {mapper.model.identities[0].name}",
             "fewer workers a machine, a higher memory_limit, or end what else runs there",
         )

@@ -169,7 +169,7 @@ class JobSettings:
         """
         from gpuclassify.jobs.input.readers import FileReader, JsonlReader
         from gpuclassify.jobs.pipeline import Pipeline
-        from gpuclassify.jobs.stages import as_chain, text_fields
+        from gpuclassify.jobs.stages import as_chain
 
         known, mappers = families(), []
         for settings in self.classifiers:
@@ -181,7 +181,7 @@ class JobSettings:
             mappers.append(known[family](**arguments))
         read = self.fields
         if read is not None:
-            read = [*text_fields(as_chain(mappers).mappers), *read]
+            read = [*as_chain(mappers).text_fields, *read]
         kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
         reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
         stages = [reader, *mappers]

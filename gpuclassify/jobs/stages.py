@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice
 from gpuclassify.code_digest import code_digest
 from gpuclassify.frames import BACKENDS, backend_of
-from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
-from gpuclassify.partition_map import PartitionMap
+from gpuclassify.partition_map import Chain, PartitionMap
 
 LONGEST_SETTING = 200  # characters; longer ones are told by their digest
 
@@ -52,17 +48,11 @@ class Function(PartitionMap):
                 f"stage {self.__name__} fails for a frame without rows, which a part may be: {err}"
             ) from err
 
-    def prepare(self) -> None:
-        """Nothing to look up."""
-
     def meta(self, frame: Any) -> Any:
         """What the callable makes of a frame without rows."""
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
-    def announced(self, frame: Any) -> None:
-        """Nothing: the callable sees its partition only."""
-
-    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """Call the callable.
 
         Raises
@@ -101,17 +91,11 @@ class ToBackend(PartitionMap):
     def check(self, frame: Any) -> None:
         """Every frame can be moved."""
 
-    def prepare(self) -> None:
-        """Nothing to look up."""
-
     def meta(self, frame: Any) -> Any:
         """The frame as it is: the client does without cudf."""
         return frame.iloc[:0]
 
-    def announced(self, frame: Any) -> None:
-        """Nothing."""
-
-    def map_frame(self, frame: Any, announced: Any = None) -> Any:
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """The same rows in a frame of the other library."""
         library = backend_of(frame).__name__.rpartition(".")[2]
         if library == self.name:
@@ -141,34 +125,7 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
     """
     from dask.tokenize import tokenize
 
-    described: dict[str, Any] = {"stage": stage.__name__}
-    options = getattr(stage, "options", None)
-    if is_dataclass(options):
-        for field in fields(options):
-            described[field.name] = _setting(getattr(options, field.name))
-        described["model_revision"] = _revision(stage)
-    return {**described, "code": tokenize(stage)}
-
-
-def count_fields(stages: Iterable[PartitionMap]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Columns whose values a report counts, and columns of numbers that it shows the spread of."""
-    import pyarrow as pa
-
-    labels: list[str] = []
-    numbers: list[str] = []
-    for stage in stages:
-        schema = stage.schema() if hasattr(stage, "schema") else ()
-        label_field = getattr(stage, "label_field", None)
-        labels += [label_field] if label_field is not None else []
-        labels += [f.name for f in schema if pa.types.is_boolean(f.type) or f.type == pa.int64()]
-        numbers += [field.name for field in schema if field.type == pa.float32()]
-    return tuple(dict.fromkeys(labels)), tuple(numbers)
-
-
-def text_fields(stages: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Columns of text that the stages read."""
-    found = [stage.text_field for stage in stages if hasattr(stage, "text_field")]
-    return tuple(dict.fromkeys(found))
+    return {"stage": stage.__name__, **stage.describe(), "code": tokenize(stage)}
 
 
 def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
@@ -189,17 +146,3 @@ def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
                 f"a Pipeline got a {type(stage).__qualname__} as a stage: pass classifiers, "
                 "embedders, or callables from a plain frame to a plain frame"
             )
-
-
-def _setting(value: Any) -> Any:
-    shown = repr(value)
-    if len(shown) > LONGEST_SETTING:
-        return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
-    return value if value is None or isinstance(value, (bool, int, float, str)) else shown
-
-
-def _revision(stage: Any) -> str | None:
-    """The commit or digest that the model's name stands for today; None out of reach."""
-    with contextlib.suppress(HubUnreachableError, ModelNotFoundError):
-        return stage.identity.revision
-    return None

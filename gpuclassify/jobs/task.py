@@ -14,7 +14,6 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
-from gpuclassify.chain import Chain
 from gpuclassify.frames import name_row
 from gpuclassify.jobs.access import options_for
 from gpuclassify.jobs.files import InputFile, check_unchanged, redacted
@@ -26,6 +25,7 @@ from gpuclassify.jobs.output.records import Record, complete, publish
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, row_content, run_halved
 from gpuclassify.jobs.report.counts import count_labels, count_lengths, count_scores
 from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.partition_map import Chain
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.run_events import collected_stats
 from gpuclassify.workers.run_stats import add_up
@@ -238,7 +238,7 @@ def _map_rows(frame: Any, source: dict[str, Any], work: Work) -> tuple[pa.Table,
 def _row_errors() -> tuple[type[Exception], ...]:
     """What a mapper raises for one document that cannot be scored, whatever its neighbours."""
     from gpuclassify.inference.memory import DocumentTooLargeError
-    from gpuclassify.model_mapper import NonFiniteOutputError
+    from gpuclassify.runners import NonFiniteOutputError
 
     return (NonFiniteOutputError, DocumentTooLargeError, UnicodeEncodeError)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,28 +12,34 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import check_flag, check_optional_texts
-from gpuclassify.classifiers.base import LabelMapper
-from gpuclassify.coverage import Reading
-from gpuclassify.model_mapper import NonFiniteOutputError
-from gpuclassify.partition_map import NewColumns
+from gpuclassify.frames.texts import Texts
+from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.read_share import ReadShare
+from gpuclassify.runners import NonFiniteOutputError, Outputs
 from gpuclassify.safety.answers import ANSWER_LABELS, final_verdict, read_answer
-from gpuclassify.safety.lora_checkpoint import BASE_MODEL, DEFENSIVE, MAX_TOKENS, AdaptedCheckpoint
-from gpuclassify.safety.lora_mapper import AdaptedMapper, AdaptedOptions, adapter_key
+from gpuclassify.safety.lora import (
+    BASE_MODEL,
+    DEFENSIVE,
+    MAX_TOKENS,
+    LoraCheckpoint,
+)
+from gpuclassify.safety.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
 from gpuclassify.safety.template import full_digest, read_template
+from gpuclassify.text_mapper import TextMapper
+from gpuclassify.workers.run_stats import RunStats
 
 if TYPE_CHECKING:
     from gpuclassify.safety.decoder import Decoder
-    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.safety.prompt_tokens import PromptTokenizer
     from gpuclassify.tokenizing.text_tokenizer import TokenBatch
-    from gpuclassify.workers.run_stats import RunStats
 
 MAX_NEW_TOKENS = 100
 CATEGORIES = pa.list_(pa.string())
 
 
 @dataclass(frozen=True, kw_only=True)
-class AegisOptions(AdaptedOptions):
-    """Settings of the Aegis classifier, beside those of `AdaptedOptions`.
+class AegisOptions(LoraOptions):
+    """Settings of the Aegis classifier, beside those of `LoraOptions`.
 
     Attributes
     ----------
@@ -68,7 +76,136 @@ class AegisOptions(AdaptedOptions):
             )
 
 
-class AegisClassifier(AdaptedMapper, LabelMapper):
+class AegisModel(LoraModel):
+    """An Aegis adapter, with the prompt from its model card."""
+
+    def read(self) -> LoraCheckpoint:
+        """Read what adapter and decoder declare, and the prompt."""
+        checkpoint, options = super().read(), self.options
+        prompt = read_template(
+            options.template, options.template_digest, checkpoint.adapter, options.cache_dir
+        )
+        return replace(checkpoint, prompt=prompt)
+
+
+class AnswerRunner(DecoderRunner):
+    """Asks a decoder about each text, in the model's prompt, and gives its answers."""
+
+    options: AegisOptions
+
+    @property
+    def changes_texts(self) -> bool:
+        """The model reads prompts."""
+        return True
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """The answer about each text, as objects (texts,); see `Runner.run`."""
+        import torch
+
+        device, dtype = self.device_and_dtype()
+        with self.lease_decoder(device, dtype) as decoder:
+            started = time.perf_counter()
+            tokenizer = self._prompt_tokenizer(decoder)
+            prompts = tokenizer(texts.to_list())
+            stats.tokenize_seconds += time.perf_counter() - started
+            stats.truncated_texts += prompts.truncated
+            stats.windows += len(texts)
+            answers = self._answer(decoder, tokenizer, prompts, stats)
+        failed = [row for row, answer in enumerate(answers) if answer is None]
+        if failed:
+            stats.rescued_texts += len(failed)
+            with self.lease_decoder(device, torch.float32) as decoder:
+                for row in failed:
+                    (answers[row],) = self._answer(decoder, tokenizer, prompts.take([row]), stats)
+                    if answers[row] is None:
+                        raise NonFiniteOutputError(
+                            f"{self.options.model} gives NaN or infinity for {name_text(row)}, "
+                            "also alone and in float32: check the weights, or remove the row"
+                        )
+        read = ReadShare(np.ones(len(texts), np.int64), tokenizer.seen_share(prompts))
+        return Outputs(np.asarray(answers, dtype=object), np.arange(len(texts)), read)
+
+    def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[Decoder]:
+        """The decoder in memory; see `Runner.lease`."""
+        return self.lease_decoder(device, dtype)
+
+    def is_decided(self, answer: str, is_complete: bool) -> bool:
+        """Whether further tokens of an answer cannot change any column."""
+        if self.options.keep_raw:
+            return is_complete
+        needs_all = self.options.categories_field is not None
+        return read_answer(answer, is_complete, needs_all) is not None
+
+    def _answer(
+        self,
+        decoder: Decoder,
+        tokenizer: PromptTokenizer,
+        prompts: TokenBatch,
+        stats: RunStats,
+    ) -> list[str | None]:
+        from gpuclassify.safety.generation import AnswerTask, answer
+
+        task = AnswerTask(
+            decoder=decoder,
+            adapter=adapter_key(self.model.checkpoint.adapter),
+            prefix=tokenizer.prefix,
+            is_decided=self.is_decided,
+            max_new_tokens=MAX_NEW_TOKENS,
+        )
+        key = (self.model.checkpoint, str(decoder.device), str(decoder.dtype))
+        return answer(task, key, prompts, self.batch_settings(), stats)
+
+    def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
+        from gpuclassify.safety.prompt_tokens import PromptTokenizer
+
+        prompt, length = self.model.checkpoint.prompt, self.options.max_seq_length
+        assert prompt is not None and length is not None, "both have values in every Aegis"
+
+        def build() -> PromptTokenizer:
+            return PromptTokenizer(decoder.new_tokenizer(), prompt.head, prompt.tail, length)
+
+        return decoder.attached((prompt, length), build)
+
+
+class AnswerHead(LabelHead):
+    """Label and categories of a safety model's answers."""
+
+    @property
+    def labels(self) -> list[str]:
+        """``unknown``, ``safe`` and ``O1`` to ``O13``."""
+        return list(ANSWER_LABELS)
+
+    def fields(self) -> list[pa.Field]:
+        """Label, categories and answer, as far as they are asked for."""
+        return named_fields(
+            (self.label_field, pa.string()),
+            (self.options.categories_field, CATEGORIES),
+            (self._raw_field, pa.string()),
+        )
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for the answers' texts, object (texts,)."""
+        categories = [list(final_verdict(answer).categories) for answer in values]
+        return named_columns(
+            (self.label_field, _labels(values).tolist()),
+            (self.options.categories_field, pa.array(categories, CATEGORIES)),
+            (self._raw_field, values.tolist()),
+        )
+
+    def is_kept(self, values: np.ndarray) -> np.ndarray:
+        """Which texts have a wanted label."""
+        return self.has_wanted_label(_labels(values))
+
+    @property
+    def _raw_field(self) -> str | None:
+        return self.options.raw_field if self.options.keep_raw else None
+
+
+def _labels(answers: np.ndarray) -> np.ndarray:
+    return np.asarray([final_verdict(answer).label for answer in answers], dtype=object)
+
+
+class AegisClassifier(TextMapper):
     """Labels content ``safe``, or with the first of 13 categories of unsafe content.
 
     Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the prompt that the
@@ -96,8 +233,12 @@ class AegisClassifier(AdaptedMapper, LabelMapper):
     """
 
     Options = AegisOptions
+    model_type = AegisModel
+    runner_type = AnswerRunner
+    head_type = AnswerHead
     family = "aegis"
     purpose = "safety of content, 13 categories"
+    is_gated = True
     licence = "Llama 2 Community License"
     defaults = {
         "model": DEFENSIVE,
@@ -106,116 +247,3 @@ class AegisClassifier(AdaptedMapper, LabelMapper):
         "max_chars": 6000,
         "max_seq_length": MAX_TOKENS,
     }
-
-    @property
-    def labels(self) -> list[str]:
-        """``unknown``, ``safe`` and ``O1`` to ``O13``."""
-        return list(ANSWER_LABELS)
-
-    def read_checkpoint(self) -> AdaptedCheckpoint:
-        """Read what adapter and decoder declare, and the prompt."""
-        checkpoint = super().read_checkpoint()
-        options = self.options
-        prompt = read_template(
-            options.template, options.template_digest, checkpoint.adapter, options.cache_dir
-        )
-        return replace(checkpoint, prompt=prompt)
-
-    def output_fields(self) -> list[pa.Field]:
-        """The columns as far as they are asked for: label, categories, answer and decision."""
-        options = self.options
-        return self.named_fields(
-            pa.field(self.label_field or "", pa.string()),
-            pa.field(options.categories_field or "", CATEGORIES),
-            pa.field(options.raw_field if options.keep_raw else "", pa.string()),
-        )
-
-    def columns(self, answers: np.ndarray) -> NewColumns:
-        """Columns for the answers' texts, object (texts,)."""
-        verdicts = [final_verdict(answer) for answer in answers]
-        labels = np.asarray([verdict.label for verdict in verdicts], dtype=object)
-        categories = [list(verdict.categories) for verdict in verdicts]
-        raw_field = self.options.raw_field if self.options.keep_raw else None
-        return self.decided(
-            {
-                self.label_field: pa.array(labels, pa.string()),
-                self.options.categories_field: pa.array(categories, CATEGORIES),
-                raw_field: pa.array(answers, pa.string()),
-            },
-            self.is_wanted_label(labels),
-        )
-
-    def check(self, frame: Any) -> None:
-        """Raise unless the frame's columns and the labels to filter by exist."""
-        super().check(frame)
-        self.check_labels(*(self.options.filter_by or ()))
-
-    # On a worker.
-
-    def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Whether further tokens of an answer cannot change any column."""
-        if self.options.keep_raw:
-            return is_complete
-        needs_all = self.options.categories_field is not None
-        return read_answer(answer, is_complete, needs_all) is not None
-
-    def _infer(
-        self, texts: list[str], stats: RunStats, name_text: Callable[[int], str]
-    ) -> tuple[np.ndarray, Reading]:
-        """The answer about each text, and what was read of the texts."""
-        import time
-
-        import torch
-
-        device, dtype = self._device_and_dtype()
-        with self._lease_decoder(device, dtype) as decoder:
-            started = time.perf_counter()
-            tokenizer = self._prompt_tokenizer(decoder)
-            prompts = tokenizer(texts)
-            stats.tokenize_seconds += time.perf_counter() - started
-            stats.truncated_texts += prompts.truncated
-            stats.windows += len(texts)
-            answers = self._answer(decoder, tokenizer, prompts, stats)
-        failed = [row for row, answer in enumerate(answers) if answer is None]
-        if failed:
-            stats.rescued_texts += len(failed)
-            with self._lease_decoder(device, torch.float32) as decoder:
-                for row in failed:
-                    (answers[row],) = self._answer(decoder, tokenizer, prompts.take([row]), stats)
-                    if answers[row] is None:
-                        raise NonFiniteOutputError(
-                            f"{self.options.model} gives NaN or infinity for {name_text(row)}, "
-                            "also alone and in float32: check the weights, or remove the row"
-                        )
-        seen = tokenizer.seen_share(prompts)
-        return np.asarray(answers, dtype=object), Reading(np.ones(len(texts), np.int64), seen)
-
-    def _answer(
-        self,
-        decoder: Decoder,
-        tokenizer: PromptTokenizer,
-        prompts: TokenBatch,
-        stats: RunStats,
-    ) -> list[str | None]:
-        from gpuclassify.safety.generation import AnswerTask, answer
-
-        task = AnswerTask(
-            decoder=decoder,
-            adapter=adapter_key(self.checkpoint.adapter),
-            prefix=tokenizer.prefix,
-            is_decided=self.is_decided,
-            max_new_tokens=MAX_NEW_TOKENS,
-        )
-        key = self._key(decoder.device, decoder.dtype)
-        return answer(task, key, prompts, self._batch_settings(), stats)
-
-    def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
-        from gpuclassify.safety.prompts import PromptTokenizer
-
-        prompt, length = self.checkpoint.prompt, self.options.max_seq_length
-        assert prompt is not None, "read_checkpoint sets it"
-
-        def build() -> PromptTokenizer:
-            return PromptTokenizer(decoder.new_tokenizer(), prompt.head, prompt.tail, length)
-
-        return decoder.attached((prompt, length), build)

@@ -14,7 +14,7 @@ import torch
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.loading import building_lock, quiet_transformers
 from gpuclassify.models.tensors import refuse_wrong_tensors
-from gpuclassify.safety.lora_weights import import_peft, read_adapter
+from gpuclassify.safety.lora import check_is_llama, import_peft, load_adapter
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model")
 
@@ -47,7 +47,9 @@ class Decoder:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.tokenizer = tokenizer
-        self.eos_ids = _eos_ids(model, tokenizer)
+        declared = [s.eos_token_id for s in (model.config, model.generation_config, tokenizer)]
+        several = [[eos] if isinstance(eos, int) else eos or [] for eos in declared]
+        self.eos_ids = frozenset().union(*several)
         self._model = model
         self._adapted: Any = None
         self._inner_names: dict[str, str] = {}  # peft's own, because it refuses dots in names
@@ -86,7 +88,7 @@ class Decoder:
         with self._lock, building_lock, quiet_transformers():
             if name in self._inner_names:
                 return
-            config, tensors = read_adapter(directory, self._model.config, self.device)
+            config, tensors = load_adapter(directory, self._model.config.to_dict(), self.device)
             inner = f"adapter{len(self._inner_names)}"
             if self._adapted is None:
                 self._adapted = peft.PeftModel(
@@ -126,6 +128,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Hidden states after the final norm, (rows, width, hidden), by the active adapter.
 
+        Padding on the left needs the mask and position ids. With padding on the right, tokens
+        before it come out right without a mask, which is faster.
+
         Parameters
         ----------
         input_ids : Tensor of int64, shape (rows, width)
@@ -147,19 +152,6 @@ class Decoder:
             )
         return outputs.last_hidden_state
 
-    def hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden states after the final norm, (rows, width, hidden), by the active adapter.
-
-        Padding on the left needs the mask and position ids. With padding on the right, tokens
-        before it come out right without a mask, which is faster.
-        """
-        return self.forward(input_ids, attention_mask, position_ids)
-
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the last layer makes of hidden states (n, hidden): float32 (n, vocabulary)."""
@@ -177,7 +169,13 @@ def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> D
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _check_files(directory)
+    check_is_llama(json.loads((directory / "config.json").read_text()), str(directory))
+    # Without a vocabulary transformers makes a tokenizer to which every word is unknown.
+    if not any((directory / name).exists() for name in _VOCABULARIES):
+        raise CheckpointError(
+            f"{directory} has no {' or '.join(_VOCABULARIES)}: save the tokenizer beside the "
+            "model with tokenizer.save_pretrained"
+        )
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with building_lock, quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(directory, **local)
@@ -196,26 +194,3 @@ def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> D
         [],  # transformers itself ignores what it does not know
     )
     return Decoder(model.to(device).eval().requires_grad_(False), tokenizer)
-
-
-def _check_files(directory: Path) -> None:
-    model_type = json.loads((directory / "config.json").read_text()).get("model_type")
-    if model_type != "llama":
-        raise CheckpointError(
-            f"{directory} has model_type {model_type!r}, and only 'llama' decoders are known: "
-            "name a base model of that architecture"
-        )
-    # Without a vocabulary transformers makes a tokenizer to which every word is unknown.
-    if not any((directory / name).exists() for name in _VOCABULARIES):
-        raise CheckpointError(
-            f"{directory} has no {' or '.join(_VOCABULARIES)}: save the tokenizer beside the "
-            "model with tokenizer.save_pretrained"
-        )
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    ids: set[int] = set()
-    for source in (model.config, model.generation_config, tokenizer):
-        eos = source.eos_token_id
-        ids.update([eos] if isinstance(eos, int) else eos or [])
-    return frozenset(ids)

@@ -4,35 +4,54 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from gpuclassify.inference.batching import cut_batches, longest_first
 from gpuclassify.inference.budgets import find_budget
-from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device_use import watched
 from gpuclassify.inference.engine import BatchSettings, holding
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, run_halving
-from gpuclassify.inference.to_device import stage
-from gpuclassify.safety.decoding import AnswerTask, BatchDecoding
+from gpuclassify.inference.to_device import to_device
+from gpuclassify.safety.decoder import Decoder
+from gpuclassify.safety.prompt_tokens import shared_length
 from gpuclassify.safety.shared_prefix import ATTENTION, Prefix, RowState
-from gpuclassify.safety.speculation import MOST_DRAFTED, SeenAnswers
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch, flat_batch
+from gpuclassify.safety.speculation import MOST_DRAFTED, SeenAnswers, Tokens
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
 _SHARED_STEP = 64
+_LOGIT_ROWS = 1_024  # vocabularies are wide: this bounds the memory of the last layer
 
 
-def common_prefix(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The tokens with which all rows begin, int32."""
-    if not rows:
-        return np.zeros(0, dtype=np.int32)
-    length = min(_shared_length(rows[0], row) for row in rows)
-    return rows[0][:length].astype(np.int32)
+@dataclass(frozen=True)
+class AnswerTask:
+    """How prompts are answered.
+
+    Attributes
+    ----------
+    decoder : Decoder
+    adapter : str
+        The name of one of its adapters.
+    prefix : ndarray of int32, shape (tokens,)
+        What most prompts begin with; may be empty. A prompt that leaves it early is answered
+        correctly, but more slowly.
+    is_decided : callable
+        ``is_decided(text, is_complete)`` says whether the answer so far is enough; asked after
+        every new token. Depends on nothing but its arguments.
+    max_new_tokens : int
+        Most tokens of an answer, at least 1.
+    """
+
+    decoder: Decoder
+    adapter: str
+    prefix: np.ndarray
+    is_decided: Callable[[str, bool], bool]
+    max_new_tokens: int
 
 
 def answer(
@@ -51,11 +70,11 @@ def answer(
     ----------
     task : AnswerTask
     key : hashable
-        By which limits that were found for the model are remembered.
+        Under which the batch limits that were found for the model are kept.
     prompts : TokenBatch
         Whole prompts, prefix included.
     settings : BatchSettings
-        Of which the padding side has no meaning here.
+        Only `sort_by_length` and `batch_size` count: there is one loader and one engine here.
     stats : RunStats
         Counts of this run are added to it.
 
@@ -72,16 +91,20 @@ def answer(
     answers: list[str | None] = [None] * len(prompts)
     if not answers:
         return answers
+    rows = itertools.pairwise(prompts.offsets)
+    # The last token of a prompt is its own.
+    shared = np.array([shared_length(prompts.ids[a : b - 1], task.prefix) for a, b in rows])
+    shared = np.where(shared < len(task.prefix), shared - shared % _SHARED_STEP, shared)
     with watched(task.decoder.device, stats), holding(task.decoder.device, stats):
         task.decoder.use(task.adapter)
         memory = task.decoder.attached(("answers", task.adapter), _Memory)
-        shared = _shared_lengths(prompts, task.prefix)
         for length in np.unique(shared).tolist():
-            rows = np.flatnonzero(shared == length)
+            chosen = np.flatnonzero(shared == length)
             prefix = memory.prefix_of(task).crop(length) if length else None
-            run = BatchDecoding(task, prefix, memory.seen, stats)
-            own = [prompts.ids[prompts.offsets[r] + length : prompts.offsets[r + 1]] for r in rows]
-            for row, text in zip(rows, _answer_group(run, key, own, settings), strict=True):
+            group = _Group(task, prefix, memory.seen, stats)
+            bounds = [(prompts.offsets[row] + length, prompts.offsets[row + 1]) for row in chosen]
+            own = [prompts.ids[start:stop] for start, stop in bounds]
+            for row, text in zip(chosen, group.answers(own, key, settings), strict=True):
                 answers[row] = text
     stats.tokens += int(prompts.offsets[-1])
     stats.prefix_tokens += int(shared.sum())
@@ -89,7 +112,7 @@ def answer(
 
 
 class _Memory:
-    """What stays with a decoder for one of its adapters: answers, and the latest prefix."""
+    """What a decoder keeps between runs of one adapter: its answers, and the latest prefix."""
 
     def __init__(self) -> None:
         self.seen = SeenAnswers()
@@ -108,68 +131,153 @@ class _Memory:
         return self._prefix
 
 
-def _shared_length(first: np.ndarray, second: np.ndarray) -> int:
-    length = min(len(first), len(second))
-    differs = first[:length] != second[:length]
-    return int(differs.argmax()) if differs.any() else length
+@dataclass
+class _Row:
+    """A prompt without its prefix, and what is known of its answer."""
+
+    prompt: np.ndarray
+    answer: Tokens = ()
+    draft: Tokens = ()
+    is_open: bool = True
+    is_finite: bool = True
+
+    @property
+    def next_column(self) -> int:
+        """Column of the first token that has not run yet."""
+        return len(self.prompt) + len(self.answer) - 1 if self.answer else 0
+
+    @property
+    def next_ids(self) -> np.ndarray:
+        """What runs next: what has not run yet, and the draft."""
+        waiting = self.answer[-1:] if self.answer else self.prompt
+        return np.concatenate((waiting, np.array(self.draft, dtype=np.int64)))
 
 
-def _shared_lengths(prompts: TokenBatch, prefix: np.ndarray) -> np.ndarray:
-    """How much of the prefix each prompt uses, int64 (prompts,); its last token is its own."""
-    rows = itertools.pairwise(prompts.offsets)
-    shared = np.array(
-        [_shared_length(prompts.ids[start : stop - 1], prefix) for start, stop in rows]
-    )
-    return np.where(shared < len(prefix), shared - shared % _SHARED_STEP, shared)
+@dataclass(frozen=True)
+class _Group:
+    """Answers prompts that go on after the same prefix. The device's lock is held."""
 
+    task: AnswerTask
+    prefix: Prefix | None
+    seen: SeenAnswers
+    stats: RunStats
+    endings: dict[Tokens, bool] = field(default_factory=dict)
 
-def _answer_group(
-    run: BatchDecoding, key: Hashable, prompts: list[np.ndarray], settings: BatchSettings
-) -> list[str | None]:
-    """Answers to prompts that use the same prefix, of which only their own tokens are given."""
-    room = min(MOST_DRAFTED, run.task.max_new_tokens)
-    lengths = np.array([len(prompt) + room for prompt in prompts])
-    answers: list[str | None] = [None] * len(prompts)
+    def answers(
+        self, prompts: list[np.ndarray], key: Hashable, settings: BatchSettings
+    ) -> list[str | None]:
+        """Answers to prompts of which only what follows the prefix is given."""
+        room = min(MOST_DRAFTED, self.task.max_new_tokens)
+        lengths = np.array([len(prompt) + room for prompt in prompts])
+        device, widest = self.task.decoder.device, int(lengths.max())
+        limits = FOUND_LIMITS.for_run(key, lambda: find_budget(device, self.probe, widest))
+        order = longest_first(lengths) if settings.sort_by_length else np.arange(len(lengths))
 
-    widest = int(lengths.max())
-    limits = FOUND_LIMITS.for_run(
-        key, lambda: find_budget(run.task.decoder.device, run.probe, widest)
-    )
+        def current_limits() -> BatchLimits:
+            return replace(limits.current(), max_rows=settings.batch_size)
 
-    def current_limits() -> BatchLimits:
-        return replace(limits.current(), max_rows=settings.batch_size)
+        def step(start: int, stop: int) -> list[str | None]:
+            return self._answer_batch([prompts[row] for row in order[start:stop]])
 
-    def step(rows: np.ndarray, start: int, stop: int) -> list[str | None]:
-        return run.answer_batch([prompts[row] for row in rows[start:stop]])
+        def remember(width: int, rows: int) -> None:
+            self.stats.out_of_memory += 1
+            limits.lower(rows, width)
 
-    def remember(width: int, count: int) -> None:
-        run.stats.out_of_memory += 1
-        limits.lower(count, width)
+        texts: list[str | None] = []
+        for start, stop in cut_batches(lengths[order], current_limits):
+            width = int(lengths[order[start:stop]].max())
+            parts = run_halving(step, start, stop, functools.partial(remember, width))
+            texts.extend(itertools.chain.from_iterable(parts))
+        return [texts[place] for place in np.argsort(order)]
 
-    for rows in _row_batches(lengths, settings, current_limits):
-        parts = run_halving(
-            functools.partial(step, rows),
-            0,
-            len(rows),
-            functools.partial(remember, int(lengths[rows].max())),
+    def probe(self, rows: int, width: int) -> None:
+        """Run a batch of any content, to measure its memory."""
+        prompts = [_Row(np.zeros(width, dtype=np.int64)) for _ in range(rows)]
+        replace(self, stats=RunStats())._forward(prompts, RowState(self.prefix))
+
+    def _answer_batch(self, prompts: list[np.ndarray]) -> list[str | None]:
+        """Answers of one batch: forwards until every row has ended."""
+        continuations = self.seen.continuations()
+        rows = open_rows = [_Row(prompt) for prompt in prompts]
+        state = RowState(self.prefix)
+        while open_rows:
+            for row in open_rows:
+                row.draft = continuations.get(row.answer, ())
+            for row, predicted in zip(open_rows, self._forward(open_rows, state), strict=True):
+                self._accept(row, predicted)
+            kept = np.flatnonzero([row.is_open for row in open_rows])
+            open_rows = [open_rows[number] for number in kept]
+            if open_rows:
+                state.keep(to_device(kept, self.task.decoder.device))
+        for row in rows:
+            if row.is_finite:
+                self.seen.add(row.answer)
+        return [self._text(row.answer) if row.is_finite else None for row in rows]
+
+    def _forward(self, rows: list[_Row], state: RowState) -> list[list[int]]:
+        """The likeliest tokens after each row's last token and after each of its draft's tokens.
+
+        -1 where logits are not finite.
+        """
+        decoder, is_first = self.task.decoder, not state.layers
+        ids, columns, is_asked = _inputs_of(rows)
+        positions = columns + (len(self.prefix) if self.prefix else 0)
+        asked = to_device(np.flatnonzero(is_asked), decoder.device)
+        if not is_first:
+            state.place(to_device(columns, decoder.device), int(columns.max()) + 1)
+        hidden = decoder.forward(
+            to_device(ids, decoder.device),
+            position_ids=to_device(positions, decoder.device),
+            attention=ATTENTION,
+            state=state,
         )
-        for row, text in zip(rows, itertools.chain.from_iterable(parts), strict=True):
-            answers[row] = text
-    return answers
+        self.stats.batches += is_first
+        self.stats.decode_steps += not is_first
+        self.stats.padded_tokens += ids.size
+        found = []
+        for part in hidden.flatten(0, 1).index_select(0, asked).split(_LOGIT_ROWS):
+            logits = decoder.logits(part)
+            found.append(torch.where(logits.isfinite().all(1), logits.argmax(1), -1))
+        tokens = iter(torch.cat(found).tolist())
+        return [list(itertools.islice(tokens, 1 + len(row.draft))) for row in rows]
+
+    def _accept(self, row: _Row, predicted: list[int]) -> None:
+        """Take predicted tokens as long as the draft that they follow was right."""
+        for token, drafted in zip(predicted, (*row.draft, None), strict=True):
+            if token < 0:
+                row.is_finite = row.is_open = False
+                return
+            row.answer = (*row.answer, token)
+            row.is_open = not self._is_ended(row.answer)
+            if not row.is_open or token != drafted:
+                return
+
+    def _is_ended(self, tokens: Tokens) -> bool:
+        """Whether an answer is whole or decided; most answers of a partition are the same."""
+        if tokens not in self.endings:
+            is_complete = (
+                tokens[-1] in self.task.decoder.eos_ids or len(tokens) >= self.task.max_new_tokens
+            )
+            is_decided = self.task.is_decided(self._text(tokens), is_complete)
+            self.endings[tokens] = is_complete or is_decided
+        return self.endings[tokens]
+
+    def _text(self, tokens: Tokens) -> str:
+        return self.task.decoder.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-def _row_batches(
-    lengths: np.ndarray, settings: BatchSettings, current_limits: Callable[[], BatchLimits]
-) -> Iterator[np.ndarray]:
-    """Which rows make a batch, by either loader; int64 (rows,)."""
-    if settings.loader == "crossfit":
-        # It sorts, slices and clips a batch of tokens, of which only the rows are of use here.
-        blank = flat_batch([np.zeros(length, dtype=np.int32) for length in lengths])
-        for batch in crossfit_batches(
-            stage(blank, torch.device("cpu")), 0, "right", current_limits
-        ):
-            yield batch.rows
-        return
-    order = longest_first(lengths) if settings.sort_by_length else np.arange(len(lengths))
-    for start, stop in cut_batches(lengths[order], current_limits):
-        yield order[start:stop]
+def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids of the next forward, their columns, and after which of them a prediction is needed.
+
+    Each (rows, width), padded on the right. Predictions are needed after a row's last token and
+    after each token of its draft.
+    """
+    next_ids = [row.next_ids for row in rows]
+    lengths = np.array([[len(ids)] for ids in next_ids])
+    drafted = np.array([[len(row.draft)] for row in rows])
+    order = np.arange(lengths.max())
+    is_token = order < lengths
+    ids = np.zeros(is_token.shape, dtype=np.int64)
+    ids[is_token] = np.concatenate(next_ids)
+    columns = np.array([[row.next_column] for row in rows]) + order
+    return ids, columns, is_token & (order >= lengths - 1 - drafted)

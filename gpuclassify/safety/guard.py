@@ -13,19 +13,20 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.checks import check_optional_texts, check_text
-from gpuclassify.classifiers.base import LabelMapper
-from gpuclassify.classifiers.outputs import sigmoid
+from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields, sigmoid
+from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes
-from gpuclassify.partition_map import NewColumns
-from gpuclassify.safety.lora_checkpoint import (
+from gpuclassify.runners import EncoderRunner
+from gpuclassify.safety.lora import (
     BASE_MODEL,
     DEFENSIVE,
     MAX_TOKENS,
-    AdaptedCheckpoint,
+    LoraCheckpoint,
     read_required_json,
 )
-from gpuclassify.safety.lora_mapper import AdaptedMapper, AdaptedOptions, adapter_key
+from gpuclassify.safety.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
+from gpuclassify.text_mapper import TextMapper
 
 if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel
@@ -35,8 +36,8 @@ POISONED_FROM = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardOptions(AdaptedOptions):
-    """Settings of the instruction data guard, beside those of `AdaptedOptions`.
+class GuardOptions(LoraOptions):
+    """Settings of the instruction data guard, beside those of `LoraOptions`.
 
     Attributes
     ----------
@@ -72,7 +73,108 @@ class GuardOptions(AdaptedOptions):
         return tuple(sorted(set(several)))
 
 
-class InstructionDataGuardClassifier(AdaptedMapper, LabelMapper):
+class GuardModel(LoraModel):
+    """A network on the states of a decoder with an adapter of another repository."""
+
+    @property
+    def repositories(self) -> list[str]:
+        """The guard, the adapter and the decoder that both stand on."""
+        return list(
+            dict.fromkeys([self.options.model, self.options.adapter, self.options.base_model])
+        )
+
+    def resolve_adapter(self) -> Identity:
+        """The adapter that the guard was trained on, pinned to a revision."""
+        options = self.options
+        return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
+
+    def read(self) -> LoraCheckpoint:
+        """Read what guard, adapter and decoder declare; no weights."""
+        checkpoint = super().read()
+        config = read_required_json(
+            self.identity, "config.json", "is no saved model", self.options.cache_dir
+        )
+        hidden_size = checkpoint.sizes["hidden_size"]
+        if config.get("input_dim") != hidden_size:
+            raise CheckpointError(
+                f"{self.identity.name} reads states of size {config.get('input_dim')}, and "
+                f"{checkpoint.base.name} has states of size {hidden_size}: pass the base_model= "
+                "that the guard was trained on"
+            )
+        return replace(checkpoint, config_json=json.dumps(config))
+
+
+class StateRunner(DecoderRunner, EncoderRunner):
+    """Runs a small network on the decoder's last state of each text."""
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if guard, adapter and base do not fit each other."""
+        from gpuclassify.safety.guard_network import guard_shapes
+
+        super().check_weights()
+        checkpoint = self.model.checkpoint
+        found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=self.options.cache_dir)
+        compare_shapes(checkpoint.identity.name, found, guard_shapes(checkpoint.config))
+
+    @contextlib.contextmanager
+    def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
+        """The guard on the decoder in memory; see `Runner.lease`."""
+        with self.lease_decoder(device, dtype) as decoder:
+            yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
+
+    def _load(self, decoder: Decoder) -> LoadedModel:
+        """The guard on a decoder that it does not own."""
+        from gpuclassify.inference.loaded_model import LoadedModel
+        from gpuclassify.safety.guard_network import GuardNetwork, load_guard_head
+
+        directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
+        head = load_guard_head(directory, decoder.device)
+        return LoadedModel(
+            module=GuardNetwork(decoder, adapter_key(self.model.checkpoint.adapter), head),
+            device=decoder.device,
+            dtype=decoder.dtype,
+            new_tokenizer=decoder.new_tokenizer,
+            tokenizer=decoder.tokenizer,
+            pad_id=0,  # whatever it is: padding is masked, or comes after what is read
+            max_tokens=MAX_TOKENS,
+            accepts_positions=True,
+            score_rule=None,
+            output_size=1,
+            needs_single_rows=False,
+        )
+
+
+class GuardHead(LabelHead):
+    """Whether a text is poisoned, and the score that says so."""
+
+    @property
+    def labels(self) -> list[bool]:
+        """``False`` and ``True``."""
+        return [False, True]
+
+    def fields(self) -> list[pa.Field]:
+        """Label and score, as far as they have names."""
+        return named_fields(
+            (self.label_field, pa.bool_()), (self.options.score_field, pa.float32())
+        )
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Poisoning scores, float32 (texts, 1), for logits."""
+        return sigmoid(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for poisoning scores, float32 (texts, 1)."""
+        return named_columns(
+            (self.label_field, values[:, 0] >= np.float32(POISONED_FROM)),
+            (self.options.score_field, values[:, 0]),
+        )
+
+    def is_kept(self, values: np.ndarray) -> np.ndarray:
+        """Which texts have a wanted label."""
+        return self.has_wanted_label(values[:, 0] >= np.float32(POISONED_FROM))
+
+
+class InstructionDataGuardClassifier(TextMapper):
     """Finds instruction data that was poisoned to plant a trigger in a model.
 
     Expects texts in the form ``Instruction: ... Input: ... Response: ...`` as the model card gives
@@ -99,8 +201,12 @@ class InstructionDataGuardClassifier(AdaptedMapper, LabelMapper):
     """
 
     Options = GuardOptions
+    model_type = GuardModel
+    runner_type = StateRunner
+    head_type = GuardHead
     family = "guard"
     purpose = "poisoned instruction data"
+    is_gated = True
     licence = "NVIDIA Open Model License"
     defaults = {
         "model": "nvidia/instruction-data-guard",
@@ -110,86 +216,3 @@ class InstructionDataGuardClassifier(AdaptedMapper, LabelMapper):
         "max_seq_length": MAX_TOKENS,
         "padding_side": "right",  # which a decoder needs no mask for
     }
-
-    @property
-    def labels(self) -> list[Any]:
-        """``False`` and ``True``."""
-        return [False, True]
-
-    @property
-    def adapter(self) -> str:
-        """Hub name or directory of the adapter."""
-        return self.options.adapter
-
-    def read_checkpoint(self) -> AdaptedCheckpoint:
-        """Read what guard, adapter and decoder declare; no weights."""
-        checkpoint = super().read_checkpoint()
-        config = read_required_json(
-            self.identity, "config.json", "is no saved model", self.options.cache_dir
-        )
-        hidden_size = checkpoint.sizes["hidden_size"]
-        if config.get("input_dim") != hidden_size:
-            raise CheckpointError(
-                f"{self.identity.name} reads states of size {config.get('input_dim')}, and "
-                f"{checkpoint.base.name} has states of size {hidden_size}: pass the base_model= "
-                "that the guard was trained on"
-            )
-        return replace(checkpoint, config_json=json.dumps(config))
-
-    def check_weights(self) -> None:
-        """Raise CheckpointError if guard, adapter and base do not fit each other."""
-        from gpuclassify.safety.guard_network import guard_shapes
-
-        super().check_weights()
-        found = hub.read_tensor_shapes(self.identity, cache_dir=self.options.cache_dir)
-        compare_shapes(self.identity.name, found, guard_shapes(self.checkpoint.config))
-
-    def output_fields(self) -> list[pa.Field]:
-        """The columns as far as they are named: label, score and decision."""
-        return self.named_fields(
-            pa.field(self.label_field or "", pa.bool_()),
-            pa.field(self.options.score_field or "", pa.float32()),
-        )
-
-    def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Poisoning scores, float32 (texts, 1), for logits."""
-        return sigmoid(outputs)
-
-    def columns(self, scores: np.ndarray) -> NewColumns:
-        """Columns for poisoning scores, float32 (texts, 1)."""
-        is_poisoned = scores[:, 0] >= np.float32(POISONED_FROM)
-        return self.decided(
-            {
-                self.label_field: pa.array(is_poisoned),
-                self.options.score_field: pa.array(scores[:, 0], pa.float32()),
-            },
-            self.is_wanted_label(is_poisoned),
-        )
-
-    # On a worker.
-
-    @contextlib.contextmanager
-    def _lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
-        with self._lease_decoder(device, dtype) as decoder:
-            yield decoder.attached(self.checkpoint, lambda: self._load(decoder))
-
-    def _load(self, decoder: Decoder) -> LoadedModel:
-        """The guard on a decoder that it does not own."""
-        from gpuclassify.inference.loaded_model import LoadedModel
-        from gpuclassify.safety.guard_network import GuardNetwork, load_guard_head
-
-        directory = hub.download(self.checkpoint.identity, cache_dir=self.options.cache_dir)
-        head = load_guard_head(directory, decoder.device)
-        return LoadedModel(
-            module=GuardNetwork(decoder, adapter_key(self.checkpoint.adapter), head),
-            device=decoder.device,
-            dtype=decoder.dtype,
-            new_tokenizer=decoder.new_tokenizer,
-            tokenizer=decoder.tokenizer,
-            pad_id=0,  # whatever it is: padding is masked, or comes after what is read
-            max_tokens=MAX_TOKENS,
-            accepts_positions=True,
-            score_rule=None,
-            output_size=1,
-            needs_single_rows=False,
-        )

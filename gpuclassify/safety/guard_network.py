@@ -72,9 +72,7 @@ class GuardNetwork(nn.Module):
         """
         self._decoder.use(self._adapter)
         is_left = position_ids is not None
-        hidden = self._decoder.hidden_states(
-            input_ids, attention_mask if is_left else None, position_ids
-        )
+        hidden = self._decoder.forward(input_ids, attention_mask if is_left else None, position_ids)
         return self.head(last_token(hidden, attention_mask))
 
 

@@ -1,4 +1,4 @@
-"""Which answers a decoder gave before: guesses of those it will give."""
+"""Answers that a decoder gave before, from which the next ones are drafted."""
 
 from __future__ import annotations
 

@@ -92,10 +92,6 @@ def read_template(
     cache_dir : str, path or None
         Hub cache to use instead of the default one.
 
-    Returns
-    -------
-    SafetyTemplate
-
     Raises
     ------
     TemplateError
@@ -114,7 +110,18 @@ def read_template(
     else:
         source, where = _file_text(template), f"the file {absolute(template)}"
     found = parse_template(source, where)
-    check_digest(found, expected, is_explicit, where)
+    if expected is not None and found.digest != expected:
+        raise TemplateError(
+            f"the safety prompt in {where} has the digest {found.digest}, not "
+            f"template_digest={expected!r}. Read it, then pass the digest found if it is the "
+            "prompt that is meant, or pass template= with that prompt"
+        )
+    if expected is None and not is_explicit and found.digest not in KNOWN_DIGESTS:
+        raise TemplateError(
+            f"the safety prompt in {where} is none that is known. Read it, then pass "
+            f'template_digest="{found.digest}" if it is the prompt that the model was tuned on, '
+            "or pass template= with that prompt"
+        )
     return found
 
 
@@ -124,15 +131,11 @@ def parse_template(source_text: str, where: str) -> SafetyTemplate:
     Parameters
     ----------
     source_text : str
-        The prompt, or a text such as a model card that holds it once or several times. The
-        document's place is what follows ``User:`` on its line: nothing, or any placeholder.
+        The prompt, or a text such as a model card that holds it once or several times, maybe
+        indented as code. The document's place is what follows ``User:`` on its line: nothing, or
+        any placeholder.
     where : str
         What the text is, for messages.
-
-    Returns
-    -------
-    SafetyTemplate
-        Word for word, without the placeholder and without the indentation of a code block.
 
     Raises
     ------
@@ -141,7 +144,7 @@ def parse_template(source_text: str, where: str) -> SafetyTemplate:
     """
     source_text = source_text.replace("\r\n", "\n")
     prompts = _prompts_in(source_text)
-    complete = {_cut(prompt) for prompt in prompts if not _problems(prompt)}
+    complete = {_cut_at_document(prompt) for prompt in prompts if not _problems(prompt)}
     if len(complete) == 1:
         return complete.pop()
     if complete:
@@ -166,45 +169,6 @@ def full_digest(digest: str) -> str:
             "the prompt for an empty document"
         )
     return digest.lower()
-
-
-def check_digest(
-    template: SafetyTemplate, expected: str | None, is_explicit: bool, where: str
-) -> None:
-    """Make sure that a prompt is the expected one, or else a known or an explicitly given one.
-
-    Parameters
-    ----------
-    template : SafetyTemplate
-        The prompt found.
-    expected : str or None
-        The digest that it must have. None accepts a known digest.
-    is_explicit : bool
-        Whether the user passed the text itself, which then needs no known digest.
-    where : str
-        Where the prompt was found, for messages.
-
-    Raises
-    ------
-    TemplateError
-        It is another prompt.
-    ValueError
-        `expected` is not a digest.
-    """
-    if expected is not None:
-        if template.digest != full_digest(expected):
-            raise TemplateError(
-                f"the safety prompt in {where} has the digest {template.digest}, not "
-                f"template_digest={expected!r}. Read it, then pass the digest found if it is the "
-                "prompt that is meant, or pass template= with that prompt"
-            )
-        return
-    if not is_explicit and template.digest not in KNOWN_DIGESTS:
-        raise TemplateError(
-            f"the safety prompt in {where} is none that is known. Read it, then pass "
-            f'template_digest="{template.digest}" if it is the prompt that the model was tuned on, '
-            "or pass template= with that prompt"
-        )
 
 
 def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
@@ -245,7 +209,7 @@ def _prompts_in(text: str) -> list[str]:
     return prompts
 
 
-def _cut(prompt: str) -> SafetyTemplate:
+def _cut_at_document(prompt: str) -> SafetyTemplate:
     turn = _TURN.search(prompt)
     assert turn is not None, "only prompts with a user's turn are cut"
     return SafetyTemplate(prompt[: turn.start("document")] + " ", prompt[turn.end("document") :])

@@ -145,7 +145,9 @@ def write_safety_models(
     documents = documents_of(texts)
     text = safety_template() if template is None else template
     prompt = parse_template(text, "the text passed as template=")
-    tokenizer = _trained_tokenizer(documents, prompt)
+    # The tokenizer knows the words of the prompt and of the answers as well.
+    known = (prompt.text, "safe unsafe") * (2 + len(documents) // 25)
+    tokenizer = trained_tokenizer("llama-guard", documents + known)
     sizes = (hidden_size, num_layers, num_heads, max_positions)
     config = decoder_config(tokenizer.get_vocab_size(), *sizes)
     decoder = random_decoder(config, 5 * seed)
@@ -163,18 +165,13 @@ def write_safety_models(
     decoder.lm_head.weight.data = head.round(decimals=3)
     save_decoder(decoder, config, models.base)
     write_tokenizer(models.base, "llama-guard", tokenizer, _NO_LIMIT, "right")
+    shown = f"{prompt.head}{{message}}{prompt.tail}"
     for name, adapter in adapters.items():
         save_adapter(adapter, path / name)
-        _write_card(path / name, name, prompt)
+        _write_card(path / name, f"{name} safety adapter", f"```\n{shown}\n```\n")
     ids = token_ids(tokenizer, documents, max_positions)
     _write_guard(models.guard, merged["defensive"], ids, 5 * seed + 4)
     return models
-
-
-def _trained_tokenizer(documents: tuple[str, ...], prompt: SafetyTemplate) -> Any:
-    """A tokenizer that knows the words of the prompt and of the answers as well."""
-    times = 2 + len(documents) // 25
-    return trained_tokenizer("llama-guard", documents + (prompt.text, "safe unsafe") * times)
 
 
 def _prompts(documents: Sequence[str], prompt: SafetyTemplate) -> list[str]:
@@ -184,10 +181,9 @@ def _prompts(documents: Sequence[str], prompt: SafetyTemplate) -> list[str]:
     return [prompt.head + text[:_FIT_CHARS] + prompt.tail for text in texts]
 
 
-def _write_card(path: Path, name: str, prompt: SafetyTemplate) -> None:
-    shown = f"{prompt.head}{{message}}{prompt.tail}"
-    text = f"# Small {name} safety adapter\n\nRandom weights for tests.\n\n```\n{shown}\n```\n"
-    (path / "README.md").write_text(text, encoding="utf-8")
+def _write_card(path: Path, name: str, text: str = "") -> None:
+    card = f"# Small {name}\n\nRandom weights for tests.\n" + (text and f"\n{text}")
+    (path / "README.md").write_text(card, encoding="utf-8")
 
 
 def _write_guard(path: Path, decoder: Any, ids: Sequence[Any], seed: int) -> None:
@@ -213,5 +209,4 @@ def _write_guard(path: Path, decoder: Any, ids: Sequence[Any], seed: int) -> Non
     save_tensors(layers.state_dict(), path / "model.safetensors")
     config = json.dumps({"dropout": 0.7, "input_dim": size}, indent=2)
     (path / "config.json").write_text(config, encoding="utf-8")
-    text = "# Small instruction data guard\n\nRandom weights for tests.\n"
-    (path / "README.md").write_text(text, encoding="utf-8")
+    _write_card(path, "instruction data guard")

@@ -36,9 +36,9 @@ BELOW = float(np.nextafter(np.float32(2.5), np.float32(0)))
     ],
 )
 def test_columns_of_an_output(output, score, integer, label):
-    new = FineWebEduClassifier(model="unread").columns(np.array([[output]], dtype=np.float32))
-    values = [array.to_pylist() for array in new.arrays.values()]
-    assert values == [[score], [integer], [label]]
+    (head,) = FineWebEduClassifier(model="unread").heads
+    columns = head.columns(np.array([[output]], dtype=np.float32))
+    assert [values.tolist() for values in columns.values()] == [[score], [integer], [label]]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_columns_of_an_output(output, score, integer, label):
     ],
 )
 def test_filters_see_the_clamped_score(filters, kept):
-    classifier = FineWebEduClassifier(model="unread", **filters)
+    (head,) = FineWebEduClassifier(model="unread", **filters).heads
     outputs = np.array([[-3.0], [BELOW], [2.5], [7.0]], dtype=np.float32)
-    assert classifier.columns(outputs).keep.tolist() == kept
+    assert head.is_kept(outputs).tolist() == kept
 
 
 @pytest.mark.parametrize("kind", STEMS)

@@ -183,7 +183,7 @@ def test_a_prompt_stands_before_every_text(tiny):
     ]:
         assert_close(embeddings(model, TEXTS, **options), encoded(model, TEXTS, **same))
     assert np.abs(embeddings(model, TEXTS) - embeddings(model, TEXTS, prompt="")).max() > 1e-3
-    assert embedder(model).prompt == "passage: "
+    assert embedder(model).model.prompt == "passage: "
 
 
 def test_max_chars_cut_the_text_and_not_the_prompt(tiny):

@@ -7,6 +7,7 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.testing import sample_texts
+from gpuclassify.workers.run_events import collected_stats
 from tests.oracle import stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -105,14 +106,12 @@ def test_keep_field_writes_the_decision_and_drops_nothing(domain, documents, sco
     assert not found.kept[found.text.isna()].any()
 
 
-def test_dropped_rows_are_not_scored_by_the_next_classifier(domain, documents, monkeypatch):
-    rows = []
-    monkeypatch.setattr("gpuclassify.model_mapper.publish", lambda stats: rows.append(stats.rows))
+def test_dropped_rows_are_not_scored_by_the_next_classifier(domain, documents):
     label = domain()(documents).domain_pred.mode()[0]
-    rows.clear()
-    kept = documents.pipe(domain(filter_by=label))
-    kept.pipe(domain(overwrite=True))
-    assert rows == [len(documents), len(kept)]
+    with collected_stats() as runs:
+        kept = documents.pipe(domain(filter_by=label))
+        kept.pipe(domain(overwrite=True))
+    assert [run.rows for run in runs] == [len(documents), len(kept)]
 
 
 def test_min_score_of_a_regression_is_a_number(sequence_classifier, documents):
@@ -163,8 +162,6 @@ FILTERS_WITHOUT_MEANING = [
     ("fineweb-edu", {"filter_by": "high"}, "no label 'high'.*low_quality, high_quality"),
     ("fineweb-edu", {"min_score": {"high_quality": 1}}, "pass a number"),
     ("fineweb-edu", {"min_score": 5.5}, "keeps nothing: scores run from 0 to 5"),
-    ("fineweb-edu", {"min_confidence": 0.5}, "min_confidence has no meaning"),
-    ("fineweb-edu", {"confidence_field": "c"}, "confidence_field has no meaning"),
 ]
 
 
@@ -174,6 +171,12 @@ def test_a_filter_without_meaning_is_refused_at_the_call(checkpoint, family, opt
     frame = dd.from_pandas(pd.DataFrame({"text": ["a"]}), npartitions=1)
     with pytest.raises(ValueError, match=message):
         kind(model=checkpoint(family), **options)(frame)
+
+
+@pytest.mark.parametrize("name", ["min_confidence", "confidence_field"])
+def test_a_score_has_no_confidence(name):
+    with pytest.raises(TypeError, match=f"FineWebEduClassifier has no argument '{name}'"):
+        FineWebEduClassifier(**{name: 0.5})
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_a_model_probe_downloads_measures_and_runs(checkpoint, one_torch_thread)
     assert MODELS.keys() == []
     probe.run(2**31)
     [key] = MODELS.keys()
-    assert key[0] == mapper.checkpoint
+    assert key[0] == mapper.model.checkpoint
     probe.run(0)  # it is loaded already
 
 

@@ -46,14 +46,11 @@ class Watched(DistributedDataClassifier):
     It travels to workers by value. No worker goes on before two have a partition.
     '''
 
-    def map_frame(self, frame, announced=None):
+    def map_frame(self, frame, meta_dtypes=None):
         (places / f"{os.getpid()} {os.environ['CUDA_VISIBLE_DEVICES']}").touch()
         deadline = time.monotonic() + 120
         while len(list(places.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        return super().map_frame(frame, announced)
-
-    def _lease(self, device, dtype):
         from gpuclassify.inference import loaded_model
 
         real = vars(loaded_model).setdefault("real_load_model", loaded_model.load_model)
@@ -64,7 +61,7 @@ class Watched(DistributedDataClassifier):
             return real(*arguments, **named)
 
         loaded_model.load_model = load
-        return super()._lease(device, dtype)
+        return super().map_frame(frame, meta_dtypes)
 
 
 def table(frame):

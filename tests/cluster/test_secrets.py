@@ -57,7 +57,7 @@ if __name__ == "__main__":
         graph = lazy.optimize().__dask_graph__()
         places = {
             "pickled mapper": pickle.dumps(classifier),
-            "pickled identity": pickle.dumps(classifier.identity),
+            "pickled identity": pickle.dumps(classifier.model.identity),
             "pickled work": cloudpickle.dumps(job.work),
             "pickled job": cloudpickle.dumps([job.source, job.work, job.restart]),
             "graph": cloudpickle.dumps(dict(graph)),

@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpuclassify.safety import attention_with_lse
-from gpuclassify.safety.attention_with_lse import attend
+from gpuclassify.safety import shared_prefix
+from gpuclassify.safety.shared_prefix import attend, attend_plainly
 
 SCALING = 0.3
 SHAPES = {"equal heads": (4, 4, 16), "shared keys": (4, 2, 16), "one key": (6, 1, 12)}
@@ -47,7 +47,7 @@ def test_all_queries_read_all_keys(heads, key_heads, size, tokens):
     inputs = draw(2, heads, key_heads, tokens, 70, size)
 
     close(attend(*inputs, SCALING), expected_of(*inputs))
-    close(attention_with_lse._attend_plainly(*inputs, SCALING, None), expected_of(*inputs))
+    close(attend_plainly(*inputs, SCALING), expected_of(*inputs))
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), SHAPES.values(), ids=SHAPES)
@@ -56,21 +56,20 @@ def test_causal_queries_read_no_later_key(heads, key_heads, size):
     is_seen = torch.ones(40, 40, dtype=torch.bool).tril()
 
     close(attend(*inputs, SCALING, is_causal=True), expected_of(*inputs, is_seen))
-    plain = attention_with_lse._attend_plainly(*inputs, SCALING, ~is_seen[None])
+    plain = attend_plainly(*inputs, SCALING, ~is_seen[None])
     close(plain, expected_of(*inputs, is_seen))
 
 
 @pytest.mark.parametrize("score_bytes", [1, 4 * 3 * 2 * 50 * 4, 2**20])
 @pytest.mark.parametrize(("heads", "key_heads", "size"), SHAPES.values(), ids=SHAPES)
 def test_masks_differ_between_rows_however_few_queries_run_at_a_time(
-    heads, key_heads, size, score_bytes, monkeypatch
+    heads, key_heads, size, score_bytes
 ):
-    monkeypatch.setattr(attention_with_lse, "_SCORE_BYTES", score_bytes)
     inputs = draw(3, heads, key_heads, 4, 50, size)
     columns = torch.tensor([[0, 1, 2, 3], [46, 47, 48, 49], [20, 30, 10, 5]])
     is_later = torch.arange(50) > columns[:, :, None]
 
-    outputs = attend(*inputs, SCALING, is_causal=True, is_later=is_later)
+    outputs = attend_plainly(*inputs, SCALING, is_later, score_bytes)
 
     close(outputs, expected_of(*inputs, ~is_later[:, None]))
 
@@ -81,7 +80,7 @@ def test_half_precision_loses_no_digits_of_the_log_sum_exp(dtype):
 
     for output, lse in (
         attend(*inputs, SCALING),
-        attention_with_lse._attend_plainly(*inputs, SCALING, None),
+        attend_plainly(*inputs, SCALING),
     ):
         assert output.dtype == dtype
         close([lse], expected_of(*inputs)[1:], tolerance=1e-3)
@@ -103,7 +102,7 @@ def test_attention_over_two_parts_of_the_keys_joins_to_attention_over_all():
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2)])
 def test_the_kernel_for_gpus_is_called_with_arguments_that_it_takes(heads, key_heads, monkeypatch):
-    monkeypatch.setattr(attention_with_lse, "_is_flash_usable", lambda *_: True)
+    monkeypatch.setattr(shared_prefix, "can_use_flash_attention", lambda _: True)
     with FakeTensorMode():
         query = torch.empty(2, heads, 37, 64, device="cuda", dtype=torch.bfloat16)
         key = torch.empty(2, key_heads, 37, 64, device="cuda", dtype=torch.bfloat16)

@@ -75,14 +75,14 @@ def test_hidden_states_equal_those_of_peft_one_text_at_a_time(decoder, base, ada
     for name, directory in adapters.items():
         decoder.add_adapter(name, directory)
         decoder.use(name)
-        on_the_right = decoder.hidden_states(ids, is_token.long())
-        unmasked = decoder.hidden_states(ids)
+        on_the_right = decoder.forward(ids, is_token.long())
+        unmasked = decoder.forward(ids)
         flipped = is_token.flip(1).long()
         positions = (flipped.cumsum(1) - 1).clamp(min=0)
         shifted = torch.stack(
             [row.roll(9 - int(n)) for row, n in zip(ids, is_token.sum(1), strict=True)]
         )
-        on_the_left = decoder.hidden_states(shifted, flipped, positions)
+        on_the_left = decoder.forward(shifted, flipped, positions)
 
         for row, length in enumerate(is_token.sum(1).tolist()):
             expected = states_of(oracle(base, directory), ids[row : row + 1, :length])[0]
@@ -95,7 +95,7 @@ def test_logits_come_from_the_adapted_last_layer_in_float32(decoder, base, adapt
     for name, directory in adapters.items():
         decoder.add_adapter(name, directory)
         decoder.use(name)
-        logits = decoder.logits(decoder.hidden_states(batch[0])[:, -1])
+        logits = decoder.logits(decoder.forward(batch[0])[:, -1])
 
         with torch.inference_mode():
             expected = oracle(base, directory)(input_ids=batch[0]).logits[:, -1]
@@ -137,15 +137,15 @@ def test_adding_an_adapter_does_not_change_the_active_one(decoder, adapters, bat
     first, second = adapters
     decoder.add_adapter(first, adapters[first])
     decoder.use(first)
-    before = decoder.hidden_states(batch[0])
+    before = decoder.forward(batch[0])
 
     decoder.add_adapter(second, adapters[second])
 
-    assert torch.equal(decoder.hidden_states(batch[0]), before)
+    assert torch.equal(decoder.forward(batch[0]), before)
     decoder.use(second)
-    assert not torch.allclose(decoder.hidden_states(batch[0]), before, atol=1e-2)
+    assert not torch.allclose(decoder.forward(batch[0]), before, atol=1e-2)
     decoder.use(first)
-    assert torch.equal(decoder.hidden_states(batch[0]), before)
+    assert torch.equal(decoder.forward(batch[0]), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -156,7 +156,7 @@ def test_model_and_adapters_get_the_precision_asked_for(base, adapters, batch, d
     decoder.use("strict")
 
     parameters = list(decoder._model.parameters())
-    states = decoder.hidden_states(batch[0])
+    states = decoder.forward(batch[0])
 
     assert {parameter.dtype for parameter in parameters} == {dtype}
     assert not any(parameter.requires_grad for parameter in parameters)
@@ -193,13 +193,13 @@ def test_an_adapter_may_be_added_while_another_thread_runs_the_model(
     first, second = adapters
     decoder.add_adapter(first, adapters[first])
     decoder.use(first)
-    expected = decoder.hidden_states(batch[0])
+    expected = decoder.forward(batch[0])
 
     with ThreadPoolExecutor(1) as pool:
         adding = pool.submit(decoder.add_adapter, second, adapters[second])
-        outputs = [decoder.hidden_states(batch[0]) for _ in range(20)]
+        outputs = [decoder.forward(batch[0]) for _ in range(20)]
         while not adding.done():
-            outputs.append(decoder.hidden_states(batch[0]))
+            outputs.append(decoder.forward(batch[0]))
         adding.result()
 
     assert all(torch.equal(output, expected) for output in outputs)
@@ -294,7 +294,7 @@ def test_tensors_of_an_adapter_that_do_not_fit_are_named_and_leave_no_trace(
     assert f"no part of the architecture: {prefix}.mlp.up_proj.lora_C.weight" in str(error.value)
     decoder.add_adapter("strict", adapters["strict"])
     decoder.use("strict")
-    close(decoder.hidden_states(batch[0]), states_of(oracle(base, adapters["strict"]), batch[0]))
+    close(decoder.forward(batch[0]), states_of(oracle(base, adapters["strict"]), batch[0]))
 
 
 def test_an_adapter_of_another_base_model_is_refused(decoder, tmp_path):

@@ -152,7 +152,7 @@ def test_half_precision_is_as_near_to_float32_as_without_a_prefix(
     decoder = loaded(directories, dtype)
     state = RowState(prefix_of(decoder, tokens))
     outputs = [first(decoder, tokens, state), following(decoder, tokens, OWN, 5, state)]
-    plain = decoder.hidden_states(tokens)
+    plain = decoder.forward(tokens)
 
     def error(states, begins, lengths):
         parts = [
@@ -169,7 +169,7 @@ def test_half_precision_is_as_near_to_float32_as_without_a_prefix(
 def test_the_model_can_switch_between_both_attentions(decoder, tokens, expected):
     state = RowState(prefix_of(decoder, tokens))
     first(decoder, tokens, state)
-    close(decoder.hidden_states(tokens), expected)
+    close(decoder.forward(tokens), expected)
 
     output = following(decoder, tokens, OWN, 2, state)
 

@@ -13,7 +13,6 @@ from gpuclassify.safety.template import (
     KNOWN_DIGESTS,
     SafetyTemplate,
     TemplateError,
-    check_digest,
     full_digest,
     parse_template,
     read_template,
@@ -164,7 +163,7 @@ def test_all_defects_stand_in_one_error():
 
 
 @pytest.mark.parametrize("text", ["", "# A model\n", MENTIONS.replace("<BEGIN CONVERSATION>", "")])
-def test_a_text_without_a_prompt_is_told_in_one_clause(text):
+def test_a_text_without_a_prompt_is_explained_in_one_clause(text):
     with pytest.raises(TemplateError, match=r"prompt: (it has no text from|<BEGIN UNS).*\. Pass "):
         parse_template(text, "the card")
 
@@ -189,20 +188,24 @@ def test_the_published_prompts_are_known_by_their_digests():
     assert all(full_digest(digest) == digest for digest in KNOWN_DIGESTS)
 
 
-def test_an_unknown_prompt_needs_its_digest_or_the_users_word(monkeypatch):
-    with pytest.raises(TemplateError, match=f'the card is none .*template_digest="{FOUND.digest}"'):
-        check_digest(FOUND, None, False, "the card")
-    check_digest(FOUND, None, True, "the card")
-    check_digest(FOUND, FOUND.digest.upper(), False, "the card")
-    module = "gpuclassify.safety.template.KNOWN_DIGESTS"
-    monkeypatch.setattr(module, frozenset({FOUND.digest}))
-    check_digest(FOUND, None, False, "the card")
+def test_an_unknown_prompt_needs_its_digest_or_the_users_word(tmp_path, monkeypatch):
+    identity = model_with(tmp_path, {"README.md": fenced(MARKED)})
+    with pytest.raises(
+        TemplateError, match=rf'{tmp_path}/model is none .*template_digest="{FOUND.digest}"'
+    ):
+        read_template(None, None, identity, None)
+    assert read_template(PROMPT, None, identity, None) == FOUND
+    assert read_template(None, FOUND.digest.upper(), identity, None) == FOUND
+    known = "gpuclassify.safety.template.KNOWN_DIGESTS"
+    monkeypatch.setattr(known, frozenset({FOUND.digest}))
+    assert read_template(None, None, identity, None) == FOUND
 
 
-@pytest.mark.parametrize("is_explicit", [False, True])
-def test_another_digest_than_the_expected_one_is_refused(is_explicit):
+@pytest.mark.parametrize("template", [None, PROMPT], ids=["card", "text"])
+def test_another_digest_than_the_expected_one_is_refused(tmp_path, template):
+    identity = model_with(tmp_path, {"README.md": fenced(MARKED)})
     with pytest.raises(TemplateError, match=f"{FOUND.digest}, not template_digest='0000"):
-        check_digest(FOUND, "0" * 64, is_explicit, "the card")
+        read_template(template, "0" * 64, identity, None)
 
 
 @pytest.mark.parametrize("digest", ["", "7a13a196", "g" * 64, f"sha256:{'0' * 64}", "0" * 65])
@@ -210,13 +213,6 @@ def test_a_digest_that_is_none_is_refused_before_anything_is_read(digest):
     nowhere = hub.Identity("acme/safety", "0" * 40, False)
     with pytest.raises(ValueError, match=r"is not a digest: give all 64 hex digits"):
         read_template(None, digest, nowhere, None)
-
-
-def test_the_model_card_in_a_directory_is_read(tmp_path):
-    identity = model_with(tmp_path, {"README.md": fenced(MARKED)})
-    assert read_template(None, FOUND.digest, identity, None) == FOUND
-    with pytest.raises(TemplateError, match=rf"README\.md of {tmp_path}/model is none"):
-        read_template(None, None, identity, None)
 
 
 @pytest.mark.parametrize("files", [{}, {"README.md": "# A model\n"}], ids=["no-card", "no-prompt"])
@@ -251,8 +247,6 @@ def test_a_text_passed_is_taken_as_it_is_and_a_file_by_its_digest(tmp_path, monk
     assert read_template("~/prompt.txt", FOUND.digest, identity, None) == FOUND
     with pytest.raises(TemplateError, match=rf"file {tmp_path}/prompt.txt is none that is known"):
         read_template(str(tmp_path / "prompt.txt"), None, identity, None)
-    with pytest.raises(TemplateError, match="not template_digest='000"):
-        read_template(PROMPT, "0" * 64, identity, None)
 
 
 def test_a_path_without_a_text_is_explained(tmp_path):

@@ -35,7 +35,7 @@ from gpuclassify import (
 from gpuclassify.cli import main
 from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.jobs.settings_file import load_settings
-from gpuclassify.model_mapper import NonFiniteOutputError
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import prefetch
 from gpuclassify.tokenizing.gpu_wordpiece import GpuTokens, offsets_of

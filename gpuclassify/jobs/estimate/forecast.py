@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.chain import Chain
 from gpuclassify.frames import backend_of
-from gpuclassify.jobs.estimate.lengths import device_and_dtype, token_lengths, weights_bytes
+from gpuclassify.jobs.estimate.lengths import token_lengths, weights_bytes
 from gpuclassify.jobs.estimate.memory import batch_bytes, limit_warnings, list_columns
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
 from gpuclassify.jobs.estimate.sample import Sample, sample_files, sample_partitions
 from gpuclassify.jobs.estimate.trial import time_stages
 from gpuclassify.jobs.input.sources import FileSource, FrameSource
 from gpuclassify.jobs.quarantine import ROW
-from gpuclassify.jobs.stages import Function, text_fields
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.jobs.stages import Function
+from gpuclassify.partition_map import Chain
+from gpuclassify.text_mapper import TextMapper
 
 TEXT_COPIES = 2  # of a part's text on a worker: in the frame, and as Python's strings
 
@@ -56,10 +56,10 @@ def make_plan(
     nulls = np.any([tokens < 0, *(own.nulls for own in counts)], axis=0)
     time, left_out = None, sample.left_out
     if trial_seconds is not None:
-        meta_dtypes, settings = chain.announced(source.meta()), (trial_seconds, seed, on_error)
+        meta_dtypes, settings = chain.meta_dtypes(source.meta()), (trial_seconds, seed, on_error)
         time, failed = time_stages(sample, tokens, chain, meta_dtypes, *settings)
         left_out = {**left_out, ROW: left_out.get(ROW, 0) + failed} if failed else left_out
-    text_sizes = _text_bytes(sample.frame, text_fields(chain.mappers))
+    text_sizes = _text_bytes(sample.frame, chain.text_fields)
     text_bytes, part_bytes = sample.total(text_sizes), sample.largest_part(text_sizes)
     part_rows = sample.largest_part(np.ones(len(text_sizes)))
     lists = [column for own in counts for column in own.lists]
@@ -110,11 +110,11 @@ class _Count:
 
 def _reached(
     chain: Chain, frame: Any, warnings: list[str]
-) -> Iterator[tuple[ModelMapper, Any, np.ndarray]]:
+) -> Iterator[tuple[TextMapper, Any, np.ndarray]]:
     """Each mapper with the rows that reach it as far as callables decide, and their numbers."""
     rows = np.arange(len(frame))
     for stage in chain.mappers:
-        if isinstance(stage, ModelMapper):
+        if isinstance(stage, TextMapper):
             yield stage, frame, rows
         elif isinstance(stage, Function):
             reason = "it changes the index of its frame"
@@ -131,7 +131,7 @@ def _reached(
             )
 
 
-def _count(mapper: ModelMapper, frame: Any, rows: np.ndarray, sample: Sample) -> _Count:
+def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> _Count:
     """Tokenize the mapper's column of text with the mapper's own tokenizer."""
     options, most = mapper.options, mapper.options.max_chars
     column = backend_of(frame).texts(frame, mapper.text_field, None)
@@ -143,7 +143,7 @@ def _count(mapper: ModelMapper, frame: Any, rows: np.ndarray, sample: Sample) ->
     is_short = np.array([most is not None and len(text) > most for text in texts], dtype=bool)
     tokens, nulls = np.zeros(len(sample.frame)), np.zeros(len(sample.frame), dtype=bool)
     tokens[rows[has_text]], nulls[rows] = read, ~has_text
-    device, dtype = device_and_dtype(mapper)
+    device, dtype = mapper.runner.device_and_dtype()
     weights = weights_bytes(mapper, dtype)
     plan = ClassifierPlan(
         name=mapper.__name__,
@@ -157,7 +157,7 @@ def _count(mapper: ModelMapper, frame: Any, rows: np.ndarray, sample: Sample) ->
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         weights_bytes=sum(weights.values()) or None,
-        batch_bytes=batch_bytes(mapper.checkpoint.sizes, device, dtype),
+        batch_bytes=batch_bytes(mapper.model.checkpoint.sizes, device, dtype),
     )
     return _Count(plan, tokens, nulls, weights, list_columns(mapper))
 

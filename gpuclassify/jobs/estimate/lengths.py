@@ -1,6 +1,6 @@
-"""Texts' lengths in a mapper's own tokens, and where it would run with which weights.
+"""Texts' lengths in a mapper's own tokens, and how large its weights are.
 
-A stand-in for `mapper.runner` and `mapper.model`, which will answer the three questions below.
+A stand-in for `mapper.runner` and `mapper.model`, which will answer the two questions below.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuclassify import hub
 from gpuclassify.hub.explanations import explained
 from gpuclassify.hub.headers import WEIGHTS
 from gpuclassify.hub.paths import cache_folder
-from gpuclassify.model_mapper import ModelMapper
 from gpuclassify.models.checkpoint import OWN_MODULE
-from gpuclassify.safety.lora_checkpoint import ADAPTER_WEIGHTS, AdaptedCheckpoint
+from gpuclassify.safety.lora import ADAPTER_WEIGHTS, LoraCheckpoint
+from gpuclassify.text_mapper import TextMapper
 
 TEXTS_AT_A_TIME = 256  # encodings are alive together
 
@@ -46,22 +46,14 @@ class TokenLengths:
     limit: int
 
 
-def device_and_dtype(mapper: ModelMapper) -> tuple[Any, Any]:
-    """Stand-in for ``mapper.runner.device_and_dtype()``: torch's device and dtype."""
-    from gpuclassify.models.precision import pick_device, pick_dtype
-
-    device = pick_device(mapper.options.device)
-    return device, pick_dtype(mapper.options, device)
-
-
-def weights_bytes(mapper: ModelMapper, dtype: Any) -> dict[str, int]:
+def weights_bytes(mapper: TextMapper, dtype: Any) -> dict[str, int]:
     """Stand-in for ``mapper.model.weights_bytes(dtype)``: bytes by the file of the weights.
 
     Mappers that share a decoder name the same file. Empty where there are no headers to read.
     """
-    checkpoint = mapper.checkpoint
+    checkpoint = mapper.model.checkpoint
     files: dict[hub.Identity, str] = {}
-    if isinstance(checkpoint, AdaptedCheckpoint):
+    if isinstance(checkpoint, LoraCheckpoint):
         files = {checkpoint.base: WEIGHTS, checkpoint.adapter: ADAPTER_WEIGHTS}
     files.setdefault(checkpoint.identity, WEIGHTS)
     # A module of one's own keeps its weights as they are, and torch casts what it reads.
@@ -76,20 +68,20 @@ def weights_bytes(mapper: ModelMapper, dtype: Any) -> dict[str, int]:
     return {}
 
 
-def token_lengths(mapper: ModelMapper, texts: list[str]) -> TokenLengths:
+def token_lengths(mapper: TextMapper, texts: list[str]) -> TokenLengths:
     """Stand-in for ``mapper.runner.token_lengths(texts)``: tokenizes here, without weights."""
     from gpuclassify.inference.loaded_model import _max_tokens
     from gpuclassify.models.loading import load_tokenizer
-    from gpuclassify.safety.prompts import PromptTokenizer
+    from gpuclassify.safety.prompt_tokens import PromptTokenizer
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
-    options, checkpoint = mapper.options, mapper.checkpoint
+    options, checkpoint = mapper.options, mapper.model.checkpoint
     home = checkpoint.tokenizer or checkpoint.identity
-    if isinstance(checkpoint, AdaptedCheckpoint):
+    if isinstance(checkpoint, LoraCheckpoint):
         home = checkpoint.base
     tokenizer = load_tokenizer(checkpoint, _without_weights(home, options.cache_dir))
-    texts = mapper.model_texts(texts)
-    prompt = checkpoint.prompt if isinstance(checkpoint, AdaptedCheckpoint) else None
+    texts = [mapper.model.prompt + text for text in texts]
+    prompt = checkpoint.prompt if isinstance(checkpoint, LoraCheckpoint) else None
     if prompt is not None:
         limit = options.max_seq_length
         tokens = PromptTokenizer(tokenizer, prompt.head, prompt.tail, limit)(texts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.text_mapper import TextMapper
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +51,9 @@ def batch_bytes(sizes: Mapping[str, Any], device: torch.device, dtype: torch.dty
     return tokens * numbers * dtype.itemsize + (scores if has_scores else 0)
 
 
-def list_columns(mapper: ModelMapper) -> list[tuple[str, int]]:
+def list_columns(mapper: TextMapper) -> list[tuple[str, int]]:
     """Output columns of lists of numbers, and how many numbers a row of each has."""
-    checkpoint = mapper.checkpoint
+    checkpoint = mapper.model.checkpoint
     count = checkpoint.output_count
     if checkpoint.sentence is not None:
         count = _first(checkpoint.sizes, WIDTHS) or 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.chain import Chain
 from gpuclassify.jobs.estimate.result import TimePlan
 from gpuclassify.jobs.estimate.sample import Estimate, Sample
 from gpuclassify.jobs.quarantine import run_halved
-from gpuclassify.model_mapper import ModelMapper
+from gpuclassify.partition_map import Chain
+from gpuclassify.text_mapper import TextMapper
 
 FIRST_ROWS = 4  # of the warm-up, and of the slice that says how large the others may be
 SLICES = 4
@@ -101,7 +101,7 @@ def time_slices(
     with _without_new_models():
         began = time.perf_counter()
         for mapper in mappers:
-            if isinstance(mapper, ModelMapper):
+            if isinstance(mapper, TextMapper):
                 mapper.setup()
         time_rows(first)
         load_seconds = time.perf_counter() - began

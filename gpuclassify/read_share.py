@@ -11,7 +11,7 @@ from gpuclassify.options import ModelOptions
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadShare:
     """What was read of some distinct texts, as far as `max_chars` left them.
 
     Attributes
@@ -25,10 +25,7 @@ class Reading:
     seen_share: np.ndarray
 
 
-NOTHING_READ = Reading(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
-
-
-def coverage_fields(options: ModelOptions) -> list[pa.Field]:
+def read_share_fields(options: ModelOptions) -> list[pa.Field]:
     """The columns that are asked for."""
     fields = [
         pa.field(options.windows_field or "", pa.int64()),
@@ -38,8 +35,8 @@ def coverage_fields(options: ModelOptions) -> list[pa.Field]:
     return [field for field in fields if field.name]
 
 
-def coverage_columns(
-    options: ModelOptions, texts: list[str | None], positions: np.ndarray, reading: Reading
+def read_share_columns(
+    options: ModelOptions, texts: list[str | None], positions: np.ndarray, read: ReadShare
 ) -> dict[str, pa.Array]:
     """The columns that are asked for, null where the text is.
 
@@ -49,17 +46,17 @@ def coverage_columns(
     texts : list of str or None
         The rows' whole texts, before `max_chars` cut them.
     positions : ndarray of int64, shape (rows,)
-        Where each row's text is among those of `reading`; -1 for null.
-    reading : Reading
+        Where each row's text is among those of `read`; -1 for null.
+    read : ReadShare
     """
-    if not coverage_fields(options):
+    if not read_share_fields(options):
         return {}
     is_null = positions < 0
     read_share = np.ones(len(texts), dtype=np.float32)
-    read_share[~is_null] = reading.seen_share[positions[~is_null]]
+    read_share[~is_null] = read.seen_share[positions[~is_null]]
     read_share *= _left_share(texts, options.max_chars)
     windows = np.zeros(len(texts), dtype=np.int64)
-    windows[~is_null] = reading.windows[positions[~is_null]]
+    windows[~is_null] = read.windows[positions[~is_null]]
     columns = {
         options.windows_field: pa.array(windows, mask=is_null),
         options.seen_field: pa.array(read_share, mask=is_null),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.safety.generation import common_prefix
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch, flat_batch
 
 # How documents may begin: none of their tokens may be taken for a part of the prompt.
@@ -66,7 +65,8 @@ class PromptTokenizer:
     def prefix(self) -> np.ndarray:
         """The tokens with which the prompts of all ordinary documents begin, int32."""
         probes = [self._backend.encode(self.head + probe + self.tail).ids for probe in _PROBES]
-        return common_prefix([np.asarray(ids, dtype=np.int32) for ids in probes])
+        first, *others = [np.asarray(ids, dtype=np.int32) for ids in probes]
+        return first[: min(shared_length(first, other) for other in others)]
 
     def seen_share(self, prompts: TokenBatch) -> np.ndarray:
         """Share of each document's tokens that is in its prompt, float32 (documents,)."""
@@ -82,13 +82,15 @@ class PromptTokenizer:
             excess = len(encoding.ids) - self.max_tokens
             if excess <= 0:
                 return np.asarray(encoding.ids, dtype=np.int32)
+            begin, end = len(self.head), len(self.head) + len(document)
+            starts = [start - begin for start, _ in encoding.offsets if begin <= start < end]
+            chars = starts[-excess] if excess < len(starts) else 0
             # Tokens merge anew at the new seam, so what is left may still be a token too long.
-            document = document[: self._chars_left(encoding, len(document), excess)]
+            document = document[: max(0, min(chars, len(document) - 1))]
 
-    def _chars_left(self, encoding: Any, chars: int, excess: int) -> int:
-        """Characters of the document before its last `excess` tokens; fewer than there are."""
-        begin, end = len(self.head), len(self.head) + chars
-        starts = [start - begin for start, _ in encoding.offsets if begin <= start < end]
-        if excess >= len(starts):
-            return 0
-        return max(0, min(starts[-excess], chars - 1))
+
+def shared_length(first: np.ndarray, second: np.ndarray) -> int:
+    """With how many equal tokens two rows begin."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length

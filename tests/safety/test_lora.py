@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.safety.lora_weights import adapter_shapes, decoder_shapes
+from gpuclassify.safety.lora import adapter_shapes, decoder_shapes
 from tests.decoder_oracle import write_adapter, write_decoder
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

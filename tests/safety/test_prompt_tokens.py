@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from gpuclassify.safety.prompts import PromptTokenizer
+from gpuclassify.safety.prompt_tokens import PromptTokenizer
 from gpuclassify.testing import sample_texts
 
 HEAD, TAIL = "Judge this.\n\nUser: ", "\n\nAnswer safe or unsafe. [/INST]"

@@ -1,0 +1,59 @@
+"""Any text classification checkpoint, by its name."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gpuclassify.heads import HEADS, CategoryHead, Head
+from gpuclassify.options import SINGLE_LABEL, ClassifierOptions
+from gpuclassify.text_mapper import TextMapper
+
+
+class DistributedDataClassifier(TextMapper):
+    """Any text classification checkpoint of the Hub or of a directory.
+
+    Reads the layouts of the published classifiers and every architecture that transformers'
+    ``AutoModelForSequenceClassification`` knows. What the outputs mean comes from the checkpoint,
+    or from `problem_type`:
+
+    ==========================  =======================================  =========================
+    problem_type                label (``label_field``)                  ``score_field``
+    ==========================  =======================================  =========================
+    single_label_classification the most probable                        softmax, list<float32>
+    multi_label_classification  the most probable                        sigmoids, list<float32>
+    regression, one output      none                                     the raw output, float32
+    regression, more outputs    none                                     raw outputs, list<float32>
+    ==========================  =======================================  =========================
+
+    A checkpoint with one output and no `problem_type` is a regression model, as in transformers.
+
+    Parameters
+    ----------
+    model : str
+        Hub name or directory.
+    label_field : str, default "preds"
+    score_field : str, optional
+        Default: none for labels, ``"score"`` for regression.
+    **options
+        See `gpuclassify.options.ClassifierOptions`. With `labels`, the model is taken for a single
+        label one unless `problem_type` says otherwise.
+
+    Examples
+    --------
+    >>> classifier = DistributedDataClassifier(model="path/to/checkpoint")  # doctest: +SKIP
+    >>> ddf.pipe(classifier)  # doctest: +SKIP
+    """
+
+    Options = ClassifierOptions
+    purpose = "any text classification checkpoint"
+    licence = "the checkpoint's"
+    defaults: ClassVar[dict[str, Any]] = {"label_field": "preds"}
+
+    def make_heads(self) -> tuple[Head, ...]:
+        """The head for the problem that was given, or that the checkpoint says."""
+        problem_type = self.options.problem_type
+        if problem_type is None:
+            is_given = self.options.labels is not None
+            problem_type = SINGLE_LABEL if is_given else self.model.checkpoint.problem_type
+        head_type = HEADS.get(problem_type, CategoryHead)
+        return (head_type(type(self).__qualname__, self.options, self.model),)

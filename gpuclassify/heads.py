@@ -1,0 +1,345 @@
+"""Heads: outputs to columns, with their schema and filters, and the check that a model fits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.checks import nearest
+from gpuclassify.columns import COLUMN_TYPES, SCORES, label_array, list_array
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from gpuclassify.pinned_model import PinnedModel
+
+# Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
+Columns = Mapping[str, Any]
+
+
+class Head(ABC):
+    """Makes columns of a model's outputs. Several heads can read the outputs of one runner.
+
+    Parameters
+    ----------
+    owner : str
+        Name of the mapper, for messages.
+    options : ModelOptions
+    model : PinnedModel
+    """
+
+    def __init__(self, owner: str, options: Any, model: PinnedModel) -> None:
+        self.owner = owner
+        self.options = options
+        self.model = model
+
+    @property
+    def labels(self) -> list[Any]:
+        """Every label that a row can get; empty for a head that gives none."""
+        return []
+
+    @property
+    def label_field(self) -> str | None:
+        """Name of the label column."""
+        return None
+
+    @property
+    def filters(self) -> bool:
+        """Whether the settings filter rows."""
+        return False
+
+    @property
+    def keep_field(self) -> str | None:
+        """Name of the column that gets the filters' decision, if rows are not to be dropped."""
+        return None
+
+    @abstractmethod
+    def fields(self) -> list[pa.Field]:
+        """The columns in order; the types are those in `gpuclassify.frames`."""
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless a model of this description gives what the head reads."""
+        return
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the settings fit the head and the model's labels."""
+        return
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """What can be averaged over the windows of a text, float32 as `outputs`."""
+        return outputs
+
+    @abstractmethod
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for activated outputs, float32 (texts, outputs)."""
+
+    def is_kept(self, values: np.ndarray) -> np.ndarray:
+        """Which texts pass the filters, bool (texts,), by what `columns` gets."""
+        return np.ones(len(values), dtype=bool)
+
+
+class OwnColumns(Head):
+    """Columns that a mapper declares and computes itself."""
+
+    def __init__(
+        self,
+        owner: str,
+        options: Any,
+        model: PinnedModel,
+        declared: Mapping[str, str],
+        compute: Callable[[np.ndarray], Columns] | None,
+    ) -> None:
+        super().__init__(owner, options, model)
+        if compute is None:
+            raise TypeError(f"{owner} declares new_columns and has no columns(outputs): write it")
+        self._declared = declared
+        self._compute = compute
+
+    def fields(self) -> list[pa.Field]:
+        """The declared columns."""
+        return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in self._declared.items()]
+
+    def check_settings(self) -> None:
+        """Raise ValueError if the settings filter by labels or scores, which are not known here."""
+        for name in self.options.filter_names:
+            if getattr(self.options, name) is not None:
+                raise ValueError(
+                    f"{name} has no meaning for {self.owner}, which declares columns "
+                    "of its own: compare those columns instead"
+                )
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """What the mapper makes of the outputs."""
+        return self._compute(values)
+
+
+class LabelHead(Head):
+    """Gives each text a label, and filters rows by it."""
+
+    @property
+    def label_field(self) -> str | None:
+        """Name of the label column."""
+        return self.options.label_field
+
+    @property
+    def filters(self) -> bool:
+        """Whether the settings filter rows."""
+        return self.options.filters
+
+    @property
+    def keep_field(self) -> str | None:
+        """Name of the column that gets the filters' decision."""
+        return self.options.keep_field
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the labels to filter by exist."""
+        self._check_labels(*(self.options.filter_by or ()))
+
+    def _check_labels(self, *names: str) -> None:
+        for name in names:
+            if name not in self.labels:
+                raise ValueError(
+                    f"no label {name!r} in {self.owner}.{nearest(name, self.labels)} "
+                    f"Labels are {', '.join(self.labels)}."
+                )
+
+    def _check_minimums(self, minimum: Any) -> None:
+        """Raise ValueError unless `min_score` names outputs, of which there are several."""
+        if minimum is not None and not isinstance(minimum, tuple):
+            raise ValueError(
+                f"min_score={minimum} names no label, and this model scores {len(self.labels)}: "
+                f"pass a minimum by label, such as min_score={{{self.labels[0]!r}: {minimum}}}"
+            )
+        self._check_labels(*(name for name, _ in minimum or ()))
+
+    def has_wanted_label(self, labels: np.ndarray) -> np.ndarray:
+        """Which of `labels` (texts,) pass `filter_by`, bool (texts,)."""
+        if self.options.filter_by is None:
+            return np.ones(len(labels), dtype=bool)
+        return np.isin(labels, np.asarray(self.options.filter_by, dtype=object))
+
+
+class CategoryHead(LabelHead):
+    """The most probable of several labels, by softmax; ties go to the lowest id."""
+
+    problem_type: ClassVar[str] = SINGLE_LABEL
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels in id order: as given, or from the checkpoint's ``config.json``."""
+        return list(self.options.labels or self.model.checkpoint.labels)
+
+    def fields(self) -> list[pa.Field]:
+        """Label, scores and confidence, as far as they have names."""
+        return named_fields(
+            (self.label_field, pa.string()),
+            (self.options.score_field, SCORES),
+            (self.options.confidence_field, pa.float32()),
+        )
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities for logits, float32 (texts, labels)."""
+        return softmax(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for probabilities, float32 (texts, labels)."""
+        return named_columns(
+            (self.label_field, label_array(values.argmax(axis=1), self.labels)),
+            (self.options.score_field, list_array(values)),
+            (self.options.confidence_field, values.max(axis=1)),
+        )
+
+    def is_kept(self, values: np.ndarray) -> np.ndarray:
+        """Which texts have a wanted label, confidence and score."""
+        kept = self.has_wanted_label(np.asarray(self.labels, dtype=object)[values.argmax(axis=1)])
+        if self.options.min_confidence is not None:
+            kept &= values.max(axis=1) >= np.float32(self.options.min_confidence)
+        return kept & reaches_minimums(values, self.labels, self.options.min_score)
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint is of this kind and has the labels given."""
+        check_kind(self.owner, self.problem_type, checkpoint)
+        check_labels_given(self.options.labels, checkpoint.labels, checkpoint)
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the filters fit the model's labels."""
+        super().check_settings()
+        self._check_minimums(self.options.min_score)
+
+
+class MultiLabelHead(CategoryHead):
+    """As `CategoryHead`, with a probability of its own for each label."""
+
+    problem_type = MULTI_LABEL
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities for logits, float32 (texts, labels)."""
+        return sigmoid(outputs)
+
+
+class RegressionHead(LabelHead):
+    """The model's raw outputs: a number, or a list of them; no label."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The outputs' names in id order."""
+        return list(self.options.labels or self.model.checkpoint.labels)
+
+    @property
+    def label_field(self) -> None:
+        """A number is no label."""
+        return None
+
+    @property
+    def score_field(self) -> str:
+        """Name of the score column."""
+        return self.options.score_field or "score"
+
+    def fields(self) -> list[pa.Field]:
+        """The score: float32, or a list of several."""
+        return [pa.field(self.score_field, pa.float32() if len(self.labels) == 1 else SCORES)]
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """The column of outputs, float32 (texts, outputs)."""
+        is_one = len(self.labels) == 1
+        return {self.score_field: values[:, 0] if is_one else list_array(values)}
+
+    def is_kept(self, values: np.ndarray) -> np.ndarray:
+        """Which texts score enough."""
+        minimum = self.options.min_score
+        if len(self.labels) > 1 or minimum is None:
+            return reaches_minimums(values, self.labels, minimum)
+        return values[:, 0] >= np.float32(minimum)
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint is a regression model."""
+        check_kind(self.owner, REGRESSION, checkpoint)
+        check_labels_given(self.options.labels, checkpoint.labels, checkpoint)
+
+    def check_settings(self) -> None:
+        """Raise ValueError for settings of labels, and for minimums that fit no output."""
+        options, minimum = self.options, self.options.min_score
+        for name, default in (("label_field", "preds"), ("confidence_field", None)):
+            if getattr(options, name) not in (None, default):
+                raise ValueError(f"a regression model gives no label: leave {name} out")
+        for name in ("filter_by", "min_confidence"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"a regression model gives no label: use min_score, not {name}")
+        if len(self.labels) > 1:
+            self._check_minimums(minimum)
+        elif isinstance(minimum, tuple):
+            raise ValueError(
+                f"min_score={dict(minimum)} names labels, and this model has one score: "
+                "pass a number"
+            )
+
+
+# By the problem that a checkpoint says it was trained for.
+HEADS: dict[str, type[LabelHead]] = {
+    SINGLE_LABEL: CategoryHead,
+    MULTI_LABEL: MultiLabelHead,
+    REGRESSION: RegressionHead,
+}
+
+
+def named_fields(*columns: tuple[str | None, pa.DataType]) -> list[pa.Field]:
+    """The fields of those columns that have a name."""
+    return [pa.field(name, kind) for name, kind in columns if name is not None]
+
+
+def named_columns(*columns: tuple[str | None, Any]) -> dict[str, Any]:
+    """The values of those columns that have a name."""
+    return {name: values for name, values in columns if name is not None}
+
+
+def reaches_minimums(values: np.ndarray, labels: list[str], minimums: Any) -> np.ndarray:
+    """Texts whose scores (texts, labels) reach every minimum by label, bool (texts,)."""
+    enough = np.ones(len(values), dtype=bool)
+    for label, minimum in minimums or ():
+        enough &= values[:, labels.index(label)] >= np.float32(minimum)
+    return enough
+
+
+def check_kind(owner: str, problem_type: str, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless the checkpoint has one head, labels and this kind of problem."""
+    name = checkpoint.identity.name
+    if not checkpoint.labels:
+        raise CheckpointError(
+            f"config.json of {name} has no id2label: add the labels by id, "
+            f"or declare new_columns in {owner} and write columns()"
+        )
+    if checkpoint.heads:
+        raise CheckpointError(
+            f"{name} has several heads ({', '.join(head for head, _ in checkpoint.heads)}): it is "
+            "no checkpoint of a single classifier; PromptTaskComplexityClassifier reads it"
+        )
+    if checkpoint.problem_type != problem_type:
+        raise CheckpointError(
+            f"{owner} takes a {problem_type} model, and {name} is a {checkpoint.problem_type} "
+            "model: use DistributedDataClassifier, or pass problem_type= if config.json is wrong"
+        )
+
+
+def check_labels_given(
+    given: tuple[str, ...] | None, expected: tuple[str, ...], checkpoint: Checkpoint
+) -> None:
+    """Raise CheckpointError if ``labels=`` is given and not what rows get, in id order."""
+    if given is not None and given != expected:
+        raise CheckpointError(
+            f"labels={list(given)} are not those of {checkpoint.identity.name}, which are "
+            f"{list(expected)}: pass them in this order, or leave labels out"
+        )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of each row, float32, from float32 (texts, classes)."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Independent probabilities, float32; in a form that overflows on neither side."""
+    small = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

@@ -1,0 +1,165 @@
+"""PinnedModel: a model's name, pinned to one revision, and what its files declare; no weights."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+from gpuclassify import hub
+from gpuclassify.hub import Identity
+from gpuclassify.models.checkpoint import (
+    Checkpoint,
+    find_tokenizer,
+    position_limit,
+    read_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+class PinnedModel:
+    """The model that a mapper's settings name: looked up once, then described by its files.
+
+    Making one reads nothing. What it reads travels with it, so that a worker runs exactly the
+    revision that the client has seen.
+
+    Parameters
+    ----------
+    options : ModelOptions
+    has_own_module : bool
+        The mapper builds the network itself, so that ``config.json`` may hold anything.
+    has_own_columns : bool
+        The mapper declares its columns, so that the outputs need not be the file's labels.
+    """
+
+    def __init__(
+        self, options: Any, has_own_module: bool = False, has_own_columns: bool = False
+    ) -> None:
+        self.options = options
+        self.has_own_module = has_own_module
+        self.has_own_columns = has_own_columns
+        self._checkpoint: Checkpoint | None = None
+        self._is_out_of_reach = False  # asked once here, and again on each worker
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name != "identity"}
+        return state | {"_is_out_of_reach": False}
+
+    @property
+    def repositories(self) -> list[str]:
+        """Every model repository or directory that may be read."""
+        return [name for name in (self.options.model, self.options.base_model) if name]
+
+    @functools.cached_property
+    def identity(self) -> Identity:
+        """The model pinned to a commit or to a digest of its directory, looked up once.
+
+        Raises
+        ------
+        ModelNotFoundError, ModelAccessError, HubUnreachableError
+            See `gpuclassify.hub`.
+        """
+        if self._checkpoint is not None:
+            return self._checkpoint.identity
+        options = self.options
+        return hub.resolve(options.model, options.revision, cache_dir=options.cache_dir)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The model's description, read once from its ``config.json``."""
+        if self._checkpoint is None:
+            checkpoint = self.read()
+            self.check(checkpoint)
+            self._checkpoint = checkpoint
+        return self._checkpoint
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the checkpoint has been read."""
+        return self._checkpoint is not None
+
+    @property
+    def identities(self) -> list[Identity]:
+        """All that is downloaded for the model; the one with most of the weights first."""
+        checkpoint = self.checkpoint
+        return [checkpoint.identity, *([checkpoint.tokenizer] if checkpoint.tokenizer else [])]
+
+    @property
+    def prompt(self) -> str:
+        """What stands before every text that the model reads."""
+        return ""
+
+    def read(self) -> Checkpoint:
+        """Read what the checkpoint declares; no weights."""
+        options = self.options
+        checkpoint = read_checkpoint(
+            self.identity,
+            base_model=options.base_model,
+            has_own_module=self.has_own_module,
+            cache_dir=options.cache_dir,
+            **options.declared,
+        )
+        if self.has_own_module and self.has_own_columns:
+            checkpoint = replace(checkpoint, labels=())
+        return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise ValueError if `max_seq_length` is more than the checkpoint has positions for."""
+        limit, is_hard = position_limit(checkpoint.sizes)
+        wanted = self.options.max_seq_length
+        if is_hard and limit is not None and wanted is not None and wanted > limit:
+            raise ValueError(
+                f"max_seq_length={wanted}, but {checkpoint.identity.name} has positions for "
+                f"{limit} tokens: pass at most {limit}"
+            )
+
+    def check_directories(self) -> None:
+        """Raise if the files of a local directory are not those that were described."""
+        for identity in self.identities:
+            if identity.is_directory:
+                hub.download(identity, cache_dir=self.options.cache_dir)
+
+    def is_readable(self) -> bool:
+        """Whether the checkpoint can be read here; a client that gives `labels` need not.
+
+        Such a client must pin the Hub revision itself, because nobody else does it once for all.
+        """
+        if self._is_out_of_reach:
+            return False
+        try:
+            _ = self.checkpoint
+        except (hub.HubUnreachableError, hub.ModelNotFoundError) as err:
+            if not self.options.plans_without_model:
+                raise
+            is_directory = hub.is_directory_name(self.options.model)
+            if not is_directory and not _COMMIT.fullmatch(self.options.revision or ""):
+                raise type(err)(
+                    f"{err}\nWith labels= the checkpoint may be out of this machine's reach, but "
+                    "its revision must then be a full commit: pass revision= with 40 hex digits"
+                ) from err
+            logger.warning(
+                "%s cannot be read here; its settings are checked in the first partition",
+                self.options.model,
+            )
+            self._is_out_of_reach = True
+        return not self._is_out_of_reach
+
+    def key(self) -> Any:
+        """What tells this model from every other: its description, or as much as is known."""
+        if not self._is_out_of_reach:
+            try:
+                return self.checkpoint
+            except (hub.HubUnreachableError, hub.ModelNotFoundError):
+                pass
+        return (self.options.model, self.options.revision)
+
+    def weights_bytes(self, item_bytes: int) -> int:
+        """Bytes of the weights in numbers of `item_bytes`, from the safetensors headers."""
+        shapes = hub.read_tensor_shapes(self.identities[0], cache_dir=self.options.cache_dir)
+        return sum(map(math.prod, shapes.values())) * item_bytes

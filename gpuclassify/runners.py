@@ -1,0 +1,325 @@
+"""Runners: texts to outputs on a worker. They load, tokenize, batch, run and rescue."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuclassify import hub
+from gpuclassify.frames.texts import DeviceTexts, Texts
+from gpuclassify.pinned_model import PinnedModel
+from gpuclassify.read_share import ReadShare
+from gpuclassify.tokenizing.placement import (
+    NotEligibleError,
+    check_library,
+    check_tokenizer,
+    gpu_tokenizer,
+    is_for_gpu,
+    refused,
+)
+from gpuclassify.workers.run_stats import RunStats
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gpuclassify.inference.engine import BatchSettings
+    from gpuclassify.inference.loaded_model import LoadedModel
+    from gpuclassify.tokenizing.prefetch import Feed as TokenStream
+    from gpuclassify.tokenizing.prefetch import Source
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+
+
+class NonFiniteOutputError(ArithmeticError):
+    """The model gives NaN or infinity for a text, also alone and in float32."""
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """A torch module that a mapper builds itself.
+
+    Attributes
+    ----------
+    build : callable
+        Makes the module, with random weights, from the parsed ``config.json``.
+    definition : callable
+        Gives what tells it from other modules: its code, and all that `build` may look at.
+    """
+
+    build: Callable[[dict[str, Any]], nn.Module]
+    definition: Callable[[], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a runner computed for some texts.
+
+    Attributes
+    ----------
+    values : ndarray, shape (windows, outputs) or (windows,)
+        float32 numbers, or answers as objects; a text's windows stand together.
+    order : ndarray of int64, shape (texts,)
+        Which text each of those in `values` is.
+    read : ReadShare
+        What was read of each text, in the order of the texts.
+    counts, lengths : ndarray of int64, optional
+        Windows of each text (texts,) and tokens of each window (windows,), both in the order of
+        `values`; None where every text has one window.
+    aggregation : str
+        How windows become one row: see `gpuclassify.tokenizing.windows.aggregate`.
+    """
+
+    values: np.ndarray
+    order: np.ndarray
+    read: ReadShare
+    counts: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    aggregation: str = "mean"
+
+    def by_text(self, activate: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """One row a text, in the order of the texts, of activated values."""
+        values = activate(self.values)
+        if self.counts is not None and self.lengths is not None:
+            from gpuclassify.tokenizing.windows import aggregate
+
+            values = aggregate(values, self.counts, self.lengths, self.aggregation)
+        return values[np.argsort(self.order)]
+
+
+class Runner(ABC):
+    """Runs a model over texts, on a worker.
+
+    Parameters
+    ----------
+    options : ModelOptions
+    model : PinnedModel
+    own_module : OwnModule, optional
+        Instead of the network that the checkpoint describes.
+    """
+
+    def __init__(self, options: Any, model: PinnedModel, own_module: OwnModule | None) -> None:
+        self.options = options
+        self.model = model
+        self.own_module = own_module
+
+    @abstractmethod
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """Outputs of distinct texts, all of them finite.
+
+        Parameters
+        ----------
+        texts : Texts
+        stats : RunStats
+            Counts of this run are added to it.
+        name_text : callable
+            What messages call the text at a position.
+
+        Raises
+        ------
+        NonFiniteOutputError, DocumentTooLargeError
+        """
+
+    @abstractmethod
+    def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[Any]:
+        """The model in memory for the length of a ``with`` block; loaded once a process."""
+
+    @abstractmethod
+    def check_weights(self) -> None:
+        """Raise CheckpointError if the headers of the weights do not fit the network."""
+
+    @property
+    def resident_key(self) -> Hashable:
+        """With what the keys begin by which models in memory are known that this one uses."""
+        return self.model.checkpoint
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """The torch device and dtype that the model runs on and in, in this process."""
+        from gpuclassify.models.precision import pick_device, pick_dtype
+
+        device = pick_device(self.options.device)
+        return device, pick_dtype(self.options, device)
+
+    def check_tokenizer(self) -> None:
+        """Raise NotEligibleError if the GPU is to tokenize, and cannot by what the files say."""
+        if self.options.tokenizer == "gpu":
+            self._refuse_changed_texts()
+            check_tokenizer(self.options, self.model.checkpoint)
+
+    def check_library(self, frame: Any) -> None:
+        """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
+        check_library(self.options, frame)
+
+    def takes_device_texts(self, frame: Any) -> bool:
+        """Whether the texts of `frame` stay on the GPU, for a tokenizer that runs there."""
+        if self.options.tokenizer == "gpu":
+            self._refuse_changed_texts()
+        return not self.changes_texts and is_for_gpu(self.options, frame)
+
+    @property
+    def changes_texts(self) -> bool:
+        """Whether the model is given other texts than those of the column."""
+        return bool(self.model.prompt)
+
+    def _refuse_changed_texts(self) -> None:
+        if self.changes_texts:
+            reason = "it is given other texts than those of the column: tokenize on the host"
+            raise refused(self.options, reason)
+
+    def evict(self) -> None:
+        """Give the memory of the model back, in this process."""
+        from gpuclassify.inference.residency import MODELS
+
+        if self.model.is_described:  # else nothing was loaded
+            MODELS.evict(self._is_own)
+
+    def _is_own(self, key: Any) -> bool:
+        return key[0] == self.resident_key
+
+    def batch_settings(self) -> BatchSettings:
+        """How batches are to be cut."""
+        from gpuclassify.inference.engine import BatchSettings
+
+        options = self.options
+        return BatchSettings(
+            loader=options.loader,
+            sort_by_length=options.sort_by_length,
+            batch_size=options.batch_size,
+            padding_side=options.padding_side,
+            engine=options.engine,
+        )
+
+
+class EncoderRunner(Runner):
+    """Runs a network that gives every text, or every window of it, a row of numbers."""
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """Outputs of distinct texts; see `Runner.run`."""
+        from gpuclassify.inference.batching import longest_first
+        from gpuclassify.tokenizing.prefetch import Feed as TokenStream
+
+        order = np.arange(len(texts))
+        if self.options.sort_by_length:  # longest first, because blocks are sorted apart
+            order = longest_first(texts.char_counts)
+        device, dtype = self.device_and_dtype()
+        with self.lease(device, dtype) as model:
+            stream = TokenStream(self._source(model, texts.take(order)), stats)
+            values = self._run_finite(model, stream, order, stats, name_text)
+        inverse = np.argsort(order)
+        read = ReadShare(stream.window_counts[inverse], stream.seen_share[inverse])
+        if not self._scores_windows:
+            return Outputs(values, order, read)
+        how = self.options.window_aggregation
+        return Outputs(values, order, read, stream.counts, stream.lengths, how)
+
+    @contextlib.contextmanager
+    def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
+        """The model in memory; see `Runner.lease`."""
+        from gpuclassify.inference.loaded_model import load_model
+        from gpuclassify.inference.memory import free_bytes
+        from gpuclassify.inference.residency import MODELS
+
+        checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
+
+        def load() -> LoadedModel:
+            home = checkpoint.tokenizer or checkpoint.identity
+            return load_model(
+                checkpoint,
+                hub.download(checkpoint.identity, cache_dir=cache_dir),
+                device,
+                dtype,
+                tokenizer_directory=hub.download(home, cache_dir=cache_dir),
+                build=None if self.own_module is None else self.own_module.build,
+                unpacks=self.options.unpack_inference_batch,
+            )
+
+        needed = functools.partial(self.model.weights_bytes, dtype.itemsize)
+        free = functools.partial(free_bytes, device)
+        with MODELS.lease(self._key(device, dtype), load, needed, free) as model:
+            yield model
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if the headers of the weights do not fit the network."""
+        from gpuclassify.models.loading import check_own_module
+        from gpuclassify.models.tensors import check_tensors
+
+        checkpoint = self.model.checkpoint
+        build = None if self.own_module is None else self.own_module.build
+        check_tensors(checkpoint, self.options.cache_dir, build)
+        if build is not None:
+            check_own_module(checkpoint, build, self.options.unpack_inference_batch)
+
+    def _key(self, device: Any, dtype: Any) -> tuple[Hashable, ...]:
+        """By which the model in memory, and what was measured of it, is known."""
+        own = () if self.own_module is None else tuple(map(repr, self.own_module.definition()))
+        return (self.resident_key, str(device), str(dtype), *own)
+
+    def _source(self, model: LoadedModel, texts: Texts) -> Source:
+        """The texts with what tokenizes them."""
+        from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource
+
+        on_host = self._text_tokenizer(model)
+        if isinstance(texts, DeviceTexts):
+            try:
+                return DeviceSource(texts, gpu_tokenizer(on_host), on_host)
+            except NotEligibleError as err:
+                if self.options.tokenizer == "gpu":
+                    raise refused(self.options, err) from err
+        prompted = [self.model.prompt + text for text in texts.to_list()]
+        return HostSource(on_host, prompted, self._scores_windows)
+
+    def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
+        options = self.options
+        return model.text_tokenizer(
+            options.max_seq_length, options.has_windows, options.window_overlap
+        )
+
+    @property
+    def _scores_windows(self) -> bool:
+        return self.options.has_windows and self.options.window_aggregation != "first"
+
+    def _run_finite(
+        self,
+        model: LoadedModel,
+        stream: TokenStream,
+        order: np.ndarray,
+        stats: RunStats,
+        name_text: Callable[[int], str],
+    ) -> np.ndarray:
+        """Outputs of every window, all of them finite."""
+        from gpuclassify.inference import engine
+
+        key = self._key(model.device, model.dtype)
+        outputs = engine.run(model, key, stream, self.batch_settings(), stats)[stream.places]
+        failed = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
+        owners = order[stream.text_of[failed]]
+        for place in np.argsort(owners, kind="stable"):  # an error names the first row of its kind
+            window, name = int(failed[place]), functools.partial(name_text, int(owners[place]))
+            outputs[window] = self._rescue(model, stream.take(window), name)
+            stats.rescued_texts += 1
+        return outputs
+
+    def _rescue(
+        self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
+    ) -> np.ndarray:
+        """Outputs of one text, recomputed alone in float32."""
+        import torch
+
+        from gpuclassify.inference.engine import run_alone
+
+        side = model.padding_side(self.options.padding_side)
+        if model.dtype == torch.float32:
+            outputs = run_alone(model, tokens, side)
+        else:
+            with self.lease(model.device, torch.float32) as exact:
+                outputs = run_alone(exact, tokens, side)
+        if not np.isfinite(outputs).all():
+            raise NonFiniteOutputError(
+                f"{self.options.model} gives {outputs.tolist()} for {name_text()}, also alone "
+                "and in float32: check the weights, or remove the row"
+            )
+        return outputs

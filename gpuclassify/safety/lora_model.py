@@ -1,0 +1,126 @@
+"""What mappers with a LoRA adapter share: settings, the pinned model, the decoder in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from gpuclassify import hub
+from gpuclassify.checks import check_optional_texts, check_text
+from gpuclassify.hub import Identity
+from gpuclassify.options import LabelOptions
+from gpuclassify.pinned_model import PinnedModel
+from gpuclassify.runners import Runner
+from gpuclassify.safety.lora import (
+    LoraCheckpoint,
+    check_lora_tensors,
+    read_lora,
+)
+
+if TYPE_CHECKING:
+    from gpuclassify.safety.decoder import Decoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions(LabelOptions):
+    """Settings of mappers with an adapter on a decoder, beside those of `LabelOptions`.
+
+    Attributes
+    ----------
+    base_revision : str, optional
+        Branch, tag or commit of `base_model` on the Hub.
+    """
+
+    base_revision: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
+        check_optional_texts(self, ("base_revision",), "a branch, tag or commit, or None")
+
+
+class LoraModel(PinnedModel):
+    """A decoder with a low-rank adapter, which is the model itself."""
+
+    @property
+    def repositories(self) -> list[str]:
+        """The model, and the decoder that it stands on."""
+        return list(dict.fromkeys([self.options.model, self.options.base_model]))
+
+    @property
+    def checkpoint(self) -> LoraCheckpoint:
+        """What model, adapter and decoder declare, read once."""
+        return cast(LoraCheckpoint, super().checkpoint)
+
+    @property
+    def identities(self) -> list[Identity]:
+        """The decoder, the model and its adapter."""
+        checkpoint = self.checkpoint
+        return list(dict.fromkeys([checkpoint.base, checkpoint.identity, checkpoint.adapter]))
+
+    def read(self) -> LoraCheckpoint:
+        """Read what model, adapter and decoder declare; no weights."""
+        options = self.options
+        base = hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
+        return read_lora(self.identity, base, self.resolve_adapter(), options.cache_dir)
+
+    def resolve_adapter(self) -> Identity:
+        """The adapter pinned to a revision."""
+        return self.identity
+
+
+class DecoderRunner(Runner):
+    """What runs a decoder with an adapter.
+
+    The decoder is in memory once, whichever adapters and mappers use it. It runs in bfloat16 on
+    CUDA and in float32 on a CPU, unless `dtype` says otherwise.
+    """
+
+    model: LoraModel
+
+    @property
+    def resident_key(self) -> Hashable:
+        """The decoder, whoever uses it."""
+        return self.model.checkpoint.base
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """The torch device and dtype; float32 on a CPU unless `dtype` is given."""
+        import torch
+
+        device, dtype = super().device_and_dtype()
+        if device.type == "cpu" and self.options.dtype is None:
+            dtype = torch.float32
+        return device, dtype
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if base and adapter do not fit each other."""
+        check_lora_tensors(self.model.checkpoint, self.options.cache_dir)
+
+    @contextlib.contextmanager
+    def lease_decoder(self, device: Any, dtype: Any) -> Iterator[Decoder]:
+        """The decoder that all mappers with this base share, with this mapper's adapter in it."""
+        from gpuclassify.inference.memory import free_bytes
+        from gpuclassify.inference.residency import MODELS
+        from gpuclassify.safety.decoder import load_decoder
+
+        cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
+
+        def load() -> Decoder:
+            directory = hub.download(checkpoint.base, cache_dir=cache_dir)
+            return load_decoder(directory, device, dtype)
+
+        key = (checkpoint.base, str(device), str(dtype))
+        needed = functools.partial(self.model.weights_bytes, dtype.itemsize)
+        free = functools.partial(free_bytes, device)
+        with MODELS.lease(key, load, needed, free) as decoder:
+            directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)
+            decoder.add_adapter(adapter_key(checkpoint.adapter), directory)
+            yield decoder
+
+
+def adapter_key(adapter: Identity) -> str:
+    """What a decoder knows an adapter by: two revisions are two adapters."""
+    return f"{adapter.name}@{adapter.revision}"

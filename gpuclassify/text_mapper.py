@@ -1,0 +1,395 @@
+"""TextMapper: settings, and three parts that do the work: a pinned model, a runner and heads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.checks import nearest
+from gpuclassify.code_digest import code_digest
+from gpuclassify.columns import arrow_array, check_column_types
+from gpuclassify.frames import backend_of, name_row
+from gpuclassify.frames.texts import HostTexts
+from gpuclassify.heads import Columns, Head, OwnColumns
+from gpuclassify.old_spellings import modern_spellings
+from gpuclassify.options import ModelOptions, parse_options, signature_of
+from gpuclassify.partition_map import PartitionMap
+from gpuclassify.pinned_model import PinnedModel
+from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
+from gpuclassify.runners import EncoderRunner, OwnModule, Runner
+from gpuclassify.workers.run_events import publish
+from gpuclassify.workers.run_stats import RunStats
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Attributes that are no settings of a subclass's own.
+_PARTS = frozenset({"options", "model", "runner", "heads"})
+_LONGEST_SHOWN = 80  # characters, in a repr
+_LONGEST_DESCRIBED = 200  # characters; longer settings are described by their digest
+_PROBE = "One short text shows whether a model runs here."
+
+
+class TextMapper(PartitionMap):
+    """Runs one model over a text column and adds columns of its outputs.
+
+    The constructor stores settings and reads nothing. The model is looked up once, when a dataset
+    is given: its configuration and the headers of its weights, so that mistakes show before any
+    work starts. Weights are loaded on workers, once a process.
+
+    A subclass declares which parts it is made of (`model_type`, `runner_type`, `head_type`, or
+    `make_heads` where the model decides) and the defaults of its settings.
+    """
+
+    Options: ClassVar[type[ModelOptions]] = ModelOptions
+    model_type: ClassVar[type[PinnedModel]] = PinnedModel
+    runner_type: ClassVar[type[Runner]] = EncoderRunner
+    head_type: ClassVar[type[Head]]
+    defaults: ClassVar[dict[str, Any]] = {}
+    # Whose older spellings of arguments are accepted: see `gpuclassify.old_spellings`.
+    family: ClassVar[str] = "checkpoint"
+    # What `gpuclassify models` shows of a published model.
+    purpose: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
+    is_gated: ClassVar[bool] = False
+    # What a class of one's own may declare; see `ModelMapper`.
+    new_columns: ClassVar[Mapping[str, str]] = {}
+    build_module: Callable[[dict[str, Any]], nn.Module] | None = None
+    columns: Callable[[np.ndarray], Columns] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_column_types(cls.__qualname__, cls.new_columns)
+        if "__init__" not in vars(cls):
+            shown = signature_of(cls.Options, cls.defaults, ["token"])
+        else:
+            _self, *own = inspect.signature(cls.__init__).parameters.values()
+            shown = inspect.Signature(own)
+        cls.__signature__ = shown  # type: ignore[attr-defined]
+
+    def __init__(self, **arguments: Any) -> None:
+        owner = type(self).__qualname__
+        given = modern_spellings(owner, self.family, arguments)
+        token = given.pop("token", None)  # before anything could show or keep it
+        defaults = dict(self.defaults)
+        if given.get("long_text") == "windows":
+            defaults.pop("max_chars", None)  # windows are there to read the whole text
+        self.options: Any = parse_options(owner, self.Options, defaults, given)
+        self.model = self.model_type(
+            self.options,
+            has_own_module=self.build_module is not None,
+            has_own_columns=bool(self.new_columns),
+        )
+        if token is not None:
+            for name in self.model.repositories:
+                hub.remember_token(name, token)
+
+    # The parts.
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Texts to outputs."""
+        own = None
+        if self.build_module is not None:
+            own = OwnModule(self.build_module, self._definition)
+        return self.runner_type(self.options, self.model, own)
+
+    @functools.cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """Outputs to columns; several heads read the outputs of one run."""
+        if self.new_columns:
+            owner = type(self).__qualname__
+            return (OwnColumns(owner, self.options, self.model, self.new_columns, self.columns),)
+        return self.make_heads()
+
+    def make_heads(self) -> tuple[Head, ...]:
+        """The heads of a mapper that declares no columns of its own."""
+        return (self.head_type(type(self).__qualname__, self.options, self.model),)
+
+    # What a mapper is, for Dask, pickle and people.
+
+    def __getstate__(self) -> dict[str, Any]:
+        made_anew = ("runner", "heads")
+        return {name: value for name, value in vars(self).items() if name not in made_anew}
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return (*self._definition(), self.model.key())
+
+    def _definition(self) -> tuple[Any, ...]:
+        """What tells this mapper from another of any class, whatever the model says."""
+        owner = type(self)
+        own = sorted((name, value) for name, value in vars(self).items() if name not in _PARTS)
+        return (owner.__module__, owner.__qualname__, code_digest(owner), self.options, own)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._definition() == other._definition()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.options))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{field.name}={_short(getattr(self.options, field.name))}"
+            for field in fields(self.options)
+            if getattr(self.options, field.name) != self.defaults.get(field.name, field.default)
+            or field.name == "model"
+        )
+        return f"{type(self).__qualname__}({shown})"
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as JSON values, and the commit or digest of the model if it is in reach."""
+        described = {
+            field.name: _as_json(getattr(self.options, field.name))
+            for field in fields(self.options)
+        }
+        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
+            described["model_revision"] = None
+            described["model_revision"] = self.model.identity.revision
+        return described
+
+    @property
+    def text_field(self) -> str:
+        """Name of the text column."""
+        return self.options.text_field
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The text column."""
+        return (self.text_field,)
+
+    @property
+    def labels(self) -> list[Any]:
+        """Every label that a row can get; empty for a mapper that gives none."""
+        return self.heads[0].labels
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """New columns whose values a report counts: labels, whole numbers and decisions."""
+        named = [head.label_field for head in self.heads if head.label_field is not None]
+        counted = [
+            f.name for f in self.schema() if pa.types.is_boolean(f.type) or f.type == pa.int64()
+        ]
+        return tuple(dict.fromkeys([*named, *counted]))
+
+    @property
+    def number_fields(self) -> tuple[str, ...]:
+        """New columns of numbers of which a report shows the spread."""
+        return tuple(field.name for field in self.schema() if field.type == pa.float32())
+
+    @property
+    def max_chars(self) -> int | None:
+        """Characters that are taken of a text: all, if a column has to tell how many there were."""
+        return None if read_share_fields(self.options) else self.options.max_chars
+
+    def schema(self) -> pa.Schema:
+        """The new columns: the heads', the decision, and what was read of each text."""
+        new = [field for head in self.heads for field in head.fields()]
+        if self._keep_field is not None:
+            new.append(pa.field(self._keep_field, pa.bool_(), nullable=False))
+        return pa.schema([*new, *read_share_fields(self.options)])
+
+    @property
+    def _keep_field(self) -> str | None:
+        return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
+
+    # In the client.
+
+    def check(self, frame: Any) -> None:
+        """Raise unless the frame has the columns that are needed, and the filters a meaning."""
+        self._check_text_column(frame)
+        self._check_new_columns(frame)
+        if self.options.plans_without_model or self.model.is_readable():
+            for head in self.heads:
+                head.check_settings()
+
+    def check_library(self, frame: Any) -> None:
+        """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
+        self.runner.check_library(frame)
+
+    def prepare(self) -> None:
+        """Check the checkpoint and give workers the token, before any work starts."""
+        if self.model.is_readable():
+            self._check_model()
+            self.model.check_directories()
+            self.runner.check_weights()
+            self.runner.check_tokenizer()
+        hub.share_tokens_with_workers(self.model.repositories)
+
+    def _check_model(self) -> None:
+        for head in self.heads:
+            head.check_model(self.model.checkpoint)
+
+    def meta(self, frame: Any) -> Any:
+        """The empty frame with the result's columns and dtypes."""
+        schema = self.schema()
+        empty = {field.name: pa.array([], field.type) for field in schema}
+        backend = backend_of(frame)
+        return backend.with_columns(frame.iloc[:0], empty, schema, self.meta_dtypes(frame))
+
+    def meta_dtypes(self, frame: Any) -> Any:
+        """The dtype of new string columns; a partition without strings may suggest another."""
+        return backend_of(frame).string_dtype(frame, self.text_field)
+
+    def _check_text_column(self, frame: Any) -> None:
+        columns = list(frame.columns)
+        count = columns.count(self.text_field)
+        if count == 0:
+            raise ValueError(
+                f"no text column {self.text_field!r}; columns are {columns}."
+                f"{nearest(self.text_field, map(str, columns))} Pass text_field= to name yours."
+            )
+        if count > 1:
+            raise ValueError(f"{count} columns are called {self.text_field!r}: rename all but one")
+        backend_of(frame).check_text_column(frame, self.text_field)
+
+    def _check_new_columns(self, frame: Any) -> None:
+        schema = self.schema()
+        if self.text_field in schema.names:
+            raise ValueError(
+                f"output column {self.text_field!r} is the text column, which stays as it is: "
+                "choose another output name"
+            )
+        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"output columns need different names; given twice: {repeated}")
+        taken = [name for name in schema.names if name in frame.columns]
+        if taken and not self.options.overwrite:
+            raise ValueError(
+                f"the dataset already has {taken}: choose other output names, "
+                "or pass overwrite=True to replace them"
+            )
+        backend_of(frame).check_new_columns(schema)
+
+    # On a worker.
+
+    def setup(self) -> None:
+        """Download the model once for this machine and load it into this process.
+
+        The first partition of a worker does the same; call it to have that done before.
+        """
+        with self.runner.lease(*self.runner.device_and_dtype()):
+            pass
+
+    def probe(self) -> None:
+        """Run one short text, which shows whether the model runs in this process."""
+        self.compute(HostTexts([_PROBE]), str)
+
+    def teardown(self) -> None:
+        """Give the memory of this mapper's model back, here and on the workers of a Dask client."""
+        self.runner.evict()
+        distributed = sys.modules.get("distributed")
+        with contextlib.suppress(ValueError):  # no client
+            if distributed is not None:
+                distributed.get_client().run(_evict, self)
+
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+        """Map one plain frame, as a worker does with each partition."""
+        backend = backend_of(frame)
+        string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        arrays, keep = self.compute(self.read_texts(frame), functools.partial(name_row, frame))
+        if self._keep_field is not None:
+            arrays[self._keep_field] = pa.array(keep)
+        schema = self.schema()
+        arrays = {name: arrays[name] for name in schema.names}  # in the order of meta
+        result = backend.with_columns(frame, arrays, schema, string_dtype)
+        if keep is None or self._keep_field is not None:
+            return result
+        return backend.take_rows(result, keep)
+
+    def read_texts(self, frame: Any) -> Any:
+        """The text column: a list of its strings, or `DeviceTexts` if the GPU is to tokenize."""
+        backend = backend_of(frame)
+        if self.runner.takes_device_texts(frame):
+            return backend.device_texts(frame, self.text_field, self.max_chars)
+        return HostTexts(backend.texts(frame, self.text_field, self.max_chars))
+
+    def compute(
+        self, texts: Any, name_row: Callable[[int], str]
+    ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
+        """New columns for `texts`, each distinct one of which is run once.
+
+        Parameters
+        ----------
+        texts : Texts
+            What `read_texts` gave.
+        name_row : callable
+            What messages call the row at a position.
+
+        Returns
+        -------
+        arrays : dict of str to pyarrow.Array
+            One value a row, null where the text is.
+        keep : ndarray of bool, shape (rows,), optional
+            The filters' decision, false where the text is null; None without filters.
+        """
+        distinct, positions = texts.fold(self.options.max_chars)
+        null_rows = int((positions < 0).sum())
+        stats = RunStats(rows=len(texts), null_rows=null_rows)
+        stats.folded_rows = len(texts) - null_rows - len(distinct)
+        read = ReadShare(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
+        arrays = {f.name: pa.array([], f.type) for head in self.heads for f in head.fields()}
+        kept = np.ones(len(distinct), dtype=bool)
+        if len(distinct):
+            self._check_model()
+
+            def name_text(place: int) -> str:
+                return name_row(int((positions == place).argmax()))
+
+            outputs = self.runner.run(distinct, stats, name_text)
+            read = outputs.read
+            for head in self.heads:
+                values = outputs.by_text(head.activate)
+                arrays |= _checked(head, head.columns(values), len(values))
+                kept &= head.is_kept(values)
+        publish(stats)
+        indices = pa.array(positions, mask=positions < 0)
+        arrays = {name: array.take(indices) for name, array in arrays.items()}
+        if read_share_fields(self.options):
+            arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
+        if not any(head.filters for head in self.heads):
+            return arrays, None
+        keep = np.zeros(len(positions), dtype=bool)
+        keep[positions >= 0] = kept[positions[positions >= 0]]
+        return arrays, keep
+
+
+def _evict(mapper: TextMapper) -> None:
+    mapper.runner.evict()
+
+
+def _checked(head: Head, made: Columns, count: int) -> dict[str, pa.Array]:
+    """The columns that a head made as Arrow arrays, if they are those that it announces."""
+    declared = {field.name: field for field in head.fields()}
+    if sorted(made) != sorted(declared):
+        raise ValueError(
+            f"{head.owner}.columns() gave {sorted(made)}, and new_columns declares "
+            f"{sorted(declared)}: they must be the same"
+        )
+    return {
+        name: arrow_array(made[name], field, count, f"{head.owner}.columns()")
+        for name, field in declared.items()
+    }
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    if len(shown) <= _LONGEST_SHOWN:
+        return shown
+    return f"<{len(shown):,} characters: {shown[:_LONGEST_SHOWN]}...>"
+
+
+def _as_json(value: Any) -> Any:
+    shown = repr(value)
+    if len(shown) > _LONGEST_DESCRIBED:
+        return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
+    return value if value is None or isinstance(value, (bool, int, float, str)) else shown

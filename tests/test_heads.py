@@ -1,0 +1,67 @@
+"""Heads are parts of their own: several of them read the outputs of one run."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from gpuclassify import DistributedDataClassifier
+from gpuclassify.heads import CategoryHead, Head
+from gpuclassify.inference import engine
+from gpuclassify.testing import sample_texts
+from tests.oracle import stacked
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+TEXTS = [*sample_texts(12, seed=4, max_words=40), "river " * 700, None, ""]
+
+
+class SpreadHead(Head):
+    """How far a text's largest output is from its smallest."""
+
+    def fields(self):
+        return [pa.field("spread", pa.float32())]
+
+    def columns(self, values):
+        return {"spread": values.max(axis=1) - values.min(axis=1)}
+
+
+class TwoHeads(DistributedDataClassifier):
+    def make_heads(self):
+        parts = (type(self).__name__, self.options, self.model)
+        return (CategoryHead(*parts), SpreadHead(*parts))
+
+
+@pytest.mark.parametrize("long_text", ["truncate", "windows"])
+def test_two_heads_read_one_run_of_the_model(sequence_classifier, monkeypatch, long_text):
+    runs = []
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda *given: runs.append(1) or run(*given))
+    frame = pd.DataFrame({"text": TEXTS})
+    settings = {
+        "model": sequence_classifier("bert"),
+        "score_field": "scores",
+        "long_text": long_text,
+        "autocast": False,
+    }
+
+    found = TwoHeads(**settings)(frame)
+
+    assert len(runs) == 1
+    alone = DistributedDataClassifier(**settings)(frame)
+    pd.testing.assert_frame_equal(found.drop(columns="spread"), alone)
+    is_text = frame["text"].notna()
+    log_scores = np.log(stacked(found["scores"][is_text]))
+    if long_text == "truncate":  # a softmax leaves differences of logits as they are
+        spread = log_scores.max(axis=1) - log_scores.min(axis=1)
+        np.testing.assert_allclose(found["spread"][is_text], spread, atol=1e-4)
+    assert found["spread"].isna().tolist() == (~is_text).tolist()
+
+
+def test_columns_of_two_heads_need_different_names(sequence_classifier):
+    class Twice(DistributedDataClassifier):
+        def make_heads(self):
+            parts = (type(self).__name__, self.options, self.model)
+            return (CategoryHead(*parts), CategoryHead(*parts))
+
+    with pytest.raises(ValueError, match=r"output columns need different names.*'preds'"):
+        Twice(model=sequence_classifier("bert"))(pd.DataFrame({"text": TEXTS}))
