@@ -19,10 +19,10 @@ from gpuclassify.commands.console import (
     FAILED,
     INTERRUPTED,
     ends_at_second_interrupt,
+    error_text,
     open_console,
     print_summary,
     quiet_dask,
-    told,
 )
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.slurm_script import slurm_script
@@ -40,12 +40,12 @@ class Commands(click.Group):
             raise
         except KeyboardInterrupt as interrupt:
             interrupt.args = ("Interrupted.",)
-            click.echo(told(interrupt), err=True)
+            click.echo(error_text(interrupt), err=True)
             context.exit(INTERRUPTED)
         except Exception as error:
             if context.obj["debug"]:
                 raise
-            click.echo(f"Error: {told(error)}", err=True)
+            click.echo(f"Error: {error_text(error)}", err=True)
             context.exit(FAILED)
 
 

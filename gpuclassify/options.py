@@ -174,6 +174,12 @@ class ModelOptions:
         """Whether long texts are read in windows."""
         return self.long_text == "windows"
 
+    def overlap_of(self, window_tokens: int) -> int | None:
+        """Tokens that neighbouring windows of this length share; None without windows."""
+        if not self.has_windows:
+            return None
+        return window_tokens // 8 if self.window_overlap is None else self.window_overlap
+
     @property
     def filters(self) -> bool:
         """Whether any filter is set."""
@@ -190,36 +196,36 @@ class ModelOptions:
         return False
 
     def _check_tokenizer(self) -> None:
-        if self.tokenizer != "gpu":
-            return
-        cure = 'pass tokenizer="host" with it, or leave it out'
-        if self.has_windows:
-            raise ValueError(
-                f'tokenizer="gpu" makes no windows, which long_text="windows" asks for: {cure}'
-            )
-        if self.device in ("cpu", "mps"):
-            raise ValueError(
-                f'tokenizer="gpu" needs the model on CUDA, not device={self.device!r}: {cure}'
-            )
+        if self.tokenizer == "gpu":
+            cure = 'pass tokenizer="host" with it, or leave it out'
+            if self.has_windows:
+                raise ValueError(
+                    f'tokenizer="gpu" makes no windows, which long_text="windows" asks for: {cure}'
+                )
+            if self.device in ("cpu", "mps"):
+                raise ValueError(
+                    f'tokenizer="gpu" needs the model on CUDA, not device={self.device!r}: {cure}'
+                )
 
     def _check_windows(self) -> None:
-        if not self.has_windows:
-            for name in ("window_overlap", "windows_field"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)!r} has no meaning with "
-                        f'long_text="truncate": pass long_text="windows" with it'
-                    )
-        if self.window_overlap is not None:
-            if isinstance(self.window_overlap, bool) or not isinstance(self.window_overlap, int):
-                raise TypeError(f"window_overlap={self.window_overlap!r}: pass an int, or None")
-            if self.window_overlap < 0:
-                raise ValueError(f"window_overlap={self.window_overlap} must be at least 0")
-            if self.max_seq_length is not None and self.window_overlap >= self.max_seq_length:
+        for name in () if self.has_windows else ("window_overlap", "windows_field"):
+            if getattr(self, name) is not None:
                 raise ValueError(
-                    f"window_overlap={self.window_overlap} leaves windows of "
-                    f"{self.max_seq_length} tokens no way forward: pass a smaller one"
+                    f"{name}={getattr(self, name)!r} has no meaning with "
+                    f'long_text="truncate": pass long_text="windows" with it'
                 )
+        overlap, length = self.window_overlap, self.max_seq_length
+        if overlap is None:
+            return
+        if isinstance(overlap, bool) or not isinstance(overlap, int):
+            raise TypeError(f"window_overlap={overlap!r}: pass an int, or None")
+        if overlap < 0:
+            raise ValueError(f"window_overlap={overlap} must be at least 0")
+        if length is not None and overlap >= length:
+            raise ValueError(
+                f"window_overlap={overlap} leaves windows of {length} tokens no way forward: "
+                "pass a smaller one"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,23 +340,9 @@ Options = TypeVar("Options")
 
 
 def parse_options(
-    owner: str,
-    options_type: type[Options],
-    defaults: Mapping[str, Any],
-    given: Mapping[str, Any],
+    owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Options:
-    """Settings from constructor arguments.
-
-    Parameters
-    ----------
-    owner : str
-        Name of the class, for messages.
-    options_type : type
-        The frozen dataclass to make.
-    defaults : mapping
-        The class's own defaults, which win over those of `options_type`.
-    given : mapping
-        What the caller passed, in today's spelling.
+    """Settings from what the caller of `owner` passed, over the class's own defaults.
 
     Raises
     ------

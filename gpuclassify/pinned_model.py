@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
+from gpuclassify.hub.tensors import WEIGHTS
 from gpuclassify.models.checkpoint import (
     Checkpoint,
     find_tokenizer,
     position_limit,
     read_checkpoint,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +96,11 @@ class PinnedModel:
         return [checkpoint.identity, *([checkpoint.tokenizer] if checkpoint.tokenizer else [])]
 
     @property
+    def tokenizer_home(self) -> Identity:
+        """Where the tokenizer is."""
+        return self.checkpoint.tokenizer or self.checkpoint.identity
+
+    @property
     def prompt(self) -> str:
         """What stands before every text that the model reads."""
         return ""
@@ -153,13 +163,35 @@ class PinnedModel:
     def key(self) -> Any:
         """What tells this model from every other: its description, or as much as is known."""
         if not self._is_out_of_reach:
-            try:
+            with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
                 return self.checkpoint
-            except (hub.HubUnreachableError, hub.ModelNotFoundError):
-                pass
         return (self.options.model, self.options.revision)
 
-    def weights_bytes(self, item_bytes: int) -> int:
-        """Bytes of the weights in numbers of `item_bytes`, from the safetensors headers."""
-        shapes = hub.read_tensor_shapes(self.identities[0], cache_dir=self.options.cache_dir)
-        return sum(map(math.prod, shapes.values())) * item_bytes
+    @property
+    def weights_files(self) -> dict[Identity, str]:
+        """The safetensors file of each place that has some of the weights."""
+        return {self.checkpoint.identity: WEIGHTS}
+
+    def weights_bytes(self, dtype: torch.dtype) -> dict[str, int]:
+        """Bytes of the weights in this precision by file, from the safetensors headers.
+
+        Mappers that share a decoder name the same file. Empty without headers to read.
+        """
+        # A module of one's own keeps its weights as they are, and torch casts what it reads.
+        item_bytes = 4 if self.has_own_module else dtype.itemsize
+        found = {}
+        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):
+            for identity, name in self.weights_files.items():
+                shapes = hub.read_tensor_shapes(identity, name, cache_dir=self.options.cache_dir)
+                numbers = sum(map(math.prod, shapes.values()))
+                found[f"{identity.name}@{identity.revision}/{name}"] = numbers * item_bytes
+            return found
+        return {}
+
+    def new_tokenizer(self) -> Any:
+        """A fresh tokenizer, for which no weights are fetched."""
+        from gpuclassify.models.loading import load_tokenizer
+
+        cache_dir = self.options.cache_dir
+        directory = hub.download(self.tokenizer_home, cache_dir=cache_dir, has_weights=False)
+        return load_tokenizer(self.checkpoint, directory)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from gpuclassify.tokenizing.token_batch import TokenBatch
 
 
+_TEXTS_AT_A_TIME = 256  # whose encodings are alive together, to count tokens
+
+
 class NonFiniteOutputError(ArithmeticError):
     """The model gives NaN or infinity for a text, also alone and in float32."""
 
@@ -91,6 +94,28 @@ class Outputs:
         return values[np.argsort(self.order)]
 
 
+@dataclass(frozen=True)
+class TokenLengths:
+    """Tokens of texts, special tokens and prompts included.
+
+    Attributes
+    ----------
+    whole : ndarray of int64, shape (texts,)
+        Of each text before any cut.
+    windows : ndarray of int64, shape (windows,)
+        Of each window that the model runs; as many as texts, unless long ones have more.
+    counts : ndarray of int64, shape (texts,)
+        Windows of each text.
+    limit : int
+        Most tokens of a window.
+    """
+
+    whole: np.ndarray
+    windows: np.ndarray
+    counts: np.ndarray
+    limit: int
+
+
 class Runner(ABC):
     """Runs a model over texts, on a worker.
 
@@ -123,6 +148,10 @@ class Runner(ABC):
         ------
         NonFiniteOutputError, DocumentTooLargeError
         """
+
+    @abstractmethod
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """How long texts are for this model, found without its weights."""
 
     @abstractmethod
     def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[Any]:
@@ -216,6 +245,26 @@ class EncoderRunner(Runner):
         how = self.options.window_aggregation
         return Outputs(values, order, read, stream.counts, stream.lengths, how)
 
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """How long texts are for this model; see `Runner.token_lengths`."""
+        from gpuclassify.models.loading import longest_input
+        from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+        from gpuclassify.tokenizing.windows import all_windows, first_windows
+
+        options, tokenizer = self.options, self.model.new_tokenizer()
+        limit = options.max_seq_length or longest_input(self.model.checkpoint, tokenizer)
+        encode = TextTokenizer(tokenizer, limit, options.overlap_of(limit)).encode
+        pick = all_windows if self._scores_windows else first_windows
+        whole, windows, counts = [], [], []
+        for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+            block = texts[start : start + _TEXTS_AT_A_TIME]
+            encoded = encode([self.model.prompt + text for text in block])
+            found = pick(encoded)
+            whole.append(np.array([text.whole_length for text in encoded], dtype=np.int64))
+            windows.append(found.tokens.lengths)
+            counts.append(found.counts)
+        return TokenLengths(_joined(whole), _joined(windows), _joined(counts), limit)
+
     @contextlib.contextmanager
     def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
         """The model in memory; see `Runner.lease`."""
@@ -226,18 +275,19 @@ class EncoderRunner(Runner):
         checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
 
         def load() -> LoadedModel:
-            home = checkpoint.tokenizer or checkpoint.identity
             return load_model(
                 checkpoint,
                 hub.download(checkpoint.identity, cache_dir=cache_dir),
                 device,
                 dtype,
-                tokenizer_directory=hub.download(home, cache_dir=cache_dir),
+                tokenizer_directory=hub.download(self.model.tokenizer_home, cache_dir=cache_dir),
                 build=None if self.own_module is None else self.own_module.build,
                 unpacks=self.options.unpack_inference_batch,
             )
 
-        needed = functools.partial(self.model.weights_bytes, dtype.itemsize)
+        def needed() -> int:
+            return sum(self.model.weights_bytes(dtype).values())
+
         free = functools.partial(free_bytes, device)
         with MODELS.lease(self._key(device, dtype), load, needed, free) as model:
             yield model
@@ -273,10 +323,8 @@ class EncoderRunner(Runner):
         return HostSource(on_host, prompted, self._scores_windows, current_store())
 
     def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        options = self.options
-        return model.text_tokenizer(
-            options.max_seq_length, options.has_windows, options.window_overlap
-        )
+        length = self.options.max_seq_length or model.max_tokens
+        return model.text_tokenizer(length, self.options.overlap_of(length))
 
     @property
     def _scores_windows(self) -> bool:
@@ -323,3 +371,7 @@ class EncoderRunner(Runner):
                 "and in float32: check the weights, or remove the row"
             )
         return outputs
+
+
+def _joined(blocks: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *blocks])

@@ -17,7 +17,7 @@ LAYERS = (
     {"_version", "checks", "code_digest"},
     {"workers"},
     {"hub"},
-    {"options", "columns"},
+    {"options", "old_spellings", "columns", "read_share"},
     {"models"},
     {"frames"},
     {"tokenizing"},

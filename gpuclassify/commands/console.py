@@ -36,7 +36,7 @@ def wrong_call_exits() -> Iterator[None]:
     except WRONG_CALL as error:
         if click.get_current_context().obj["debug"]:
             raise
-        raise click.UsageError(told(error)) from error
+        raise click.UsageError(error_text(error)) from error
 
 
 @contextlib.contextmanager
@@ -75,8 +75,8 @@ def _end_at_once(number: int, frame: Any) -> None:
         os._exit(INTERRUPTED)
 
 
-def told(error: BaseException) -> str:
-    """An error in words, with what was added to it on its way."""
+def error_text(error: BaseException) -> str:
+    """An error's message, with the notes that were added to it."""
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
 
 
@@ -87,10 +87,10 @@ def quiet_dask() -> None:
     """
     import dask
 
-    # Failed tasks are told by the command itself, cancelled ones are no news.
+    # The command itself reports failed tasks, and cancelled ones are no news.
     level = "info" if click.get_current_context().obj["debug"] else "critical"
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
-    # What a second Ctrl-C leaves behind is cleared up by a process of Python's, which tells.
+    # Python clears up what a second Ctrl-C leaves behind, and would warn about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     dask.config.set({"logging.distributed": level})
 

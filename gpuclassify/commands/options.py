@@ -2,179 +2,136 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import click
 
+from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.options import DTYPES, LOADERS
 
-if TYPE_CHECKING:
-    from gpuclassify.jobs.settings import JobSettings
-
-# Options that mean one classifier, and may begin with its name where there are several.
-OWN = (
-    "model", "base_model", "revision", "label_field", "score_field", "confidence_field",
-    "filter_by", "min_score", "min_confidence", "keep_field",
-)  # fmt: skip
-# Options that all classifiers take.
-SHARED = (
-    "cache_dir", "text_field", "max_chars", "max_seq_length", "batch_size", "dtype", "device",
-    "loader", "overwrite",
-)  # fmt: skip
-LISTS, NUMBERS = ("filter_by",), ("min_score", "min_confidence")
-JOB = (
-    "fields", "format", "compression", "staging", "part_size", "backend", "on_error",
-    "cluster", "workers", "scheduler",
-)  # fmt: skip
-
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-_OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
-    "Classifiers": [
-        click.option(
-            "--classifier", "classifiers", multiple=True, metavar="FAMILY",
-            help="See `gpuclassify models`; repeatable. Options that mean one of several begin "
-            "with its name: --filter-by domain:Games.",
-        ),
-        click.option(
-            "--model", multiple=True, metavar="NAME",
-            help="Hub name or directory. Default: the published model.",
-        ),
-        click.option(
-            "--base-model", multiple=True, metavar="NAME",
-            help="Hub name or directory of the backbone, where the model does not tell its sizes.",
-        ),
-        click.option("--revision", multiple=True, help="Branch, tag or commit of the model."),
-        click.option("--cache-dir", metavar="DIRECTORY", help="Where downloads are kept."),
-        click.option("--text-field", metavar="COLUMN", help="Column of the text. Default: text."),
-        click.option("--max-chars", type=int, help="Characters of a text that the model sees."),
-        click.option("--max-seq-length", type=int, help="Tokens of a text that the model sees."),
-        click.option("--batch-size", type=int, help="Most rows of a batch. Default: automatic."),
-        click.option(
-            "--dtype", type=click.Choice(DTYPES), help="Default: the fastest that does well."
-        ),
-        click.option("--device", help="auto, cpu, mps, cuda or cuda:N. Default: auto."),
-        click.option("--loader", type=click.Choice(LOADERS), help="Default: sorted."),
-        click.option(
-            "--set", "others", multiple=True, metavar="NAME=VALUE",
-            help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
-        ),
-    ],
-    "Columns and rows": [
-        click.option(
-            "--label-field", multiple=True, metavar="COLUMN", help="Output column of the label."
-        ),
-        click.option(
-            "--score-field", multiple=True, metavar="COLUMN", help="Output column of the scores."
-        ),
-        click.option(
-            "--confidence-field", multiple=True, metavar="COLUMN",
-            help="Output column of the label's probability.",
-        ),
-        click.option("--overwrite", is_flag=True, default=None, help="Replace columns that exist."),
-        click.option(
-            "--filter-by", multiple=True, metavar="LABEL",
-            help="Keep only rows with this label; repeatable.",
-        ),
-        click.option(
-            "--min-score", multiple=True, metavar="[LABEL=]NUMBER",
-            help="Keep only rows that score at least this.",
-        ),
-        click.option(
-            "--min-confidence", multiple=True, metavar="NUMBER",
-            help="Keep only rows whose label is at least this probable, 0 to 1.",
-        ),
-        click.option(
-            "--keep-field", multiple=True, metavar="COLUMN",
-            help="Drop no rows, and write to this column whether each would be kept.",
-        ),
-    ],
-    "Files": [
-        click.option(
-            "--field", "fields", multiple=True, metavar="COLUMN",
-            help="Read only these columns and the text; repeatable. Default: all.",
-        ),
-        click.option(
-            "--type", "types", multiple=True, metavar="COLUMN=TYPE",
-            help="Arrow type of a column of JSON lines that the files' beginnings, middles and "
-            "ends may not tell, such as price=double; repeatable.",
-        ),
-        click.option("--format", type=click.Choice(["parquet", "jsonl"]), help="Default: parquet."),
-        click.option(
-            "--compression", metavar="NAME",
-            help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd.",
-        ),
-        click.option(
-            "--staging", metavar="DIRECTORY",
-            help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/.",
-        ),
-        click.option("--part-size", help='Input of one task, such as "16MB". Default: automatic.'),
-        click.option(
-            "--backend", type=click.Choice(["pandas", "cudf"]),
-            help="Frames that files are read as. Default: pandas.",
-        ),
-        click.option(
-            "--on-error", type=click.Choice(["raise", "quarantine"]),
-            help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
-            "left out and listed. Default: raise.",
-        ),
-    ],
-    CLUSTER: [
-        click.option(
-            "--cluster", metavar="KIND",
-            help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. "
-            "Default: auto, a worker for each GPU of this machine, or CPU workers.",
-        ),
-        click.option(
-            "--cluster-option", "cluster_options", multiple=True, metavar="NAME=VALUE",
-            help="Any further argument of get_client for the cluster; VALUE is JSON, or a text. "
-            "Repeatable.",
-        ),
-        click.option("--workers", type=int, help="Workers that --cluster starts."),
-        click.option(
-            "--scheduler", metavar="ADDRESS|FILE",
-            help="Address or scheduler file of a Dask cluster that is running.",
-        ),
-    ],
-    "Settings": [
-        click.option(
-            "--config", metavar="FILE",
-            help="Read settings from a YAML file; options of the command line win.",
-        ),
-        click.option(
-            "--dump-config", metavar="FILE", help="Write the settings to a YAML file, and stop."
-        ),
-    ],
-}  # fmt: skip
-_GROUPS: dict[str, str] = {}  # of each option, by its name
+GROUPS = ("Classifiers", "Columns and rows", "Files", CLUSTER, "Settings", "Options")
 
 
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a job, for a `JobCommand`."""
-    for group, options in reversed(_OPTIONS.items()):
-        for option in reversed(options):
-            command = option(command)
-            _GROUPS[command.__click_params__[-1].name] = group  # type: ignore[attr-defined]
-    return command
+class Argument(NamedTuple):
+    """An argument of classifiers that has an option of its own.
+
+    One that is not shared by all classifiers may begin with the name of the one that it means.
+    """
+
+    name: str
+    group: str
+    help: str
+    metavar: str | None = None
+    kind: Any = None
+    is_shared: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As it is given."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+MODEL, ROWS = GROUPS[:2]
+ARGUMENTS = (
+    Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
+    Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
+             "not tell its sizes.", "NAME"),
+    Argument("revision", MODEL, "Branch, tag or commit of the model."),
+    Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
+    Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
+    Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
+    Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
+    Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),
+    Argument("dtype", MODEL, "Default: the fastest that does well.", None, click.Choice(DTYPES),
+             True),
+    Argument("device", MODEL, "auto, cpu, mps, cuda or cuda:N. Default: auto.", None, None, True),
+    Argument("loader", MODEL, "Default: sorted.", None, click.Choice(LOADERS), True),
+    Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
+    Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
+    Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
+    Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
+    Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
+             float),
+    Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
+             "1.", "NUMBER", float),
+    Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
+             "kept.", "COLUMN"),
+)  # fmt: skip
+
+
+class GroupedOption(click.Option):
+    """An option with a group in the help."""
+
+    def __init__(self, *names: Any, group: str, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.group = group
 
 
 class JobCommand(click.Command):
-    """A command whose help shows options of a job in groups, except for the `hidden_group`."""
+    """A command whose help shows options in groups, except for the `hidden_group`."""
 
     hidden_group = ""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups, and options that belong to none last."""
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*_OPTIONS, "Options")}
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context)
             if record and isinstance(parameter, click.Option):
-                groups[_GROUPS.get(parameter.name or "", "Options")].append(record)
+                own = parameter.group if isinstance(parameter, GroupedOption) else "Options"
+                groups[own].append(record)
         for group, records in groups.items():
             if group != self.hidden_group:
                 with formatter.section(group):
                     formatter.write_dl(records)
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a job, for a `JobCommand`."""
+    for option in reversed(list(_options())):
+        command = option(command)
+    return command
+
+
+def _options() -> Iterator[Callable[[Any], Any]]:
+    option = functools.partial(click.option, cls=GroupedOption)
+    for own in fields(JobSettings):
+        if group := own.metadata["group"]:
+            attributes = dict(own.metadata["option"])
+            flag = f"--{own.name.replace('_', '-')}"
+            if choices := attributes.pop("choices", None):
+                attributes["type"] = click.Choice(choices)
+            elif str(own.type).startswith(("list", "dict")):
+                flag, attributes["multiple"] = flag.removesuffix("s"), True
+            elif own.type == "int | None":
+                attributes["type"] = int
+            yield option(flag, own.name, group=group, **attributes)
+    for argument in ARGUMENTS:
+        kind: dict[str, Any] = {"type": argument.kind}
+        if not argument.is_shared:
+            kind = {"multiple": True}
+        elif argument.kind is bool:
+            kind = {"is_flag": True, "default": None}
+        kind |= {"help": argument.help, "metavar": argument.metavar, "group": argument.group}
+        yield option(argument.flag, argument.name, **kind)
+    yield option(
+        "--set", "others", multiple=True, metavar="NAME=VALUE", group=MODEL,
+        help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
+    )  # fmt: skip
+    yield option(
+        "--config", metavar="FILE", group="Settings",
+        help="Read settings from a YAML file; options of the command line win.",
+    )  # fmt: skip
+    yield option(
+        "--dump-config", metavar="FILE", group="Settings",
+        help="Write the settings to a YAML file, and stop.",
+    )  # fmt: skip
 
 
 def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
@@ -198,44 +155,40 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     TypeError, ValueError
         See `gpuclassify.jobs.settings.JobSettings.of`.
     """
-    from gpuclassify.jobs.settings import JobSettings, dump_settings, load_settings
+    from gpuclassify.jobs.settings_file import dump_settings, load_settings
 
     values = load_settings(given["config"]) if given["config"] else {}
     values |= {name: path for name, path in paths.items() if path}
-    for name in JOB:
-        if given[name] is not None and given[name] != ():
-            values[name] = list(given[name]) if name == "fields" else given[name]
-    if given["types"]:
-        values["types"] = {**(values.get("types") or {}), **_types(given["types"])}
-    if given["cluster_options"]:
-        options = _named_values("--cluster-option", "memory_limit=8GB", given["cluster_options"])
-        values["cluster_options"] = {**(values.get("cluster_options") or {}), **options}
-    if given["classifiers"]:
-        values["classifiers"] = [{"classifier": name} for name in given["classifiers"]]
+    for own in fields(JobSettings):
+        value = given.get(own.name)
+        if value is None or value == ():
+            continue
+        if own.name == "types":
+            values["types"] = {**(values.get("types") or {}), **_types(value)}
+        elif own.name == "cluster_options":
+            options = _named_values("--cluster-option", "memory_limit=8GB", value)
+            values["cluster_options"] = {**(values.get("cluster_options") or {}), **options}
+        elif own.name == "classifiers":
+            values["classifiers"] = [{"classifier": name} for name in value]
+        else:
+            values[own.name] = list(value) if isinstance(value, tuple) else value
     classifiers = [dict(settings) for settings in values.get("classifiers") or []]
-    values["classifiers"] = _with_arguments(classifiers, given)
+    names = [settings.get("classifier") for settings in classifiers]
+    for family, arguments in zip(names, classifiers, strict=True):
+        for argument in ARGUMENTS:
+            value = given[argument.name]
+            if not argument.is_shared:
+                value = _value(argument, _own(argument.flag, value, family, names), family)
+            if value is not None:
+                arguments[argument.name] = value
+        others = _own("--set", given["others"], family, names)
+        arguments.update(_named_values("--set", "truncated_field=is_cut", others))
+    values["classifiers"] = classifiers
     settings = JobSettings.of(values, is_plan="output" not in paths)
     if not given["dump_config"]:
         return settings
     dump_settings(settings, given["dump_config"])
     return None
-
-
-def _with_arguments(
-    classifiers: list[dict[str, Any]], given: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Add the options of the command line to what they mean."""
-    names = [settings.get("classifier") for settings in classifiers]
-    for settings in classifiers:
-        family = settings.get("classifier")
-        settings.update({name: given[name] for name in SHARED if given[name] is not None})
-        for option in OWN:
-            own = _own(option, given[option], family, names)
-            if own:
-                settings[option] = _value(option, own, family)
-        others = _own("set", given["others"], family, names)
-        settings.update(_named_values("--set", "truncated_field=is_cut", others))
-    return classifiers
 
 
 def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) -> list[str]:
@@ -248,34 +201,28 @@ def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) 
         elif len(names) == 1:
             own.append(value)
         else:
-            shown = option.replace("_", "-")
             raise ValueError(
-                f"--{shown} {value!r} could mean any of {', '.join(map(str, names))}: say which, "
-                f"as in --{shown} {names[0]}:{value}"
+                f"{option} {value!r} could mean any of {', '.join(map(str, names))}: say which, "
+                f"as in {option} {names[0]}:{value}"
             )
     return own
 
 
-def _value(option: str, values: list[str], family: Any) -> Any:
-    if option in LISTS:
-        return _labels(values, family)
-    if option == "min_score" and all("=" in value for value in values):
-        return {
-            value.rpartition("=")[0]: _number("--min-score", value.rpartition("=")[2], value)
-            for value in values
-        }
-    shown = f"--{option.replace('_', '-')}"
+def _value(argument: Argument, values: list[str], family: Any) -> Any:
+    """The argument that the values of its option mean; None if there are none."""
+    if not values:
+        return None
+    if argument.kind is list:
+        decisions = {"true": True, "false": False}  # the guard's labels
+        if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
+            return [decisions[value.lower()] for value in values]
+        return values
+    if argument.name == "min_score" and all("=" in value for value in values):
+        pairs = [(value, *value.rpartition("=")[::2]) for value in values]
+        return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
-        raise ValueError(f"{shown} is given {len(values)} times")
-    return _number(shown, values[0]) if option in NUMBERS else values[0]
-
-
-def _labels(texts: list[str], family: Any) -> list[Any]:
-    """The labels to keep: those of the guard are true and false."""
-    decisions = {"true": True, "false": False}
-    if family == "instruction-data-guard" and {text.lower() for text in texts} <= set(decisions):
-        return [decisions[text.lower()] for text in texts]
-    return texts
+        raise ValueError(f"{argument.flag} is given {len(values)} times")
+    return _number(argument, values[0], values[0]) if argument.kind is float else values[0]
 
 
 def _named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
@@ -303,9 +250,9 @@ def _types(settings: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def _number(option: str, text: str, given: str | None = None) -> float:
+def _number(argument: Argument, text: str, given: str) -> float:
     try:
         return float(text)
     except ValueError as err:
-        hint = ", or LABEL=NUMBER" if option == "--min-score" else ""
-        raise ValueError(f"{option} {(given or text)!r}: pass a number{hint}") from err
+        hint = ", or LABEL=NUMBER" if argument.name == "min_score" else ""
+        raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err

@@ -33,16 +33,16 @@ class PlanCommand(JobCommand):
 @click.option(
     "--time/--no-time", "is_timed", default=True,
     help="Run the models over some of the sample for about 20 seconds, which is the default, or "
-    "load none: then no weights are needed, and the time is not told.",
+    "load none: then no weights are needed, and no time is shown.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(inputs: tuple[str, ...], **given: Any) -> None:
     """Say what `classify` would have to do, from a sample of INPUT; writes nothing.
 
     Shows rows and bytes, how long texts are in each classifier's tokens and how many would be cut,
-    tokens and FLOPs, memory of a worker, the parts, and warns of parts too large for cudf. The
-    time is that of this machine, one process: no cluster is started. Options are those of
-    `classify`, with those of its cluster, which change nothing; the place of OUTPUT is left out.
+    tokens to read, memory of a worker, the parts, and warns of parts too large for cudf. The time
+    is that of this machine, one process: no cluster is started. Options are those of `classify`,
+    with those of its cluster, which change nothing; OUTPUT is left out.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High

@@ -96,21 +96,18 @@ class LoadedModel:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(
-        self, max_tokens: int | None, has_windows: bool = False, overlap: int | None = None
+        self, max_tokens: int | None = None, overlap: int | None = None
     ) -> TextTokenizer:
         """The tokenizer that cuts at `max_tokens`, or at the model's own limit.
 
-        With windows, neighbours share `overlap` tokens, or an eighth of the length.
+        With an `overlap`, it makes windows, neighbours of which share so many tokens.
         """
         length = max_tokens or self.max_tokens
-        shared = None
-        if has_windows:
-            shared = length // 8 if overlap is None else overlap
         with self._lock:
-            if (length, shared) not in self._tokenizers:
-                tokenizer = TextTokenizer(self.new_tokenizer(), length, shared)
-                self._tokenizers[length, shared] = tokenizer
-            return self._tokenizers[length, shared]
+            if (length, overlap) not in self._tokenizers:
+                tokenizer = TextTokenizer(self.new_tokenizer(), length, overlap)
+                self._tokenizers[length, overlap] = tokenizer
+            return self._tokenizers[length, overlap]
 
     def padding_side(self, wanted: str | None) -> str:
         """The side to pad: what the user wants, else the tokenizer's."""

@@ -78,7 +78,7 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
     if MODELS.keys():
         return
     device, dtype = mapper.runner.device_and_dtype()
-    needed = mapper.model.weights_bytes(dtype.itemsize)
+    needed = sum(mapper.model.weights_bytes(dtype).values())
     free = memory_bytes if device.type == "cpu" else free_bytes(device)
     if needed > free:
         raise MisfitError(

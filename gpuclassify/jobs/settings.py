@@ -1,80 +1,121 @@
-"""A job's settings as plain values: of the command line, or of a YAML file."""
+"""A job's settings as plain values: the one table that options and YAML files derive from."""
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from gpuclassify.checks import check_choice, nearest
 from gpuclassify.frames import BACKENDS
-from gpuclassify.jobs.files import JSONL, PARQUET
-from gpuclassify.jobs.input.readers import FileReader, JsonlReader
-from gpuclassify.jobs.output.hub_writer import HubWriter
-from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
-from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.stages import as_chain
+
+if TYPE_CHECKING:
+    from gpuclassify.jobs.output.writers import FileWriter
+    from gpuclassify.jobs.pipeline import Pipeline
+
+FORMATS = ("parquet", "jsonl")
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, is_right: Callable[[Any], bool] = _is_text) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_right, value))
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_text, value))
+
+
+# Whether a value is of the kind that a field's annotation names.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "str": _is_text,
+    "int": _is_count,
+    "int | str": lambda value: _is_text(value) or _is_count(value),
+    "list[str]": lambda value: _is_text(value) or _is_list(value),
+    "list[dict[str, Any]]": lambda value: _is_list(value, _is_named),
+    "dict[str, Any]": _is_named,
+    "dict[str, str]": lambda value: _is_named(value) and _is_list([*value.values()]),
+}
+
+
+def _about(what: str, group: str = "", **option: Any) -> dict[str, Any]:
+    """Metadata of a setting: what to pass, and its option's group in the help and attributes."""
+    return {"what": what, "group": group, "option": option}
+
+
+# fmt: off
 @dataclass(frozen=True)
 class JobSettings:
-    """What a command does.
+    """What a command does: the one table of settings, of options and of keys in YAML files.
 
-    Attributes
-    ----------
-    input : list of str
-        Files, directories, globs or URLs.
-    output : str, optional
-        Directory, URL or ``hf://datasets/OWNER/NAME``. None for a job that is only planned.
-    classifiers : list of dict
-        For each, ``classifier`` (its family's name) and the arguments of its constructor.
-    fields : list of str, optional
-        Columns to read and keep beside the text. Default: all.
-    types : dict of str to str, optional
-        Arrow types of columns of JSON lines; see `gpuclassify.JsonlReader`.
-    format : {"parquet", "jsonl"}
-    compression : str, optional
-        Default: zstd for Parquet, none for JSON lines.
-    staging : str, optional
-        Where files for a repository of the Hub are written first.
-    part_size : int or str, optional
-        Bytes, or such as "16MB". Default: automatic.
-    backend : {"pandas", "cudf"}
-    on_error : {"raise", "quarantine"}
-    cluster : str
-        A kind that `gpuclassify.get_client` knows.
-    workers : int, optional
-    scheduler : str, optional
-        Address or scheduler file of a cluster that is running.
-    cluster_options : dict, optional
-        Further arguments of `gpuclassify.get_client`.
+    Raises
+    ------
+    TypeError
+        A value is of another kind.
+    ValueError
+        A value is out of range, or a token is among them.
     """
 
-    input: list[str]
-    output: str | None
-    classifiers: list[dict[str, Any]]
-    fields: list[str] | None = None
-    types: dict[str, str] | None = None
-    format: str = "parquet"
-    compression: str | None = None
-    staging: str | None = None
-    part_size: int | str | None = None
-    backend: str = "pandas"
-    on_error: str = "raise"
-    cluster: str = "auto"
-    workers: int | None = None
-    scheduler: str | None = None
-    cluster_options: dict[str, Any] | None = None
+    input: list[str] = field(metadata=_about(
+        "a path or a list of paths, such as [books/*.jsonl]"))
+    output: str | None = field(metadata=_about("a directory or URL"))
+    classifiers: list[dict[str, Any]] = field(metadata=_about(
+        "a list of settings, such as [{classifier: domain}]", "Classifiers", metavar="FAMILY",
+        help="See `gpuclassify models`; repeatable. Options that mean one of several begin with "
+        "its name: --filter-by domain:Games."))
+    fields: list[str] | None = field(default=None, metadata=_about(
+        "a list of columns' names, such as [id, url]", "Files", metavar="COLUMN",
+        help="Read only these columns and the text; repeatable. Default: all."))
+    types: dict[str, str] | None = field(default=None, metadata=_about(
+        "columns and types, such as {price: double}", "Files", metavar="COLUMN=TYPE",
+        help="Arrow type of a column of JSON lines that the files' beginnings, middles and ends "
+        "may not tell, such as price=double; repeatable."))
+    format: str = field(default="parquet", metadata=_about(
+        "parquet or jsonl", "Files", choices=FORMATS, help="Default: parquet."))
+    compression: str | None = field(default=None, metadata=_about(
+        "a name such as zstd", "Files", metavar="NAME",
+        help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
+    staging: str | None = field(default=None, metadata=_about(
+        "a directory or URL", "Files", metavar="DIRECTORY",
+        help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/."))
+    part_size: int | str | None = field(default=None, metadata=_about(
+        'bytes, or such as "16MB"', "Files",
+        help='Input of one task, such as "16MB". Default: automatic.'))
+    backend: str = field(default="pandas", metadata=_about(
+        "pandas or cudf", "Files", choices=BACKENDS,
+        help="Frames that files are read as. Default: pandas."))
+    on_error: str = field(default="raise", metadata=_about(
+        "raise or quarantine", "Files", choices=ON_ERROR,
+        help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
+        "left out and listed. Default: raise."))
+    cluster: str = field(default="auto", metadata=_about(
+        "a kind of cluster, such as cpu", "Cluster", metavar="KIND",
+        help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. Default: "
+        "auto, a worker for each GPU of this machine, or CPU workers."))
+    cluster_options: dict[str, Any] | None = field(default=None, metadata=_about(
+        "names and values, such as {memory_limit: 8GB}", "Cluster", metavar="NAME=VALUE",
+        help="Any further argument of get_client for the cluster; VALUE is JSON, or a text. "
+        "Repeatable."))
+    workers: int | None = field(default=None, metadata=_about(
+        "a whole number", "Cluster", help="Workers that --cluster starts."))
+    scheduler: str | None = field(default=None, metadata=_about(
+        "an address such as tcp://host:8786, or a scheduler file", "Cluster",
+        metavar="ADDRESS|FILE",
+        help="Address or scheduler file of a Dask cluster that is running."))
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_kinds(asdict(self))
-        check_choice("format", self.format, (PARQUET, JSONL))
-        check_choice("on_error", self.on_error, ON_ERROR)
-        check_choice("backend", self.backend, BACKENDS)
+        for own in fields(self):
+            if choices := own.metadata["option"].get("choices"):
+                check_choice(own.name, getattr(self, own.name), choices)
         if not self.input or not self.classifiers:
             raise ValueError("a job needs at least one input and one classifier")
         for settings in self.classifiers:
@@ -97,21 +138,25 @@ class JobSettings:
             A value is of another kind.
         """
         check_kinds(values)
-        needed = ("input", "classifiers") if is_plan else ("input", "output", "classifiers")
+        needed = {"input": "INPUT...", "output": "OUTPUT"}
+        needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
+        if is_plan:
+            del needed["output"]
         missing = [name for name in needed if not values.get(name)]
         if missing:
-            options = " ".join(_OPTIONS[name] for name in missing)
+            options = " ".join(needed[name] for name in missing)
             raise ValueError(
                 f"a job's {' and '.join(missing)} must be given: {options}, or in a --config FILE"
             )
         given: dict[str, Any] = {"output": None}
         given |= {name: value for name, value in values.items() if value is not None}
-        given |= {name: _as_list(given[name]) for name in ("input", "fields") if name in given}
+        for name in {"input", "fields"} & set(given):
+            given[name] = [given[name]] if _is_text(given[name]) else list(given[name])
         return cls(**given)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without those that are the default."""
-        defaults = {field.name: field.default for field in fields(self)}
+        defaults = {own.name: own.default for own in fields(self)}
         return {k: v for k, v in asdict(self).items() if v is not None and v != defaults[k]}
 
     def pipeline(self) -> Pipeline:
@@ -122,13 +167,24 @@ class JobSettings:
         TypeError, ValueError
             An argument of a classifier is unknown or wrong.
         """
-        chain = as_chain([_classifier(settings) for settings in self.classifiers])
+        from gpuclassify.jobs.input.readers import FileReader, JsonlReader
+        from gpuclassify.jobs.pipeline import Pipeline
+        from gpuclassify.jobs.stages import as_chain
+
+        known, mappers = families(), []
+        for settings in self.classifiers:
+            arguments = dict(settings)
+            family = arguments.pop("classifier")
+            if family not in known:
+                near = nearest(str(family), known)
+                raise ValueError(f"no classifier {family!r}.{near} Known: {', '.join(known)}.")
+            mappers.append(known[family](**arguments))
         read = self.fields
         if read is not None:
-            read = [*chain.text_fields, *read]
+            read = [*as_chain(mappers).text_fields, *read]
         kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
         reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
-        stages = [reader, *chain.mappers]
+        stages = [reader, *mappers]
         if self.output is not None:
             options = {"compression": self.compression, "staging": self.staging}
             stages.append(make_writer(self.output, self.format, **options))
@@ -138,30 +194,23 @@ class JobSettings:
 def make_writer(
     output: str, file_format: str, *, compression: str | None = None, staging: str | None = None
 ) -> FileWriter:
-    """The writer for an output of the command line.
-
-    Parameters
-    ----------
-    output : str
-        Directory, fsspec URL, or ``hf://datasets/OWNER/NAME[@BRANCH][/FOLDER]``.
-    file_format : {"parquet", "jsonl"}
-    compression : str, optional
-        Default: that of the writer.
-    staging : str, optional
-        Directory or URL in which the files of a dataset repository are written first.
+    """The writer for an output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
 
     Raises
     ------
     ValueError
         `staging` is missing for a repository, or given for another output.
     """
+    from gpuclassify.hub.dataset_files import hub_uri
+    from gpuclassify.jobs.output.hub_writer import HubWriter
+    from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+
     options: dict[str, Any] = {} if compression is None else {"compression": compression}
     place = hub_uri(output)
     if place is None:
         if staging is not None:
             raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
-        writer = ParquetWriter if file_format == PARQUET else JsonlWriter
-        return writer(output, **options)
+        return (ParquetWriter if file_format == "parquet" else JsonlWriter)(output, **options)
     if place.type != "dataset":
         raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
     if staging is None:
@@ -177,59 +226,6 @@ def make_writer(
         file_format=file_format,
         **options,
     )
-
-
-def load_settings(path: str) -> dict[str, Any]:
-    """The settings in a YAML file.
-
-    Raises
-    ------
-    ValueError
-        It cannot be read, is no YAML, or no mapping of the names of settings to values.
-    TypeError
-        A value is of another kind.
-    """
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _yaml_loader())  # a safe one
-    except (OSError, UnicodeDecodeError) as err:
-        reason = getattr(err, "strerror", None) or "it is not UTF-8 text"
-        raise ValueError(
-            f"the settings {path} cannot be read: {reason}. --dump-config {path} writes such a "
-            "file from the other options"
-        ) from err
-    except yaml.YAMLError as err:
-        raise ValueError(f"{path} is no YAML file: {err}") from err
-    except ValueError as err:
-        raise ValueError(f"{path}: {err}") from err
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold names and values, such as input: books/*.jsonl")
-    try:
-        check_kinds(values)
-    except (TypeError, ValueError) as err:
-        raise type(err)(f"{path}: {err}") from err
-    return values
-
-
-def dump_settings(settings: JobSettings, path: str) -> None:
-    """Write settings to a YAML file.
-
-    Raises
-    ------
-    ValueError
-        The file cannot be written.
-    """
-    import yaml
-
-    content = yaml.safe_dump(settings.as_dict(), sort_keys=False, allow_unicode=True)
-    try:
-        Path(path).write_text(content, encoding="utf-8")
-    except OSError as err:
-        raise ValueError(
-            f"the settings cannot be written to {path}: {err.strerror}. Name a file in a directory "
-            "that is there"
-        ) from err
 
 
 def families() -> dict[str, Any]:
@@ -250,14 +246,16 @@ def check_kinds(values: Mapping[str, Any]) -> None:
     TypeError
         A value is of another kind; what it must be is named.
     """
+    known = {own.name: own for own in fields(JobSettings)}
     for name, value in values.items():
-        if name not in _KINDS:
+        if name not in known:
             raise ValueError(
-                f"a job has no setting {name!r}.{nearest(str(name), _KINDS)} "
-                f"Settings are {', '.join(_KINDS)}."
+                f"a job has no setting {name!r}.{nearest(str(name), known)} "
+                f"Settings are {', '.join(known)}."
             )
-        is_right, what = _KINDS[name]
+        is_right = _KINDS[str(known[name].type).removesuffix(" | None")]
         if value is not None and not is_right(value):
+            what = known[name].metadata["what"]
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
     for settings in values.get("classifiers") or []:
         if settings.get("classifier") is None:
@@ -266,104 +264,6 @@ def check_kinds(values: Mapping[str, Any]) -> None:
                 f"one of the classifiers has no name{near}: begin it with classifier: and one of "
                 f"{', '.join(families())}"
             )
-
-
-@functools.cache
-def _yaml_loader() -> Any:
-    """A safe loader that refuses a name set twice.
-
-    A time limit such as 8:00:00 is a text to it, and no number of base 60.
-    """
-    import yaml
-
-    text = ("tag:yaml.org,2002:str", re.compile(r"[0-9]+(:[0-9]+)+$"))
-    known = yaml.SafeLoader.yaml_implicit_resolvers.items()
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {first: [text, *others] for first, others in known}
-
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            _refuse_repeats(key for key, _ in node.value)
-            return node
-
-    return Loader
-
-
-def _refuse_repeats(keys: Iterable[Any]) -> None:
-    """Raise if two keys of a YAML mapping are the same; YAML itself would take the last one."""
-    lines: dict[str, int] = {}
-    for key in keys:
-        line, name = key.start_mark.line + 1, str(key.value)
-        if name in lines:
-            raise ValueError(
-                f"{name} is set on line {lines[name]} and again on line {line}: leave one of them"
-            )
-        lines[name] = line
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_texts(value: Any) -> bool:
-    return _is_text(value) or (isinstance(value, (list, tuple)) and all(map(_is_text, value)))
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_text, value))
-
-
-def _is_named_texts(value: Any) -> bool:
-    return _is_named(value) and all(map(_is_text, value.values()))
-
-
-def _is_classifiers(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(_is_named, value))
-
-
-# How a command is told what every job needs.
-_OPTIONS = {
-    "input": "INPUT...",
-    "output": "OUTPUT",
-    "classifiers": "--classifier FAMILY (see `gpuclassify models`)",
-}
-# Of each setting: whether a value is of its kind, and what is meant.
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "input": (_is_texts, "a path or a list of paths, such as [books/*.jsonl]"),
-    "output": (_is_text, "a directory or URL"),
-    "classifiers": (_is_classifiers, "a list of settings, such as [{classifier: domain}]"),
-    "fields": (_is_texts, "a list of columns' names, such as [id, url]"),
-    "types": (_is_named_texts, "columns and types, such as {price: double}"),
-    "format": (_is_text, "parquet or jsonl"),
-    "compression": (_is_text, "a name such as zstd"),
-    "staging": (_is_text, "a directory or URL"),
-    "part_size": (lambda value: _is_text(value) or _is_count(value), 'bytes, or such as "16MB"'),
-    "backend": (_is_text, "pandas or cudf"),
-    "on_error": (_is_text, "raise or quarantine"),
-    "cluster": (_is_text, "a kind of cluster, such as cpu"),
-    "workers": (_is_count, "a whole number"),
-    "scheduler": (_is_text, "an address such as tcp://host:8786, or a scheduler file"),
-    "cluster_options": (_is_named, "names and values, such as {memory_limit: 8GB}"),
-}
-
-
-def _classifier(settings: Mapping[str, Any]) -> Any:
-    arguments = dict(settings)
-    family, known = arguments.pop("classifier"), families()
-    if family not in known:
-        raise ValueError(
-            f"no classifier {family!r}.{nearest(str(family), known)} Known: {', '.join(known)}."
-        )
-    return known[family](**arguments)
-
-
-def _as_list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value]
 
 
 def _bytes(size: int | str | None) -> int | None:

@@ -15,7 +15,7 @@ from gpuclassify.checks import check_flag, check_optional_texts
 from gpuclassify.frames.texts import Texts
 from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.read_share import ReadShare
-from gpuclassify.runners import NonFiniteOutputError, Outputs
+from gpuclassify.runners import NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.safety.answers import ANSWER_LABELS, final_verdict, read_answer
 from gpuclassify.safety.lora import (
     BASE_MODEL,
@@ -125,6 +125,14 @@ class AnswerRunner(DecoderRunner):
         read = ReadShare(np.ones(len(texts), np.int64), tokenizer.seen_share(prompts))
         return Outputs(np.asarray(answers, dtype=object), np.arange(len(texts)), read)
 
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """How long texts are in the prompt; see `Runner.token_lengths`."""
+        tokenizer = self._new_prompt_tokenizer(self.model.new_tokenizer)
+        tokens = tokenizer(texts)
+        whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
+        ones = np.ones(len(texts), dtype=np.int64)
+        return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
+
     def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[Decoder]:
         """The decoder in memory; see `Runner.lease`."""
         return self.lease_decoder(device, dtype)
@@ -156,15 +164,16 @@ class AnswerRunner(DecoderRunner):
         return answer(task, key, prompts, self.batch_settings(), stats)
 
     def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
+        """The one that all mappers with this prompt share."""
+        key = (self.model.checkpoint.prompt, self.options.max_seq_length)
+        return decoder.attached(key, lambda: self._new_prompt_tokenizer(decoder.new_tokenizer))
+
+    def _new_prompt_tokenizer(self, new_tokenizer: Callable[[], Any]) -> PromptTokenizer:
         from gpuclassify.safety.prompt_tokens import PromptTokenizer
 
         prompt, length = self.model.checkpoint.prompt, self.options.max_seq_length
         assert prompt is not None and length is not None, "both have values in every Aegis"
-
-        def build() -> PromptTokenizer:
-            return PromptTokenizer(decoder.new_tokenizer(), prompt.head, prompt.tail, length)
-
-        return decoder.attached((prompt, length), build)
+        return PromptTokenizer(new_tokenizer(), prompt.head, prompt.tail, length)
 
 
 class AnswerHead(LabelHead):

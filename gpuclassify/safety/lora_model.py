@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 from gpuclassify import hub
 from gpuclassify.checks import check_optional_texts, check_text
 from gpuclassify.hub import Identity
+from gpuclassify.hub.tensors import WEIGHTS
 from gpuclassify.options import LabelOptions
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.runners import Runner
 from gpuclassify.safety.lora import (
+    ADAPTER_WEIGHTS,
     LoraCheckpoint,
     check_lora_tensors,
     read_lora,
@@ -60,6 +62,19 @@ class LoraModel(PinnedModel):
         """The decoder, the model and its adapter."""
         checkpoint = self.checkpoint
         return list(dict.fromkeys([checkpoint.base, checkpoint.identity, checkpoint.adapter]))
+
+    @property
+    def tokenizer_home(self) -> Identity:
+        """The decoder's directory."""
+        return self.checkpoint.base
+
+    @property
+    def weights_files(self) -> dict[Identity, str]:
+        """Decoder and adapter, and what stands on them."""
+        checkpoint = self.checkpoint
+        files = {checkpoint.base: WEIGHTS, checkpoint.adapter: ADAPTER_WEIGHTS}
+        files.setdefault(checkpoint.identity, WEIGHTS)
+        return files
 
     def read(self) -> LoraCheckpoint:
         """Read what model, adapter and decoder declare; no weights."""
@@ -113,7 +128,10 @@ class DecoderRunner(Runner):
             return load_decoder(directory, device, dtype)
 
         key = (checkpoint.base, str(device), str(dtype))
-        needed = functools.partial(self.model.weights_bytes, dtype.itemsize)
+
+        def needed() -> int:
+            return sum(self.model.weights_bytes(dtype).values())
+
         free = functools.partial(free_bytes, device)
         with MODELS.lease(key, load, needed, free) as decoder:
             directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)

@@ -79,7 +79,7 @@ if __name__ == "__main__":
         for process in processes:
             places[f"arguments of {process.pid}"] = "\\0".join(process.cmdline()).encode()
             places[f"environment of {process.pid}"] = repr(process.environ()).encode()
-        names = [job.work.input_name, job.work.output_name]
+        names = [job.spec.input_name, job.spec.output_name]
         held = list(client.run(knows, names).values())
     places["control"] = pickle.dumps([token, store_key])
     secrets = [token.encode(), store_key.encode()]

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from gpuclassify.commands.classify import classify, report
 from gpuclassify.commands.plan import plan
-from gpuclassify.jobs.settings import JobSettings, dump_settings, load_settings
+from gpuclassify.jobs.settings import JobSettings
+from gpuclassify.jobs.settings_file import dump_settings, load_settings
 from gpuclassify.testing import sample_texts, write_checkpoint
 
 

@@ -33,7 +33,7 @@ from gpuclassify import (
 )
 from gpuclassify.cli import main
 from gpuclassify.frames.texts import DeviceTexts
-from gpuclassify.jobs.settings import load_settings
+from gpuclassify.jobs.settings_file import load_settings
 from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import placement, prefetch

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuclassify.frames import backend_of
-from gpuclassify.jobs.estimate.effort import batch_bytes, count_parameters, read_network
-from gpuclassify.jobs.estimate.lengths import Lengths, measure_lengths
-from gpuclassify.jobs.estimate.limits import limit_warnings, list_columns
-from gpuclassify.jobs.estimate.rates import gpu_hours
-from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
-from gpuclassify.jobs.estimate.sampling import Estimate, Sample, sample_files, sample_partitions
-from gpuclassify.jobs.estimate.trial import Trial, run_trial
-from gpuclassify.jobs.quarantine import ROW, isolate_bad_rows
+from gpuclassify.jobs.estimate.memory import batch_bytes, limit_warnings, list_columns
+from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
+from gpuclassify.jobs.estimate.sample import Sample, sample_files, sample_partitions
+from gpuclassify.jobs.estimate.trial import time_stages
+from gpuclassify.jobs.quarantine import ROW
 from gpuclassify.jobs.sources import FileSource, FrameSource
 from gpuclassify.jobs.stages import Function
-from gpuclassify.models.checkpoint import OWN_MODULE
 from gpuclassify.partition_map import Chain
 from gpuclassify.text_mapper import TextMapper
 
@@ -44,160 +41,145 @@ def make_plan(
         Of `reader`.
     chain : Chain
         Checked, and prepared if it is to be run.
-    sample_rows, seed, on_error
+    sample_rows, seed, on_error, trial_seconds
         See `gpuclassify.jobs.pipeline.Pipeline.plan`.
-    trial_seconds : float, optional
-        About how long to run the stages; None loads no model.
     """
     if isinstance(source, FileSource):
-        planned = source.found
-        sample = sample_files(planned, planned.schema, sample_rows, seed, on_error)
+        sample = sample_files(source.found, sample_rows, seed, on_error)
+        stored = [file.size_bytes for file in source.found.files]
     else:
-        sample = sample_partitions(reader, sample_rows, seed)
-    counted = _Counted(sample, chain)
-    time, failed_rows = None, 0
+        sample, stored = sample_partitions(reader, sample_rows, seed), [None]
+    warnings: list[str] = []
+    counts = [_count(*reached, sample) for reached in _reached(chain, sample.frame, warnings)]
+    tokens = np.sum([np.zeros(len(sample.frame)), *(own.tokens for own in counts)], axis=0)
+    nulls = np.any([tokens < 0, *(own.nulls for own in counts)], axis=0)
+    time, left_out = None, sample.left_out
     if trial_seconds is not None:
-        time, failed_rows = _time(counted, chain, source.meta(), trial_seconds, seed, on_error)
-    left_out = sample.left_out
-    if failed_rows:
-        left_out[ROW] = left_out.get(ROW, 0) + failed_rows
-    return counted.plan(source, seed, left_out, time)
+        meta_dtypes, settings = chain.meta_dtypes(source.meta()), (trial_seconds, seed, on_error)
+        time, failed = time_stages(sample, tokens, chain, meta_dtypes, *settings)
+        left_out = {**left_out, ROW: left_out.get(ROW, 0) + failed} if failed else left_out
+    text_sizes = _text_bytes(sample.frame, chain.text_fields)
+    text_bytes, part_bytes = sample.total(text_sizes), sample.largest_part(text_sizes)
+    part_rows = sample.largest_part(np.ones(len(text_sizes)))
+    lists = [column for own in counts for column in own.lists]
+    warnings += limit_warnings(part_bytes, part_rows, lists, is_of_files=sample.is_of_files)
+    return Plan(
+        rows=sample.rows,
+        text_bytes=text_bytes,
+        input_bytes=None if None in stored else sum(filter(None, stored)),
+        null_share=float(sample.weights[nulls].sum() / sample.weights.sum()),
+        parts=source.count,
+        mean_part_text_bytes=text_bytes.value / source.count,
+        largest_part_text_bytes=part_bytes,
+        largest_part_rows=part_rows,
+        sample_rows=len(sample.frame),
+        sample_draws=len(sample.shares),
+        seed=seed,
+        left_out=left_out,
+        classifiers=tuple(own.plan for own in counts),
+        time=time,
+        worker_bytes=_worker_bytes(counts, part_bytes),
+        warnings=tuple(warnings),
+    )
 
 
-class _Counted:
-    """A sample with the tokens of each classifier."""
+@dataclass(frozen=True)
+class _Count:
+    """What one mapper makes of a sample.
 
-    def __init__(self, sample: Sample, chain: Chain) -> None:
-        self.sample = sample
-        self.warnings: list[str] = []
-        self.work = np.zeros(len(sample.frame))
-        self.bytes = _text_bytes(sample.frame, chain.text_fields)
-        self.forecasts: list[ClassifierPlan] = []
-        self._weights: dict[str, int] = {}  # bytes by where they are: models may share a decoder
-        self._lists: list[tuple[str, int]] = []
-        self._nulls = np.zeros(len(sample.frame), dtype=bool)
-        for mapper, frame, rows in self._seen(chain):
-            self._count(mapper, measure_lengths(mapper, frame), rows)
+    Attributes
+    ----------
+    plan : ClassifierPlan
+    tokens : ndarray of float64, shape (rows,)
+        That it reads of each row of the sample.
+    nulls : ndarray of bool, shape (rows,)
+        Rows that reach it without a text.
+    weights : dict of str to int
+        Bytes by file: mappers may share a decoder.
+    lists : list of (str, int)
+        See `list_columns`.
+    """
 
-    def _seen(self, chain: Chain) -> Iterator[tuple[TextMapper, Any, np.ndarray]]:
-        """Each classifier with the rows that reach it as far as callables decide, and which."""
-        frame, rows = self.sample.frame, np.arange(len(self.sample.frame))
-        for stage in chain.mappers:
-            if isinstance(stage, TextMapper):
-                yield stage, frame, rows
-            elif isinstance(stage, Function):
-                mapped = self._apply(stage, frame)
-                if mapped is not None:
-                    rows = rows[mapped.index.to_numpy()]
-                    frame = mapped.reset_index(drop=True)
+    plan: ClassifierPlan
+    tokens: np.ndarray
+    nulls: np.ndarray
+    weights: dict[str, int]
+    lists: list[tuple[str, int]]
 
-    def _apply(self, stage: Function, frame: Any) -> Any:
-        """What a callable makes of the sample; None if nobody can say which rows those are."""
-        reason = "it changes the index of its frame"
-        try:
-            mapped = stage.map_frame(frame)
-            if mapped.index.is_unique and mapped.index.isin(frame.index).all():
-                return mapped
-        except Exception as err:  # whatever code of the user's raises
-            reason = f"{type(err).__name__}: {err}"
-        self.warnings.append(
-            f"stage {stage.__name__} is left out of the count of tokens, because it cannot be run "
-            f"on the sample before the classifiers have ({reason})"
-        )
-        return None
 
-    def _count(self, mapper: TextMapper, lengths: Lengths, rows: np.ndarray) -> None:
-        sample, checkpoint, options = self.sample, mapper.model.checkpoint, mapper.options
-        network = read_network(checkpoint)
-        tokens = np.zeros(len(self.work))
-        tokens[rows] = lengths.of_rows(lengths.windows)
-        self.work += tokens
-        self._nulls[rows] |= ~lengths.has_text
-        total = sample.total(tokens)
-        operations = None
-        if network is not None:
-            needed = np.zeros(len(self.work))
-            needed[rows] = lengths.of_rows(network.operations(lengths.windows, lengths.shared))
-            operations = sample.total(needed).value
-        parameters = count_parameters(checkpoint, options.cache_dir)
-        device, dtype = mapper.runner.device_and_dtype()
-        # A module of one's own keeps its weights as they are, and torch casts what it reads.
-        item_bytes = 4 if checkpoint.layout == OWN_MODULE else dtype.itemsize
-        weights = {place: count * item_bytes for place, count in parameters.items()}
-        self._weights |= weights
-        self._lists += list_columns(mapper)
-        self.forecasts.append(
-            ClassifierPlan(
-                name=mapper.__name__,
-                model=options.model,
-                limit_tokens=lengths.limit,
-                limit_chars=options.max_chars,
-                **_shape_of(lengths, sample.weights[rows]),
-                tokens=total,
-                parameters=sum(parameters.values()) or None,
-                operations=operations,
-                device=str(device),
-                dtype=str(dtype).removeprefix("torch."),
-                weights_bytes=sum(weights.values()) or None,
-                batch_bytes=None if network is None else batch_bytes(network, device, dtype),
-                gpu_hours=gpu_hours(network, total.value),
+def _reached(
+    chain: Chain, frame: Any, warnings: list[str]
+) -> Iterator[tuple[TextMapper, Any, np.ndarray]]:
+    """Each mapper with the rows that reach it as far as callables decide, and their numbers."""
+    rows = np.arange(len(frame))
+    for stage in chain.mappers:
+        if isinstance(stage, TextMapper):
+            yield stage, frame, rows
+        elif isinstance(stage, Function):
+            reason = "it changes the index of its frame"
+            try:
+                mapped = stage.map_frame(frame)
+                if mapped.index.is_unique and mapped.index.isin(frame.index).all():
+                    rows, frame = rows[mapped.index.to_numpy()], mapped.reset_index(drop=True)
+                    continue
+            except Exception as err:  # whatever code of the user's raises
+                reason = f"{type(err).__name__}: {err}"
+            warnings.append(
+                f"stage {stage.__name__} is left out of the count of tokens, because it cannot be "
+                f"run on the sample before the classifiers have ({reason})"
             )
-        )
 
-    def plan(
-        self,
-        source: FileSource | FrameSource,
-        seed: int,
-        left_out: dict[str, int],
-        time: TimePlan | None,
-    ) -> Plan:
-        """The plan, with what the parts will be like."""
-        sample, text_bytes = self.sample, self.sample.total(self.bytes)
-        largest_bytes, largest_rows = self._largest(isinstance(source, FrameSource))
-        files = source.found.files if isinstance(source, FileSource) else ()
-        stored = [file.size_bytes for file in files if file.size_bytes is not None]
-        weights = sample.weights
-        return Plan(
-            rows=sample.rows,
-            text_bytes=text_bytes,
-            input_bytes=sum(stored) if files and len(stored) == len(files) else None,
-            null_share=float(weights[self._nulls].sum() / weights.sum()),
-            parts=source.count,
-            mean_part_text_bytes=text_bytes.value / source.count,
-            largest_part_text_bytes=largest_bytes,
-            largest_part_rows=largest_rows,
-            sample_rows=len(sample.frame),
-            sample_pieces=len(sample.pieces),
-            seed=seed,
-            left_out=left_out,
-            classifiers=tuple(self.forecasts),
-            time=time,
-            worker_bytes=self._worker_bytes(largest_bytes),
-            warnings=(
-                *self.warnings,
-                *limit_warnings(source, largest_bytes, largest_rows, self._lists),
-            ),
-        )
 
-    def _largest(self, is_frame: bool) -> tuple[float, float]:
-        """Bytes of text and rows of the largest part."""
-        sample = self.sample
-        if is_frame:  # of which only those that were computed are known
-            ends = np.cumsum([len(piece.frame) for piece in sample.pieces])
-            texts = np.split(self.bytes, ends[:-1])
-            means = [own.mean() if len(own) else 0.0 for own in texts]
-            sums = [p.rows * mean for p, mean in zip(sample.pieces, means, strict=True)]
-            return float(max(sums)), max(piece.rows for piece in sample.pieces)
-        share = max(sample.sizes) / sample.size
-        return sample.total(self.bytes).value * share, sample.rows.value * share
+def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> _Count:
+    """Tokenize the mapper's column of text with the mapper's own tokenizer."""
+    options, most = mapper.options, mapper.options.max_chars
+    column = backend_of(frame).texts(frame, mapper.text_field, None)
+    texts = [text for text in column if text is not None]
+    has_text = np.array([text is not None for text in column], dtype=bool)
+    lengths = mapper.runner.token_lengths([text[:most] for text in texts])
+    ends = np.cumsum(lengths.counts)
+    read = np.add.reduceat(lengths.windows, ends - lengths.counts) if texts else lengths.windows
+    is_short = np.array([most is not None and len(text) > most for text in texts], dtype=bool)
+    tokens, nulls = np.zeros(len(sample.frame)), np.zeros(len(sample.frame), dtype=bool)
+    tokens[rows[has_text]], nulls[rows] = read, ~has_text
+    device, dtype = mapper.runner.device_and_dtype()
+    weights = mapper.model.weights_bytes(dtype)
+    plan = ClassifierPlan(
+        name=mapper.__name__,
+        model=options.model,
+        limit_tokens=lengths.limit,
+        limit_chars=most,
+        **_shape_of(
+            lengths.whole, is_short | (read < lengths.whole), sample.weights[rows][has_text]
+        ),
+        tokens=sample.total(tokens),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        weights_bytes=sum(weights.values()) or None,
+        batch_bytes=batch_bytes(mapper.model.checkpoint.sizes, device, dtype),
+    )
+    return _Count(plan, tokens, nulls, weights, list_columns(mapper))
 
-    def _worker_bytes(self, part_bytes: float) -> int | None:
-        """All weights, which stay side by side where they fit, one batch, and one part's text."""
-        batches = [own.batch_bytes for own in self.forecasts]
-        if not all(batches) or not all(own.weights_bytes for own in self.forecasts):
-            return None
-        batch = max(filter(None, batches), default=0)
-        return int(sum(self._weights.values()) + batch + TEXT_COPIES * part_bytes)
+
+def _shape_of(lengths: np.ndarray, is_cut: np.ndarray, weights: np.ndarray) -> dict[str, Any]:
+    """Mean, quantiles, histogram and the share that is cut, of texts that stand for others."""
+    total = weights.sum()
+    if not total:
+        names = ("mean_tokens", "median_tokens", "p95_tokens", "most_tokens", "truncated_share")
+        return {**dict.fromkeys(names, 0), "histogram": ()}
+    order = np.argsort(lengths, kind="stable")
+    ascending, passed = lengths[order], np.cumsum(weights[order]) / total
+    bits = np.frexp(lengths)[1]  # of a number from 2**(b-1) to 2**b - 1
+    bins = range(int(bits.min()), int(bits.max()) + 1)
+    shares = [float(weights[bits == b].sum() / total) for b in bins]
+    return {
+        "mean_tokens": float((lengths * weights).sum() / total),
+        "median_tokens": int(ascending[np.searchsorted(passed, 0.5)]),
+        "p95_tokens": int(ascending[np.searchsorted(passed, 0.95)]),
+        "most_tokens": int(ascending[-1]),
+        "histogram": tuple((2**b // 2, 2**b, own) for b, own in zip(bins, shares, strict=True)),
+        "truncated_share": float(weights[is_cut].sum() / total),
+    }
 
 
 def _text_bytes(frame: Any, columns: tuple[str, ...]) -> np.ndarray:
@@ -210,68 +192,11 @@ def _text_bytes(frame: Any, columns: tuple[str, ...]) -> np.ndarray:
     return found
 
 
-def _shape_of(lengths: Lengths, weights: np.ndarray) -> dict[str, Any]:
-    """Mean, quantiles, histogram and the share that is cut, of texts that stand for others."""
-    own = weights[lengths.has_text]
-    total = own.sum()
-    if not total:
-        names = ("mean_tokens", "median_tokens", "p95_tokens", "most_tokens", "truncated_share")
-        return {**dict.fromkeys(names, 0), "histogram": ()}
-    order = np.argsort(lengths.whole, kind="stable")
-    ascending, passed = lengths.whole[order], np.cumsum(own[order]) / total
-    bits = np.frexp(lengths.whole)[1]  # of a number from 2**(b-1) to 2**b - 1
-    bins = range(int(bits.min()), int(bits.max()) + 1)
-    return {
-        "mean_tokens": float((lengths.whole * own).sum() / total),
-        "median_tokens": int(ascending[np.searchsorted(passed, 0.5)]),
-        "p95_tokens": int(ascending[np.searchsorted(passed, 0.95)]),
-        "most_tokens": int(ascending[-1]),
-        "histogram": tuple((2 ** (b - 1), 2**b, float(own[bits == b].sum() / total)) for b in bins),
-        "truncated_share": float(own[lengths.is_cut].sum() / total),
-    }
-
-
-def _time(
-    counted: _Counted, chain: Chain, meta: Any, seconds: float, seed: int, on_error: str
-) -> tuple[TimePlan, int]:
-    """How long the stages will take, and how many rows of the trial could not be scored."""
-    import torch
-
-    announced, frame = chain.meta_dtypes(meta), counted.sample.frame
-    has_tokens = bool(counted.work.any())
-    work = counted.work if has_tokens else np.ones(len(frame))
-    failed: set[Any] = set()
-
-    def run(rows: Any) -> None:
-        if on_error == "raise":
-            chain.map_frame(rows, announced)
-            return
-        from gpuclassify.jobs.task import row_errors
-
-        parts = isolate_bad_rows(
-            lambda start, stop: chain.map_frame(rows.iloc[start:stop], announced),
-            0,
-            len(rows),
-            row_errors(),
-        )
-        failed.update(rows.index[row] for row, found in parts if isinstance(found, Exception))
-
-    trial = run_trial(chain, frame, announced, work, run, seconds, seed)
-    forecast = TimePlan(
-        seconds=_scaled(counted.sample.total(work), trial),
-        load_seconds=trial.load_seconds,
-        rows_timed=trial.rows,
-        units_per_second=trial.rate,
-        unit="tokens" if has_tokens else "rows",
-        threads=torch.get_num_threads(),
-    )
-    return forecast, len(failed)
-
-
-def _scaled(work: Estimate, trial: Trial) -> Estimate:
-    """Seconds for so much work; the range is that of the work and of the slices' rates."""
-    value = work.value / trial.rate if trial.rate else 0.0
-    if work.low is None or work.high is None or trial.rates is None or not trial.rates[0]:
-        return Estimate(value, None, None)
-    slowest, fastest = trial.rates
-    return Estimate(value, work.low / fastest, work.high / slowest)
+def _worker_bytes(counts: Sequence[_Count], part_bytes: float) -> int | None:
+    """All weights, which stay side by side where they fit, one batch, and one part's text."""
+    batches = [own.plan.batch_bytes for own in counts]
+    weights = {file: size for own in counts for file, size in own.weights.items()}
+    if None in batches or not all(own.weights for own in counts):
+        return None
+    batch = max(filter(None, batches), default=0)
+    return int(sum(weights.values()) + batch + TEXT_COPIES * part_bytes)

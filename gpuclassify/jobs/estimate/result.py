@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpuclassify.jobs.estimate.sampling import Estimate
+from dask.utils import format_bytes
+
+from gpuclassify.jobs.estimate.sample import Estimate
+from gpuclassify.jobs.report.readable import readable_time, short_number
+
+NAME_WIDTH, LINE_WIDTH, BAR_WIDTH = 10, 100, 40
 
 
 @dataclass(frozen=True)
@@ -28,16 +35,11 @@ class ClassifierPlan:
         Of the texts, those that the model does not read to their end.
     tokens : Estimate
         That the model will read in the whole input.
-    parameters : int, optional
-        None where there are no headers of weights to read.
-    operations : float, optional
-        Floating-point operations for `tokens`; None for a network of unknown sizes.
     device, dtype : str
         What it would run on here.
     weights_bytes, batch_bytes : int, optional
-        Memory of the weights, and about that of the largest batch.
-    gpu_hours : dict of str to float
-        By GPU, as far as such a model was measured on it.
+        Memory of the weights, and about that of the largest batch; None where headers of weights
+        or sizes of the network are unknown.
     """
 
     name: str
@@ -51,20 +53,32 @@ class ClassifierPlan:
     histogram: tuple[tuple[int, int, float], ...]
     truncated_share: float
     tokens: Estimate
-    parameters: int | None
-    operations: float | None
     device: str
     dtype: str
     weights_bytes: int | None
     batch_bytes: int | None
-    gpu_hours: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def operations_per_token(self) -> float | None:
-        """Floating-point operations, divided by the tokens that need them."""
-        if self.operations is None or not self.tokens.value:
-            return None
-        return self.operations / self.tokens.value
+    def lines(self) -> Iterator[str]:
+        """What people read of it."""
+        yield _named(self.name, self.model)
+        yield _named(
+            "",
+            f"a text has {self.mean_tokens:,.0f} tokens on average, median "
+            f"{self.median_tokens:,}, 95% have at most {self.p95_tokens:,}, the longest "
+            f"{self.most_tokens:,}",
+        )
+        largest = max((share for _, _, share in self.histogram), default=0.0)
+        for low, high, share in self.histogram:
+            bar = "█" * round(BAR_WIDTH * share / largest) or ("▏" if share else "")
+            line = f"{low:>8,} to {high - 1:<8,} {share:>6.1%} {bar}".rstrip()
+            yield " " * (NAME_WIDTH + 1) + line
+        chars = "" if self.limit_chars is None else f", {self.limit_chars:,} characters"
+        yield _named(
+            "",
+            f"{self.truncated_share:.1%} of the texts are not read to their end "
+            f"(limit {self.limit_tokens:,} tokens{chars})",
+        )
+        yield _named("", f"{short_number(self.tokens.value)} tokens to read{_range(self.tokens)}")
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ class TimePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job will be like, as far as a sample tells.
+    """What a job will be like, as far as a sample shows.
 
     Attributes
     ----------
@@ -111,7 +125,7 @@ class Plan:
         Partitions of the job, and files of its output.
     mean_part_text_bytes, largest_part_text_bytes : float
     largest_part_rows : float
-    sample_rows, sample_pieces, seed : int
+    sample_rows, sample_draws, seed : int
         How the sample was drawn.
     left_out : dict of str to int
         Files, lines and rows of the sample that would go to quarantine.
@@ -133,7 +147,7 @@ class Plan:
     largest_part_text_bytes: float
     largest_part_rows: float
     sample_rows: int
-    sample_pieces: int
+    sample_draws: int
     seed: int
     left_out: dict[str, int]
     classifiers: tuple[ClassifierPlan, ...]
@@ -142,10 +156,93 @@ class Plan:
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        from gpuclassify.jobs.estimate.text import as_text
-
-        return as_text(self)
+        return "\n".join(self._lines())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
         return asdict(self)
+
+    def _lines(self) -> Iterator[str]:
+        stored = "" if self.input_bytes is None else f", {_size(self.input_bytes)} in files"
+        nulls = f", {self.null_share:.1%} of the rows without text" if self.null_share else ""
+        about = "" if self.rows.low == self.rows.high is not None else "about "
+        yield _named(
+            "input",
+            f"{about}{self.rows.value:,.0f} rows{_range(self.rows)}{stored}, "
+            f"{_size(self.text_bytes.value)} of text{nulls}",
+        )
+        left_out = ", ".join(_counted(count, kind) for kind, count in self.left_out.items())
+        broken = f"; to be left out, as far as is known: {left_out}" if left_out else ""
+        yield _named(
+            "sample",
+            f"{self.sample_rows:,} rows in {self.sample_draws:,} draws (seed {self.seed}){broken}",
+        )
+        yield _named(
+            "parts",
+            f"{self.parts:,}, with {_size(self.mean_part_text_bytes)} of text on average; the "
+            f"largest has {_size(self.largest_part_text_bytes)} in {self.largest_part_rows:,.0f} "
+            "rows",
+        )
+        for own in self.classifiers:
+            yield ""
+            yield from own.lines()
+        yield ""
+        if self.time is not None:
+            yield _named("time", self._duration(self.time))
+        yield _named("memory", self._memory())
+        for warning in self.warnings:
+            yield _named("WARNING", warning)
+
+    def _duration(self, time: TimePlan) -> str:
+        devices = ", ".join(dict.fromkeys(own.device for own in self.classifiers)) or "cpu"
+        low, high, spread = time.seconds.low, time.seconds.high, ""
+        if low is not None and high is not None:
+            spread = f" ({readable_time(low)} to {readable_time(high)})"
+        return (
+            f"about {readable_time(time.seconds.value)}{spread} on this machine, one process "
+            f"({devices}, {_counted(time.threads, 'torch thread')}), for the models' work alone: "
+            f"{time.units_per_second:,.0f} {time.unit}/s over {time.rows_timed:,} rows of the "
+            f"sample, and {time.load_seconds:.1f} s to load and warm up"
+        )
+
+    def _memory(self) -> str:
+        weights = ", ".join(
+            f"{own.name}'s weights {_size(own.weights_bytes)} ({own.dtype} on {own.device})"
+            for own in self.classifiers
+            if own.weights_bytes is not None
+        )
+        if self.worker_bytes is None:
+            known = f"; known are {weights}" if weights else ""
+            return f"of a worker unknown, because sizes of a network or its weights are{known}"
+        largest = max((own.batch_bytes or 0 for own in self.classifiers), default=0)
+        return (
+            f"about {_size(self.worker_bytes)} a worker beside Python and torch: {weights}; a "
+            f"full batch {_size(largest)}; and the largest part's text, twice"
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _named(name: str, text: str) -> str:
+    indent = " " * (NAME_WIDTH + 1)
+    return textwrap.fill(
+        f"{name:<{NAME_WIDTH}} {text}",
+        LINE_WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _range(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return " (estimated from its beginning alone)"
+    if estimate.low == estimate.high:
+        return ""
+    return f" ({short_number(estimate.low)} to {short_number(estimate.high)})"
+
+
+def _size(size_bytes: float) -> str:
+    return format_bytes(int(size_bytes))
