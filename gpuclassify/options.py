@@ -1,7 +1,7 @@
 """Settings of mappers.
 
-Settings are frozen dataclasses whose values are normalised (sequences become tuples, paths become
-strings), so that equal settings are equal in every process and give equal Dask keys.
+They are frozen and normalised (sequences become tuples, paths strings), so that equal settings are
+equal in every process and give equal Dask keys.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ from gpuclassify.checks import (
 )
 
 LOADERS = ("sorted", "crossfit")
-TOKENIZERS = ("auto", "host", "gpu")
-ENGINES = ("auto", "packed", "padded", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
-PADDING_SIDES = ("left", "right")
-LONG_TEXT = ("truncate", "windows")
-AGGREGATIONS = ("mean", "max", "first", "tokens")
 COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
@@ -98,8 +93,7 @@ class ModelOptions:
     window_overlap : int, optional
         Tokens that neighbouring windows share. Default: an eighth of the window.
     window_aggregation : {"mean", "max", "first", "tokens"}
-        How windows become a row: mean or maximum of every score, the first window alone, or the
-        mean weighted by the windows' tokens.
+        How windows become a row; "tokens" is the mean weighted by the windows' tokens.
     windows_field : str, optional
         Output column (Int64) of the number of windows.
     seen_field : str, optional
@@ -155,17 +149,19 @@ class ModelOptions:
         for name in ("sort_by_length", "autocast", "overwrite", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
-        check_choice("engine", self.engine, ENGINES)
-        check_choice("tokenizer", self.tokenizer, TOKENIZERS)
+        check_choice("engine", self.engine, ("auto", "packed", "padded", "reference"))
+        check_choice("tokenizer", self.tokenizer, ("auto", "host", "gpu"))
         if self.loader == "crossfit" and self.engine == "packed":
+            cure = 'pass loader="sorted" with it, or engine="auto"'
             raise ValueError(
-                'engine="packed" has no meaning with loader="crossfit", which pads: '
-                'pass loader="sorted" with it, or engine="auto"'
+                f'engine="packed" has no meaning with loader="crossfit", which pads: {cure}'
             )
         check_choice("dtype", self.dtype, (None, *DTYPES))
-        check_choice("padding_side", self.padding_side, (None, *PADDING_SIDES))
-        check_choice("long_text", self.long_text, LONG_TEXT)
-        check_choice("window_aggregation", self.window_aggregation, AGGREGATIONS)
+        check_choice("padding_side", self.padding_side, (None, "left", "right"))
+        check_choice("long_text", self.long_text, ("truncate", "windows"))
+        check_choice(
+            "window_aggregation", self.window_aggregation, ("mean", "max", "first", "tokens")
+        )
         self._check_windows()
         self._check_tokenizer()
 
@@ -209,10 +205,10 @@ class ModelOptions:
 
     def _check_windows(self) -> None:
         for name in () if self.has_windows else ("window_overlap", "windows_field"):
-            if getattr(self, name) is not None:
+            if (value := getattr(self, name)) is not None:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no meaning with "
-                    f'long_text="truncate": pass long_text="windows" with it'
+                    f'{name}={value!r} has no meaning with long_text="truncate": '
+                    'pass long_text="windows" with it'
                 )
         overlap, length = self.window_overlap, self.max_seq_length
         if overlap is None:
@@ -362,7 +358,12 @@ def parse_options(
     settings = {**defaults, **given}
     if "model" in names and settings.get("model") is None:
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
-    return options_type(**{name: _normal(value) for name, value in settings.items()})
+    for name, value in settings.items():  # equal settings are equal however they are given
+        if isinstance(value, os.PathLike):
+            settings[name] = os.fspath(value)
+        elif isinstance(value, list):
+            settings[name] = tuple(value)
+    return options_type(**settings)
 
 
 def signature_of(
@@ -384,14 +385,6 @@ def signature_of(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
     ]
     return inspect.Signature(parameters)
-
-
-def _normal(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, list):
-        return tuple(value)
-    return value
 
 
 def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:
