@@ -85,7 +85,7 @@ class ModelOptions:
     overwrite : bool
         Replace output columns that the dataset already has instead of refusing.
     unpack_inference_batch : bool
-        Call a module of one's own with tensors as keyword arguments; ``False`` hands it one dict.
+        Call a module of your own with tensors as keyword arguments; ``False`` passes it one dict.
     long_text : {"truncate", "windows"}
         What happens to texts of more than `max_seq_length` tokens: cut, or read in overlapping
         windows of that length, whose outputs are aggregated to one row. With windows, a class's
@@ -272,9 +272,8 @@ class ScoreOptions(LabelOptions):
         Keep only rows that score at least this much; with several classes, a minimum by label.
     labels : list of str, optional
         The labels in id order, for a client that cannot read the checkpoint; workers verify them.
-    problem_type : str, optional
-        "single_label_classification", "multi_label_classification" or "regression", for a
-        checkpoint whose configuration does not say.
+    problem_type : {"single_label_classification", "multi_label_classification", "regression"}
+        For a checkpoint whose configuration does not say.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score")
