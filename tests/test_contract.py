@@ -89,13 +89,18 @@ def enlarge_embeddings(model, size_bytes):
     header = json.loads(raw[8 : 8 + header_bytes])
     rows = size_bytes // (4 * sizes["hidden_size"])
     embedding = header["model.embeddings.word_embeddings.weight"]
-    end = max(e["data_offsets"][1] for n, e in header.items() if n != "__metadata__")
+    end = embedding["data_offsets"][1]
+    more_bytes = 4 * sizes["hidden_size"] * (rows - embedding["shape"][0])
     embedding["shape"][0] = rows
-    embedding["data_offsets"] = [end, end + rows * 4 * sizes["hidden_size"]]
+    embedding["data_offsets"][1] += more_bytes
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    for entry in tensors:  # what lay behind the embeddings
+        if entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [offset + more_bytes for offset in entry["data_offsets"]]
     text = json.dumps(header).encode()
     with weights_path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + embedding["data_offsets"][1])
+        file.truncate(8 + len(text) + max(entry["data_offsets"][1] for entry in tensors))
     sizes_path.write_text(json.dumps({**sizes, "vocab_size": rows}))
 
 

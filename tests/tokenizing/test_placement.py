@@ -349,7 +349,7 @@ def test_models_that_are_given_other_texts_are_refused(sequence_classifier, safe
     )
     for mapper in (embedder, aegis):
         with pytest.raises(NotEligibleError, match="other texts than those of the column"):
-            mapper.check_tokenizer()
+            mapper.runner.check_tokenizer()
 
 
 def test_a_refusal_by_the_tokenizer_itself_is_an_error_or_means_the_host(
