@@ -51,6 +51,37 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("golden_case", cases, ids=names or ["no-file"], indirect=True)
 
 
+# Beyond the contract, which `make test` proves: clusters that others start, whole commands in
+# processes of their own, the demo, and the tests' own models. `make test-all` runs these too.
+SLOW = {
+    "cluster/test_client.py",
+    "cluster/test_coiled.py",
+    "cluster/test_preflight.py",
+    "cluster/test_prepare.py",
+    "cluster/test_ray.py",
+    "demo/test_run.py",
+    "demo/test_training.py",
+    "jobs/estimate/test_plan.py",
+    "jobs/hub/test_writer.py",
+    "jobs/test_cluster_faults.py",
+    "jobs/test_commands.py",
+    "test_cli.py",
+    "test_documents.py",
+    "test_golden.py",
+    "test_hub_models.py",
+    "test_testing.py",
+    "test_testing_decoders.py",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the files that are beyond the contract."""
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(folder).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def golden_case(request):
     if request.param is None:

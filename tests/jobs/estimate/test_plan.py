@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from gpuclassify.workers.run_events import collected_stats
 from transformers import AutoTokenizer
 
 from gpuclassify import (
@@ -35,6 +34,7 @@ from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReade
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.testing import safety_template, sample_texts
+from gpuclassify.workers.run_stats import collected_stats
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SERVER = runpy.run_path(str(Path(__file__).parents[2] / "hub_server.py"))
@@ -182,7 +182,7 @@ def test_callables_decide_which_rows_reach_a_classifier(corpus, checkpoint):
     [("jsonl", {"part_bytes": 20_000}), ("jsonl", {}), ("parquet", {}), ("packed.jsonl.gz", {})],
 )
 def test_a_sample_tells_the_whole_within_its_range(corpus, rows, name, options):
-    source = FileReader(f"{corpus}/{name}", **options).plan()
+    source = FileReader(f"{corpus}/{name}", **options).find_parts()
     true_bytes = sum(len((row["text"] or "").encode()) for row in rows)
     hits = []
     for seed in range(10):
@@ -205,7 +205,7 @@ def test_totals_are_right_on_average_where_files_differ_in_size_and_in_kind(tmp_
         own = [{"text": "x" * (10 + 40 * number)} for _ in range(1 + 3 * number)]
         (tmp_path / f"{number:02}.jsonl").write_bytes(lines(own))
         sizes += [len(row["text"]) for row in own]
-    source = FileReader(str(tmp_path)).plan()
+    source = FileReader(str(tmp_path)).find_parts()
     found = []
     for seed in range(80):
         sample = sample_files(source, 60, seed, "raise", attempts=((8, 6_000),))
@@ -218,7 +218,7 @@ def test_totals_are_right_on_average_where_files_differ_in_size_and_in_kind(tmp_
 
 
 def test_the_beginning_of_a_large_compressed_file_stands_for_it_without_a_range(corpus):
-    source = FileReader(f"{corpus}/packed.jsonl.gz").plan()
+    source = FileReader(f"{corpus}/packed.jsonl.gz").find_parts()
     sample = sample_files(source, 150, 0, "raise", beginning_bytes=64 << 10)
     assert 0 < sample.rows_read < ROWS / 2
     assert sample.rows.value == pytest.approx(ROWS, rel=0.2)
@@ -227,7 +227,7 @@ def test_the_beginning_of_a_large_compressed_file_stands_for_it_without_a_range(
 
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])
 def test_a_sample_is_from_everywhere_and_the_same_again(corpus, name):
-    source = FileReader(f"{corpus}/{name}").plan()
+    source = FileReader(f"{corpus}/{name}").find_parts()
     draw = [sample_files(source, 150, seed, "raise") for seed in (7, 7, 8)]
     ids = [set(sample.frame["id"]) for sample in draw]
     assert ids[0] == ids[1] != ids[2]
@@ -256,13 +256,13 @@ def test_partitions_of_a_dask_frame_are_sampled(rows, checkpoint):
 def test_long_lines_and_many_short_files_are_found(tmp_path):
     for number in range(150):
         (tmp_path / f"{number}.jsonl").write_bytes(lines([{"text": "word " * number}]))
-    source = FileReader(str(tmp_path)).plan()
+    source = FileReader(str(tmp_path)).find_parts()
     sample = sample_files(source, 1_000, 0, "raise")
     assert len(sample.frame) >= FEWEST_ROWS
     (tmp_path / "long").mkdir()
     long_lines = [{"text": "word " * 120_000} for _ in range(6)]
     (tmp_path / "long/a.jsonl").write_bytes(lines(long_lines))
-    source = FileReader(f"{tmp_path}/long").plan()
+    source = FileReader(f"{tmp_path}/long").find_parts()
     sample = sample_files(source, 1_000, 0, "raise")
     assert sample.rows.value == pytest.approx(6)
 
