@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc):
 
 
 # Beyond the contract, which `make test` proves: clusters that others start, whole commands in
-# processes of their own, the demo, and the tests' own models. `make test-all` runs these too.
+# processes of their own, the demo, the tests' own models, and the benchmarks (their folder).
 SLOW = {
     "cluster/test_client.py",
     "cluster/test_coiled.py",
@@ -65,6 +65,7 @@ SLOW = {
     "jobs/hub/test_writer.py",
     "jobs/test_cluster_faults.py",
     "jobs/test_commands.py",
+    "jobs/test_faults.py",
     "test_cli.py",
     "test_documents.py",
     "test_golden.py",
@@ -78,7 +79,8 @@ def pytest_collection_modifyitems(items):
     """Mark the files that are beyond the contract."""
     folder = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(folder).as_posix() in SLOW:
+        name = item.path.relative_to(folder).as_posix()
+        if name in SLOW or name.startswith("benchmarks/"):
             item.add_marker(pytest.mark.slow)
 
 

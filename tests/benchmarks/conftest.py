@@ -15,13 +15,6 @@ from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.texts import Lengths, texts_of_lengths
 
 
-def pytest_collection_modifyitems(items):
-    """Smoke runs show that benchmarks work, which is beyond the contract."""
-    for item in items:
-        if "smoke_run" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """The directory of a tiny BERT."""
