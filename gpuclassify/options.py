@@ -6,6 +6,7 @@ equal in every process and give equal Dask keys.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -369,21 +370,13 @@ def signature_of(
     options_type: type[Any], defaults: Mapping[str, Any], extra: Iterable[str] = ()
 ) -> inspect.Signature:
     """The constructor's signature as ``help()`` shows it: every setting with its true default."""
+    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     parameters = []
     for field in fields(options_type):
         default = defaults.get(field.name, field.default)
-        parameters.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if default is MISSING else default,
-                annotation=field.type,
-            )
-        )
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
-    ]
-    return inspect.Signature(parameters)
+        shown = inspect.Parameter.empty if default is MISSING else default
+        parameters.append(keyword(field.name, default=shown, annotation=field.type))
+    return inspect.Signature([*parameters, *(keyword(name, default=None) for name in extra)])
 
 
 def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:

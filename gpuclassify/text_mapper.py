@@ -367,7 +367,7 @@ def _evict(mapper: TextMapper) -> None:
 
 
 def _checked(head: Head, made: Columns, count: int) -> dict[str, pa.Array]:
-    """The columns that a head made as Arrow arrays, if they are those that it announces."""
+    """The columns that a head made as Arrow arrays, if they are those that it declares."""
     declared = {field.name: field for field in head.fields()}
     if sorted(made) != sorted(declared):
         raise ValueError(
