@@ -71,10 +71,10 @@ def test_a_worker_that_joins_later_is_set_up_too_and_all_end_with_the_client():
         assert isinstance(client, Client)
         assert client.dashboard_link.startswith("http://")
         threads = max(1, usable_cores() // 2)
-        before = set(client.scheduler_info()["workers"])
+        before = set(client.nthreads())
         client.cluster.scale(3)
         client.wait_for_workers(3)
-        (late,) = set(client.scheduler_info()["workers"]) - before
+        (late,) = set(client.nthreads()) - before
         found = client.run(torch.get_num_threads)
         assert found[late] == threads
         assert set(found.values()) == {threads}
@@ -215,7 +215,7 @@ def test_workers_never_hear_of_an_interrupt():
 def test_auto_starts_a_cpu_cluster_without_a_gpu(caplog):
     with caplog.at_level(logging.WARNING, "gpuclassify"), get_client(processes=False) as client:
         assert type(client.cluster) is LocalCluster
-        assert len(client.scheduler_info()["workers"]) == max(1, usable_cores() // 8)
+        assert len(client.nthreads()) == max(1, usable_cores() // 8)
     assert not [record for record in caplog.records if record.name.startswith("gpuclassify")]
 
 

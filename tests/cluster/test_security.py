@@ -40,7 +40,7 @@ def test_one_argument_encrypts_every_connection(caplog):
         caplog.at_level(logging.WARNING, "gpuclassify"),
         get_client("cpu", n_workers=1, processes=False, security=True, host="0.0.0.0") as client,
     ):
-        workers = list(client.scheduler_info()["workers"])
+        workers = list(client.nthreads())
         assert [address[:6] for address in (client.scheduler.address, *workers)] == ["tls://"] * 2
         assert client.submit(sum, [1, 2]).result() == 3
         with pytest.raises(OSError, match="no Dask scheduler answers"):

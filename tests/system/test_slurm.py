@@ -198,7 +198,7 @@ def test_a_worker_leaves_before_its_walltime_and_hands_over_what_it_holds(slurm,
     with get_client("slurm", **options) as client:
         client.wait_for_workers(1, timeout=START_SECONDS)
         (job,) = slurm.jobs()
-        (leaving,) = client.scheduler_info()["workers"]
+        (leaving,) = client.nthreads()
 
         async def join():
             return await Worker(client.scheduler.address, nthreads=1)
@@ -215,7 +215,7 @@ def test_a_worker_leaves_before_its_walltime_and_hands_over_what_it_holds(slurm,
 
             future = client.submit(hold, workers=[leaving], allow_other_workers=True)
             assert future.result(timeout=START_SECONDS) == "held"
-            wait_until(lambda: leaving not in client.scheduler_info()["workers"], "it to leave")
+            wait_until(lambda: leaving not in client.nthreads(), "it to leave")
             assert client.who_has(future)[future.key] == (staying.address,)
             wait_until(lambda: slurm.job(job)["JobState"] == "COMPLETED", "the job's end")
             assert future.result(timeout=60) == "held"

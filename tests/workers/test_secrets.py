@@ -75,8 +75,7 @@ def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog)
             hub.share_tokens_with_workers([NAME])
         assert len(registered) == 1
         assert client.run(worker_plugins) == {
-            address: [f"<SecretPlugin token of {NAME}>"]
-            for address in client.scheduler_info()["workers"]
+            address: [f"<SecretPlugin token of {NAME}>"] for address in client.nthreads()
         }
         monkeypatch.setattr(secrets, "_secrets", {})
         assert hub.token_for(NAME) is None
