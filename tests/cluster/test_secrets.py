@@ -64,7 +64,7 @@ if __name__ == "__main__":
             "pickled mapper": pickle.dumps(classifier),
             "pickled identity": pickle.dumps(classifier.model.identity),
             "pickled work": cloudpickle.dumps(job.spec),
-            "pickled job": cloudpickle.dumps([job.source, job.spec, job.restart]),
+            "pickled job": cloudpickle.dumps([job.source.input_schema, job.spec, job.restart]),
             "graph": cloudpickle.dumps(dict(graph)),
             "collection": cloudpickle.dumps(lazy),
             "reprs": repr([classifier, pipeline, job, lazy, client, dict(graph)]).encode(),
