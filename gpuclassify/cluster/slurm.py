@@ -176,7 +176,6 @@ def plan_slurm(
     section = f"jobqueue.{options.get('config_name') or 'slurm'}."
     gpus = check_whole("gpus_per_job", gpus_per_job or 0, 0)
     jobs, workers = _count_jobs(n_workers, gpus, processes)
-    threads = check_whole("threads_per_worker", threads_per_worker)
     cores = cores or config.get(section + "cores", None) or CORES_PER_WORKER * workers
     cores = check_whole("cores", cores, workers)
     memory = memory or config.get(section + "memory", None)
@@ -200,13 +199,11 @@ def plan_slurm(
     for name, ours in lines.items():  # beside what the call or the user's configuration has there
         configured = config.get(section + name.replace("_", "-"), None)
         lines[name] = [*ours, *(options.pop(name, None) or configured or [])]
-    scheduler_options = {
-        "dashboard_address": dashboard_address(),
-        **(config.get(section + "scheduler-options", None) or {}),
-        **options.pop("scheduler_options", {}),
-    }
+    scheduler_options = {"dashboard_address": dashboard_address()}
+    scheduler_options |= config.get(section + "scheduler-options", None) or {}
+    scheduler_options |= options.pop("scheduler_options", {})
     arguments = {
-        "cores": threads * workers,
+        "cores": check_whole("threads_per_worker", threads_per_worker) * workers,
         "job_cpu": cores,
         "processes": workers,
         "memory": memory,
