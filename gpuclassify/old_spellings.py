@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """An older spelling of today's argument `name`."""
+    """An older spelling of today's argument `name`, whose value `convert` makes today's."""
 
     name: str
+    convert: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Withdrawn:
     is_refused: bool = True
 
 
+ANY_VALUE = object()  # among `harmless`: every value passes
+_ONLY_CALLED = Withdrawn((False,), "nothing is removed by finding duplicates: call remove()")
+_NO_FILES = Withdrawn((ANY_VALUE,), "a frame is given and a frame is returned")
+_NO_BATCHES = Withdrawn((ANY_VALUE,), "sizes of batches are chosen by memory")
 _TOKENS_ARE_SHARED = "tokens are never stored in the dataset"
 _PROMPTS_ARE_NOT_STORED = "prompts are never stored in the dataset"
 
@@ -60,6 +65,45 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ("education", "float_score_field"): Renamed("score_field"),
     ("education", "int_column"): Renamed("int_score_field"),
     ("education", "quality_label_column"): Renamed("label_field"),
+    **{
+        (family, name): spelling
+        for family in ("exact", "fuzzy", "semantic")
+        for name, spelling in {
+            "logger": _NO_FILES,
+            "cache_dir": _NO_FILES,
+            "cache_path": _NO_FILES,
+            "profile_dir": _NO_FILES,
+            "perform_removal": _ONLY_CALLED,
+            "assign_id": Withdrawn((True,), "without id_field= positions are the ids"),
+        }.items()
+    },
+    ("exact", "hash_method"): Withdrawn(("md5",), "texts are always compared by their MD5"),
+    ("fuzzy", "num_buckets"): Renamed("bands"),
+    ("fuzzy", "num_bands"): Renamed("bands"),
+    ("fuzzy", "hashes_per_bucket"): Renamed("rows"),
+    ("fuzzy", "minhashes_per_band"): Renamed("rows"),
+    ("fuzzy", "buckets_per_shuffle"): Renamed("bands_per_pass"),
+    ("fuzzy", "bands_per_iteration"): Renamed("bands_per_pass"),
+    ("fuzzy", "false_positive_check"): Renamed("verify"),
+    ("fuzzy", "jaccard_threshold"): Renamed("min_similarity"),
+    ("fuzzy", "use_64_bit_hash"): Withdrawn((False,), "signatures have 32 bits"),
+    ("fuzzy", "num_anchors"): Withdrawn((ANY_VALUE,), "texts are compared with those that stay"),
+    ("semantic", "embedding_model_name_or_path"): Renamed("embedder"),
+    ("semantic", "model_identifier"): Renamed("embedder"),
+    ("semantic", "embedding_column"): Renamed("embedding_field"),
+    ("semantic", "input_column"): Renamed("text_field"),
+    ("semantic", "id_column"): Renamed("id_field"),
+    ("semantic", "eps_to_extract"): Renamed("threshold", lambda eps: 1 - eps),
+    ("semantic", "eps"): Renamed("threshold", lambda eps: 1 - eps),
+    ("semantic", "random_state"): Renamed("seed"),
+    ("semantic", "kmeans_random_state"): Renamed("seed"),
+    ("semantic", "kmeans_max_iter"): Renamed("max_iter"),
+    ("semantic", "sim_metric"): Withdrawn(("cosine",), "similarity is the cosine"),
+    ("semantic", "distance_metric"): Withdrawn(("cosine",), "similarity is the cosine"),
+    ("semantic", "which_to_keep"): Withdrawn((None,), "keep_by= names the columns that decide"),
+    ("semantic", "batched_cosine_similarity"): _NO_BATCHES,
+    ("semantic", "pairwise_batch_size"): _NO_BATCHES,
+    ("semantic", "embedding_batch_size"): _NO_BATCHES,
 }
 
 
@@ -80,12 +124,13 @@ def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> d
         today = spelling.name if spelling else name
         if today in given or (today != name and today in arguments):
             raise TypeError(f"{owner} got {today!r} twice: {name!r} is an older spelling of it")
-        given[today] = value
+        is_converted = isinstance(spelling, Renamed) and spelling.convert and value is not None
+        given[today] = spelling.convert(value) if is_converted else value
     return given
 
 
 def _pass_or_refuse(owner: str, name: str, value: Any, spelling: Withdrawn) -> None:
-    if value in spelling.harmless:
+    if value in spelling.harmless or ANY_VALUE in spelling.harmless:
         return
     message = f"{owner}: {name}={value!r} has no effect, because {spelling.reason}"
     if spelling.is_refused:

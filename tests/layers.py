@@ -24,6 +24,7 @@ LAYERS = (
     {"inference"},
     {"pinned_model", "runners", "heads", "partition_map", "text_mapper"},
     {"classifiers", "safety"},
+    {"dedup"},
     {"cluster", "testing"},
     {"jobs"},
     {"demo", "commands"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +56,29 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
     if max_chars is not None:
         values = pc.utf8_slice_codeunits(values, 0, max_chars)
     return values.to_pylist()
+
+
+def text_array(frame: pd.DataFrame, column: str) -> pa.Array:
+    """The strings of `column` as Arrow's large_string; null where null."""
+    series = frame[column]
+    if not _is_arrow_text(series.dtype):
+        return pa.array(_object_texts(series, None), pa.large_string())
+    return _plain(pa.array(series.array, from_pandas=True)).cast(pa.large_string())
+
+
+def text_digests(frame: pd.DataFrame, column: str) -> np.ndarray:
+    """The MD5 of each string's UTF-8 bytes as two big-endian int64, (rows, 2); zeros for null."""
+    texts = frame[column].array
+    digests = b"".join(
+        hashlib.md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()
+        if isinstance(text, str) else bytes(16)
+        for text in texts
+    )
+    return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
+
+
+def _plain(values: Any) -> Any:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
 def with_columns(

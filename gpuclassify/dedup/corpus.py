@@ -1,0 +1,147 @@
+"""The documents of a Dask frame by number: the partition's number, and the row's within it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask.tokenize import tokenize
+
+from gpuclassify.frames import backend_of
+
+# A document's number is ``partition << ROW_BITS | row``: partitions of up to 10^12 rows.
+ROW_BITS = 40
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents to look at, and those of an earlier corpus that they are compared with.
+
+    Attributes
+    ----------
+    dataset : dask.dataframe.DataFrame
+    earlier : dask.dataframe.DataFrame, optional
+        Its partitions are numbered after those of `dataset`.
+    """
+
+    dataset: Any
+    earlier: Any = None
+
+    @property
+    def own_partitions(self) -> int:
+        """Number of partitions of `dataset`."""
+        return self.dataset.npartitions
+
+    @property
+    def npartitions(self) -> int:
+        """Number of partitions of both."""
+        return self.own_partitions + (0 if self.earlier is None else self.earlier.npartitions)
+
+    def empty(self, columns: Sequence[str]) -> pd.DataFrame:
+        """A frame without rows with these columns, in pandas also where the dataset is in cudf."""
+        meta = self.dataset._meta[list(columns)]
+        return meta.to_pandas() if hasattr(meta, "to_pandas") else meta
+
+    def map(
+        self,
+        function: Callable[..., pd.DataFrame],
+        columns: Sequence[str],
+        *each: Sequence[Any],
+        meta: pd.DataFrame,
+        **options: Any,
+    ) -> dd.DataFrame:
+        """A lazy frame of ``function(frame, partition, *each[partition], **options)``.
+
+        Partitions are read anew for every call, because to keep them from one pass over the corpus
+        to the next would take memory for all of it.
+
+        Parameters
+        ----------
+        function : callable
+            Of a partition with `columns`, in the dataset's own library, and its number. It returns
+            a pandas frame.
+        columns : sequence of str
+            Those that are read.
+        *each : sequence
+            A further argument for each partition, possibly delayed.
+        meta : pandas.DataFrame
+            What it returns, without rows.
+        **options
+            Further arguments, the same for all partitions.
+        """
+        call = dask.delayed(function, pure=True)
+        frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]
+        parts = [part for frame in frames for part in read_apart(frame, columns, meta)]
+        results = [
+            call(part, number, *(values[number] for values in each), **options)
+            for number, part in enumerate(parts)
+        ]
+        return dd.from_delayed(results, meta=meta, verify_meta=False)
+
+
+def as_dask(frame: Any) -> dd.DataFrame:
+    """A Dask frame as it is, a plain one as a single partition.
+
+    Raises
+    ------
+    TypeError
+        It is no frame.
+    """
+    if isinstance(frame, dd.DataFrame):
+        backend_of(frame._meta)
+        return frame
+    backend_of(frame)
+    return dd.from_delayed([dask.delayed(frame)], meta=frame.iloc[:0], verify_meta=False)
+
+
+def like(dataset: Any, result: dd.DataFrame) -> Any:
+    """The result in the kind of frame that `dataset` is: computed for a plain one."""
+    is_lazy = isinstance(dataset, dd.DataFrame)
+    backend = backend_of(dataset._meta if is_lazy else dataset)
+    if backend_of(result._meta) is not backend:
+        result = result.to_backend(backend.__name__.rpartition(".")[2])
+    return result if is_lazy else result.compute(scheduler="sync").reset_index(drop=True)
+
+
+def document_numbers(partition: int, rows: int) -> np.ndarray:
+    """Numbers of a partition's documents, int64 (rows,)."""
+    return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
+
+
+def by_partition(frame: dd.DataFrame, npartitions: int, shuffle_method: str | None) -> list[Any]:
+    """The rows of `frame` for each partition that its column ``document`` names, delayed.
+
+    Each is a frame of the other columns, with the document's number as its index.
+    """
+    divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
+    moved = frame.set_index("document", divisions=divisions, shuffle_method=shuffle_method)
+    return moved.to_delayed(optimize_graph=False)
+
+
+def choose_shuffle() -> str | None:
+    """What Dask shuffles with: its own choice on a cluster, else in memory."""
+    try:
+        from distributed import get_client
+
+        get_client()
+    except ValueError:
+        return "tasks"
+    return None
+
+
+def read_apart(frame: Any, columns: Sequence[str] | None, purpose: Any) -> list[Any]:
+    """The partitions as the frame has them, delayed, read for one purpose alone.
+
+    Dask would join small partitions when it optimises. Tasks are copied for each purpose (anything
+    that Dask can tokenize), so that no partition is kept in memory for another reader.
+    """
+    from dask.graph_manipulation import clone
+
+    chosen = frame if columns is None else frame[list(dict.fromkeys(columns))]
+    parts = chosen.simplify().to_delayed(optimize_graph=False)
+    return list(clone(*parts, seed=tokenize(purpose)))

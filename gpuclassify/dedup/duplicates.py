@@ -1,0 +1,301 @@
+"""What the three ways to find duplicates share: settings, the call, and the removal."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+
+from gpuclassify.checks import check_count, check_number, check_optional_texts, check_text, nearest
+from gpuclassify.dedup.corpus import Corpus, as_dask, by_partition, choose_shuffle, like
+from gpuclassify.dedup.groups import LENGTH, Verification, decide, listed, take_members
+from gpuclassify.dedup.removal import (
+    POSITION,
+    drop_documents,
+    numbered_ids,
+    refuse_repeated,
+    removed,
+)
+from gpuclassify.dedup.summary import (
+    DuplicatesSummary,
+    count_decisions,
+    count_documents,
+    refuse,
+    summarize,
+)
+from gpuclassify.frames import backend_of
+from gpuclassify.old_spellings import modern_spellings
+
+Settings = TypeVar("Settings", bound="type[Duplicates]")
+# ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
+Checkpoint = Callable[[str, dd.DataFrame], dd.DataFrame]
+SYNC = {"scheduler": "sync"}
+
+
+def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
+    """Let a class of settings take the older spellings of `gpuclassify.old_spellings` as well."""
+
+    def decorate(settings: Settings) -> Settings:
+        create = settings.__init__
+
+        @functools.wraps(create)
+        def init(self: Any, **arguments: Any) -> None:
+            create(self, **modern_spellings(settings.__name__, family, arguments))
+
+        settings.__init__ = init  # type: ignore[misc]
+        return settings
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplicates(ABC):
+    """Settings that all ways to find duplicates have.
+
+    Parameters
+    ----------
+    text_field : str
+        Column of the text. Null and empty texts are no duplicates of anything.
+    id_field : str, optional
+        Column that tells documents apart: strings or integers, none null, none twice. Default:
+        the position in the frame, ``partition << 40 | row``.
+    keep_by : sequence of str
+        Columns by which the document that stays is chosen, the largest value first; null comes
+        last, and the smallest id decides between equals. "length" is the text's, in characters,
+        unless the frame has a column of that name.
+    by : str, optional
+        Column within whose values duplicates are looked for, such as a source or a language.
+    source_field : str, optional
+        Column of which a summary tells the share removed by value. Default: `by`.
+    max_removed_share : float, optional
+        Share of the documents, 0 to 1, above which the result is refused; also of each source
+        that has 1,000 documents or more.
+    max_group_size : int, optional
+        Documents in a group above which the result is refused.
+    """
+
+    text_field: str = "text"
+    id_field: str | None = None
+    keep_by: tuple[str, ...] = ()
+    by: str | None = None
+    source_field: str | None = None
+    max_removed_share: float | None = None
+    max_group_size: int | None = None
+
+    has_similarity = False  # whether the result has a column of that name
+
+    def __post_init__(self) -> None:
+        check_text("text_field", self.text_field, "the name of a column")
+        check_optional_texts(self, ("id_field", "by", "source_field"), "the name of a column")
+        keep_by = (self.keep_by,) if isinstance(self.keep_by, str) else tuple(self.keep_by)
+        for name in keep_by:
+            check_text("keep_by", name, "the name of a column, or a list of such")
+        object.__setattr__(self, "keep_by", keep_by)
+        if self.source_field is None:
+            object.__setattr__(self, "source_field", self.by)
+        if self.max_removed_share is not None:
+            check_share("max_removed_share", self.max_removed_share)
+        check_count("max_group_size", self.max_group_size)
+
+    @abstractmethod
+    def find_components(self, corpus: Corpus, checkpoint: Checkpoint) -> dd.DataFrame:
+        """Sets of documents that may be duplicates.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            Columns ``document`` and ``root`` (int64), where equal roots make a set; with a column
+            ``similarity``, the root is the document that stays, and nothing is left to decide.
+        """
+
+    def __call__(self, dataset: Any, *, against: Any = None) -> Any:
+        """The duplicates in `dataset`.
+
+        The frame is read twice when the result is computed. Persist or write one first that is
+        dear to compute.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        against : same type as `dataset`, optional
+            An earlier corpus, all of whose documents stay: one here that has a duplicate there
+            goes. Documents of both are listed, and ``is_earlier`` tells them apart.
+
+        Returns
+        -------
+        same type as `dataset`
+            Documents in groups of two and more, lazy for Dask input: the id, ``group`` (the
+            smallest id in the group), ``keep`` (bool, true once in a group); for fuzzy and
+            semantic ones also ``similarity`` (float32) to the document that is kept.
+
+        Raises
+        ------
+        TypeError
+            Not a frame, or the text column does not hold strings.
+        ValueError
+            A column is missing, or is taken. When computed: ids are not unique, or more would go
+            than `max_removed_share` and `max_group_size` allow.
+        """
+        corpus = self.corpus(dataset, against)
+        options = {
+            "id_name": self.id_field or POSITION,
+            "has_similarity": self.has_similarity,
+            "has_earlier": against is not None,
+        }
+        decisions = self._approved(corpus)
+        meta = listed(decisions._meta, **options)
+        return like(dataset, decisions.map_partitions(listed, meta=meta, **options))
+
+    def remove(self, dataset: Any, *, against: Any = None) -> Any:
+        """`dataset` without the duplicates that are not kept; nothing else changes.
+
+        Parameters, errors and what is read are those of calling it; the frame is read once more.
+        """
+        corpus = self.corpus(dataset, against)
+        decisions = self._approved(corpus)[["document", "keep", "is_earlier"]]
+        gone = decisions.map_partitions(removed, meta=removed(decisions._meta))
+        return like(dataset, drop_documents(corpus.dataset, gone))
+
+    def summarize(self, dataset: Any, *, against: Any = None) -> DuplicatesSummary:
+        """Counts of what would be removed, by source, and the largest groups; computed at once."""
+        corpus = self.corpus(dataset, against)
+        counted = self.count(corpus, self.decisions(corpus))
+        return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
+
+    def corpus(self, dataset: Any, against: Any = None) -> Corpus:
+        """The documents of a frame and of an earlier one, with all that is needed checked.
+
+        Raises
+        ------
+        TypeError, ValueError
+            See `__call__`.
+        """
+        corpus = Corpus(as_dask(dataset), None if against is None else as_dask(against))
+        for frame in (corpus.dataset, corpus.earlier):
+            if frame is not None:
+                self._check(frame._meta)
+        return corpus
+
+    def decisions(self, corpus: Corpus, keep: Checkpoint | None = None) -> dd.DataFrame:
+        """What becomes of each document that may have a duplicate: see `groups.decide`."""
+        keep = keep or _as_it_is
+        components = self.find_components(corpus, keep)
+        found = by_partition(components, corpus.npartitions, choose_shuffle())
+        columns = self.member_fields(corpus)
+        options = {
+            "text_field": self.text_field,
+            "id_field": self.id_field,
+            "keep_by": self.keep_by,
+            "source_field": self.source_field,
+            "has_text": self.verification is not None,
+        }
+        nothing = components._meta.set_index("document")
+        meta = take_members(corpus.empty(columns), 0, nothing, **options)
+        members = corpus.map(take_members, columns, found, meta=meta, **options)
+        moved = members.shuffle("root", shuffle_method=choose_shuffle())
+        decided = {"own_partitions": corpus.own_partitions, "verification": self.verification}
+        meta = decide(meta, **decided)
+        return keep("decisions", moved.map_partitions(decide, meta=meta, **decided))
+
+    def count(self, corpus: Corpus, decisions: dd.DataFrame) -> Any:
+        """A delayed `DuplicatesSummary` of decisions."""
+        own = Corpus(corpus.dataset)
+        source = self.source_field
+        columns = [source or self.id_field or self.text_field]
+        meta = count_documents(own.empty(columns), 0, source)
+        documents = own.map(count_documents, columns, source_field=source, meta=meta)
+        parts = decisions.to_delayed(optimize_graph=False)
+        counts = [dask.delayed(count_decisions, pure=True)(part) for part in parts]
+        return dask.delayed(summarize, pure=True)(documents.to_delayed(optimize_graph=False), counts)
+
+    def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
+        """Delayed checks that raise ValueError if an id is null or occurs twice in a frame."""
+        checks = []
+        for frame in (corpus.dataset, corpus.earlier):
+            if self.id_field is not None and frame is not None:
+                one, name = Corpus(frame), self.id_field
+                meta = numbered_ids(one.empty([name]), 0, name)
+                ids = one.map(numbered_ids, [name], id_field=name, meta=meta)
+                moved = ids.shuffle(name, shuffle_method=choose_shuffle())
+                check = dask.delayed(refuse_repeated, pure=True)
+                checks += [check(part, name) for part in moved.to_delayed(optimize_graph=False)]
+        return checks
+
+    @property
+    def verification(self) -> Verification | None:
+        """How texts of candidates are compared; None takes candidates for duplicates."""
+        return None
+
+    @property
+    def signature_fields(self) -> list[str]:
+        """Columns that candidates are found by."""
+        return [self.text_field, *filter(None, [self.by])]
+
+    def member_fields(self, corpus: Corpus) -> list[str]:
+        """Columns that decide among candidates."""
+        ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
+        return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
+
+    def _approved(self, corpus: Corpus) -> dd.DataFrame:
+        """The decisions, which cannot be computed if ids repeat or too much would go."""
+        decisions = self.decisions(corpus)
+        checks = self.refuse_repeated_ids(corpus)
+        if self.max_removed_share is not None or self.max_group_size is not None:
+            counted = self.count(corpus, decisions)
+            limits = (self.max_removed_share, self.max_group_size)
+            checks.append(dask.delayed(refuse, pure=True)(counted, *limits))
+        if not checks:
+            return decisions
+        passed = dask.delayed(all, pure=True)(checks)
+        return decisions.map_partitions(_after, passed, meta=decisions._meta)
+
+    def _check(self, frame: Any) -> None:
+        backend_of(frame).check_text_column(frame, self.text_field)
+        names = [self.id_field, self.by, self.source_field, *self.keep_by]
+        for name in names:
+            if name not in (None, LENGTH, *frame.columns):
+                raise ValueError(
+                    f"the frame has no column {name!r}.{nearest(str(name), map(str, frame.columns))} "
+                    f"It has {list(frame.columns)}"
+                )
+        if self.id_field is None and POSITION in frame.columns:
+            raise ValueError(
+                f"without id_field= documents are named by position in a column {POSITION!r}, "
+                f"which the frame has already: pass id_field={POSITION!r}, or rename that column"
+            )
+
+
+def has_texts(frame: Any, text_field: str) -> np.ndarray:
+    """Which rows have a text that is neither null nor empty, bool (rows,)."""
+    return (frame[text_field].str.len().fillna(0) > 0).to_numpy().astype(bool)
+
+
+def group_hashes(frame: Any, by: str | None) -> np.ndarray:
+    """A number for each row's value of the column `by`, int64 (rows,); 0 without one."""
+    if by is None:
+        return np.zeros(len(frame), np.int64)
+    values = frame[[by]]
+    plain = values.to_pandas() if hasattr(values, "to_pandas") else values
+    return pd.util.hash_pandas_object(plain[by], index=False).to_numpy().view(np.int64)
+
+
+def check_share(name: str, value: Any) -> None:
+    """Raise unless `value` is a number from 0 to 1."""
+    check_number(name, value, "a number from 0 to 1")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is not from 0 to 1")
+
+
+def _as_it_is(name: str, frame: dd.DataFrame) -> dd.DataFrame:
+    return frame
+
+
+def _after(decisions: pd.DataFrame, passed: Any) -> pd.DataFrame:
+    return decisions

@@ -1,0 +1,63 @@
+"""Exact duplicates: documents whose texts are equal to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+
+from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers
+from gpuclassify.dedup.duplicates import Checkpoint, Duplicates, accepts_old_spellings, group_hashes, has_texts
+from gpuclassify.frames import backend_of
+
+
+@accepts_old_spellings("exact")
+@dataclass(frozen=True, kw_only=True)
+class ExactDuplicates(Duplicates):
+    """Documents whose texts are equal to the byte.
+
+    Texts are compared by the MD5 of their UTF-8 bytes: among 10^10 documents two different ones
+    have the same by accident with a probability of 10^-19. Settings are those of `Duplicates`.
+
+    Examples
+    --------
+    >>> ExactDuplicates(id_field="id").remove(ddf)  # doctest: +SKIP
+    """
+
+    def find_components(self, corpus: Corpus, keep: Checkpoint) -> dd.DataFrame:
+        """Documents with equal texts, and the smallest document of each such set."""
+        columns = self.signature_fields
+        meta = exact_keys(corpus.empty(columns), 0, self)
+        keys = keep("signatures", corpus.map(exact_keys, columns, settings=self, meta=meta))
+        moved = keys.shuffle("key", shuffle_method=choose_shuffle())
+        found = moved.map_partitions(first_of_equal, meta=first_of_equal(meta))
+        return keep("components", found)
+
+
+def exact_keys(frame: Any, partition: int, settings: Duplicates) -> pd.DataFrame:
+    """Columns ``document``, ``key`` and ``key_low`` (int64): 128 bits of each text that has any."""
+    digests = backend_of(frame).text_digests(frame, settings.text_field)
+    has_text = has_texts(frame, settings.text_field)
+    keys = digests ^ group_hashes(frame, settings.by)[:, None]
+    columns = {
+        "document": document_numbers(partition, len(frame)),
+        "key": keys[:, 0],
+        "key_low": keys[:, 1],
+    }
+    return pd.DataFrame({name: column[has_text] for name, column in columns.items()})
+
+
+def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
+    """Of rows whose key repeats: ``document``, and the smallest with that key as ``root``."""
+    document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
+    order = np.lexsort((document, low, key))
+    document, key, low = document[order], key[order], low[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (key[1:] != key[:-1]) | (low[1:] != low[:-1])
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff(starts, append=len(order))
+    found = pd.DataFrame({"document": document, "root": np.repeat(document[starts], sizes)})
+    return found[np.repeat(sizes > 1, sizes)].reset_index(drop=True)

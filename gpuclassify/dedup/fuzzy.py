@@ -1,0 +1,175 @@
+"""Fuzzy duplicates: texts that share most of their n-grams, found by MinHash and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+
+from gpuclassify.checks import check_choice, check_count, check_flag
+from gpuclassify.dedup.bands import choose_bands, curve
+from gpuclassify.dedup.components import bucket_edges, join_forests, star_rounds, with_roots
+from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers
+from gpuclassify.dedup.duplicates import (
+    Checkpoint,
+    Duplicates,
+    accepts_old_spellings,
+    check_share,
+    group_hashes,
+)
+from gpuclassify.frames import backend_of
+
+MEASURES = ("jaccard", "containment")
+COMPONENTS = ("tree", "rounds")
+
+
+@accepts_old_spellings("fuzzy")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FuzzyDuplicates(Duplicates):
+    """Documents that share most of their text: found by MinHash, then verified.
+
+    Texts become sets of character n-grams, sets become MinHash signatures of ``bands * rows``
+    numbers (those of libcudf), and documents that agree in all `rows` numbers of a band become
+    candidates; a chain of them is one component. Without verification a component is a group, and
+    documents at its ends may have nothing in common. With it, each document goes only if its full
+    text is as similar as `min_similarity` to that of a document that is kept. Settings are those
+    of `Duplicates`, and these:
+
+    Parameters
+    ----------
+    char_ngrams : int
+        Characters of the n-grams that signatures are made of.
+    threshold : float
+        Jaccard similarity of these n-grams from which on documents are to be found, 0 to 1; it
+        chooses `bands` and `rows`.
+    bands, rows : int, optional
+        Bands, and numbers in each: the repr shows what share of pairs they find.
+    seed : int
+        Of the hash functions.
+    bands_per_pass : int
+        Bands that are shuffled at a time: 16 bytes a band and document.
+    verify : bool
+        Compare full texts. False gives plain MinHash, whose `similarity` is NaN.
+    min_similarity : float, optional
+        Similarity, in n-grams of `token_ngrams` words, to the document that is kept, from which on
+        a document goes. Default: `threshold`.
+    measure : {"jaccard", "containment"}
+        Shared n-grams as a share of both documents' together, or of those of the one that goes.
+    token_ngrams : int
+        Words of an n-gram when texts are compared. Chinese, Japanese, Thai and the like have a word
+        a character.
+    components : {"tree", "rounds"}
+        Where candidates are joined: in the memory of a worker, which holds 160 bytes for each
+        document that has a candidate, or in rounds of shuffles of the whole cluster, which run at
+        the call.
+
+    Examples
+    --------
+    >>> FuzzyDuplicates(id_field="id", keep_by=["quality_score"]).remove(ddf)  # doctest: +SKIP
+    """
+
+    char_ngrams: int = 24
+    threshold: float = 0.8
+    bands: int | None = None
+    rows: int | None = None
+    seed: int = 42
+    bands_per_pass: int = 5
+    verify: bool = True
+    min_similarity: float | None = None
+    measure: str = "jaccard"
+    token_ngrams: int = 3
+    components: str = "tree"
+
+    has_similarity = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("char_ngrams", "bands_per_pass", "token_ngrams", "bands", "rows"):
+            check_count(name, getattr(self, name))
+        check_share("threshold", self.threshold)
+        check_choice("measure", self.measure, MEASURES)
+        check_choice("components", self.components, COMPONENTS)
+        check_flag("verify", self.verify)
+        if (self.bands is None) != (self.rows is None):
+            raise ValueError(
+                f"bands={self.bands} and rows={self.rows}: give both, or neither, and "
+                "threshold= chooses them"
+            )
+        if self.min_similarity is None:
+            object.__setattr__(self, "min_similarity", self.threshold)
+        check_share("min_similarity", self.min_similarity)
+        if self.bands is None:
+            bands, rows = choose_bands(self.threshold)
+            object.__setattr__(self, "bands", bands)
+            object.__setattr__(self, "rows", rows)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{curve(self.bands, self.rows)}"
+
+    def find_components(self, corpus: Corpus, keep: Checkpoint) -> dd.DataFrame:
+        """Documents that agree in a band, directly or in a chain, and the smallest of them."""
+        columns = self.signature_fields
+        meta = band_frame(corpus.empty(columns), 0, self)
+        keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
+        parts: list[Any] = []
+        for first in range(0, self.bands, self.bands_per_pass):
+            bands = range(first, min(first + self.bands_per_pass, self.bands))
+            after = dask.delayed(sum)([dask.delayed(len)(part) for part in parts])
+            edges = keep(f"edges-{first:03}", _edges(keys, bands, after))
+            parts += edges.to_delayed(optimize_graph=False)
+        if self.components == "rounds":
+            edges = dd.from_delayed(parts, meta=edges._meta, verify_meta=False)
+            joined = star_rounds(edges, shuffle_method=choose_shuffle())
+            found = joined.map_partitions(with_roots, meta=edges._meta)
+        else:
+            joined = dask.delayed(with_roots)(join_forests(parts))
+            found = dd.from_delayed([joined], meta=edges._meta, verify_meta=False)
+        return keep("components", found)
+
+    @property
+    def verification(self) -> Verification | None:
+        """How texts of candidates are compared."""
+        if not self.verify:
+            return None
+        assert self.min_similarity is not None
+        return Verification(self.min_similarity, self.measure, self.token_ngrams)
+
+
+def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
+    """Columns ``document``, ``band_0`` and on (int64): a key for each band of texts that have any."""
+    keys = band_keys(
+        backend_of(frame).text_array(frame, settings.text_field),
+        ngram_chars=settings.char_ngrams,
+        bands=settings.bands,
+        rows=settings.rows,
+        seed=settings.seed,
+    )
+    keys ^= group_hashes(frame, settings.by)[:, None]
+    columns = {"document": document_numbers(partition, len(frame))}
+    columns |= {f"band_{band}": keys[:, band] for band in range(keys.shape[1])}
+    has_text = has_texts(frame, settings.text_field)
+    return pd.DataFrame({name: column[has_text] for name, column in columns.items()})
+
+
+def band_rows(keys: pd.DataFrame, bands: range, after: Any = None) -> pd.DataFrame:
+    """Columns ``document`` and ``key``, a row for each document and band.
+
+    `after` is not looked at: a pass waits for the edges of the one before it, so that no more
+    bands are shuffled at a time than are meant to.
+    """
+    chosen = keys[[f"band_{band}" for band in bands]].to_numpy()
+    documents = np.repeat(keys["document"].to_numpy(), chosen.shape[1])
+    return pd.DataFrame({"document": documents, "key": chosen.ravel()})
+
+
+def _edges(keys: dd.DataFrame, bands: range, after: Any) -> dd.DataFrame:
+    """From each document to the smallest one that agrees with it in a band."""
+    meta = band_rows(keys._meta, bands)
+    rows = keys.map_partitions(band_rows, bands, after, meta=meta)
+    moved = rows.shuffle("key", shuffle_method=choose_shuffle())
+    return moved.map_partitions(bucket_edges, meta=bucket_edges(meta))

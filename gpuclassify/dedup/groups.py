@@ -1,0 +1,178 @@
+"""Groups of duplicates: their documents are brought together, and which one stays is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+
+from gpuclassify.dedup.corpus import ROW_BITS
+from gpuclassify.frames import backend_of
+
+LENGTH = "length"  # in `keep_by`: of the text in characters, unless the frame has such a column
+BEGINNING_CHARS = 200  # of texts in summaries
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How full texts are compared; see `gpuclassify.dedup.fuzzy.FuzzyDuplicates`."""
+
+    min_similarity: float
+    measure: str
+    token_ngrams: int
+
+
+def take_members(
+    frame: Any,
+    partition: int,
+    found: pd.DataFrame,
+    *,
+    text_field: str,
+    id_field: str | None,
+    keep_by: Sequence[str],
+    source_field: str | None,
+    has_text: bool,
+) -> pd.DataFrame:
+    """The documents of a partition that may have a duplicate, with what decides among them.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or cudf.DataFrame
+        The partition.
+    partition : int
+    found : pandas.DataFrame
+        Their ``root``, and ``similarity`` where it is known, by document number.
+    text_field, id_field, keep_by, source_field
+        See `gpuclassify.dedup.duplicates.Duplicates`.
+    has_text : bool
+        Whether the whole text is needed.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns ``document``, those of `found`, ``id``, ``rank_0`` and on, ``source`` and ``text``.
+    """
+    found = found.sort_index()
+    documents = found.index.to_numpy()
+    rows = frame.iloc[documents - (partition << ROW_BITS)]
+    texts = backend_of(rows).text_array(rows, text_field)
+    plain = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
+    columns: dict[str, Any] = {"document": documents}
+    columns |= {name: found[name].to_numpy() for name in found.columns}
+    columns["id"] = documents if id_field is None else plain[id_field].array
+    for number, name in enumerate(keep_by):
+        is_length = name == LENGTH and LENGTH not in plain.columns
+        columns[f"rank_{number}"] = (
+            pc.utf8_length(texts).to_numpy() if is_length else plain[name].array
+        )
+    columns["source"] = "" if source_field is None else plain[source_field].array
+    shown = texts if has_text else pc.utf8_slice_codeunits(texts, 0, BEGINNING_CHARS)
+    columns["text"] = pd.array(shown, dtype="str")
+    return pd.DataFrame(columns).astype({"source": "str"})
+
+
+def decide(
+    members: pd.DataFrame, *, own_partitions: int, verification: Verification | None
+) -> pd.DataFrame:
+    """Decide for whole sets of candidates which documents stay.
+
+    Parameters
+    ----------
+    members : pandas.DataFrame
+        As `take_members` returns them; documents of one ``root`` are all here.
+    own_partitions : int
+        Documents of later partitions are those of an earlier corpus, which stay.
+    verification : Verification, optional
+        None takes every set as a group.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each of `members`:
+
+        ==============  ==========================================================================
+        ``document``    int64
+        ``id``          as in the frame
+        ``group``       the smallest id among those that are one's duplicates, or one's own
+        ``keep``        bool
+        ``similarity``  float32 to the document that is kept, 1 for that one; NaN if not measured
+        ``compared``    int8, how many documents its text was compared with
+        ``size``        int64, documents in the group
+        ``is_earlier``  bool, whether it is of the earlier corpus
+        ``source``      str
+        ``beginning``   str, of the text of a document that is kept
+        ==============  ==========================================================================
+    """
+    members = _ranked(members, own_partitions)
+    root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
+    rows = np.arange(len(members))
+    starts = np.flatnonzero(np.diff(root, prepend=-1))
+    compared = np.zeros(len(members), np.int8)
+    if "similarity" in members:
+        first = pd.Series(rows, members["document"]).reindex(root).to_numpy()
+        kept, similarity = first, members["similarity"].to_numpy()
+    elif verification is None:
+        kept = np.repeat(starts, np.diff(starts, append=len(rows)))
+        similarity = np.where(kept == rows, 1, np.nan).astype(np.float32)
+    else:
+        kept, similarity, compared = _verified(members, starts, verification)
+    kept = np.where(is_earlier, rows, kept)
+    sizes = np.bincount(kept, minlength=len(rows))
+    beginnings = members["text"].str.slice(0, BEGINNING_CHARS)
+    return pd.DataFrame(
+        {
+            "document": members["document"],
+            "id": members["id"],
+            "group": members["id"].groupby(kept).transform("min"),
+            "keep": kept == rows,
+            "similarity": similarity,
+            "compared": compared,
+            "size": sizes[kept],
+            "is_earlier": is_earlier,
+            "source": members["source"],
+            "beginning": beginnings.where(kept == rows, ""),
+        }
+    )
+
+
+def listed(
+    decisions: pd.DataFrame, *, id_name: str, has_similarity: bool, has_earlier: bool
+) -> pd.DataFrame:
+    """Of `decide`'s result what users get: documents in groups of two and more."""
+    columns = ["id", "group", "keep"]
+    columns += ["similarity"] if has_similarity else []
+    columns += ["is_earlier"] if has_earlier else []
+    found = decisions.loc[decisions["size"] > 1, columns]
+    return found.rename(columns={"id": id_name}).reset_index(drop=True)
+
+
+def _ranked(members: pd.DataFrame, own_partitions: int) -> pd.DataFrame:
+    """Sorted by root, and within one the document that is to stay first."""
+    is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
+    members = members.assign(is_earlier=is_earlier)
+    ranks = [name for name in members.columns if name.startswith("rank_")]
+    by = ["root", "is_earlier", *ranks, "id", "document"]
+    ascending = [name in ("root", "id", "document") for name in by]
+    return members.sort_values(by, ascending=ascending, na_position="last", ignore_index=True)
+
+
+def _verified(
+    members: pd.DataFrame, starts: np.ndarray, verification: Verification
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each row the row that stays for it, their similarity, and comparisons made."""
+    from gpuclassify.dedup.ngrams import match_groups, ngram_sets
+
+    texts = backend_of(members).text_array(members, "text")
+    bounds = np.append(starts, len(members))
+    matches = match_groups(
+        ngram_sets(texts, verification.token_ngrams),
+        bounds,
+        members["is_earlier"].to_numpy(),
+        threshold=verification.min_similarity,
+        measure=verification.measure,
+    )
+    return matches.kept, matches.similarity, matches.compared

@@ -1,0 +1,134 @@
+"""Dropping documents from a frame, by position or by id, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+
+from gpuclassify.dedup.corpus import (
+    ROW_BITS,
+    Corpus,
+    as_dask,
+    by_partition,
+    choose_shuffle,
+    document_numbers,
+    like,
+    read_apart,
+)
+from gpuclassify.frames import backend_of
+
+POSITION = "id"  # the column of positions, where documents have no ids
+
+
+def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
+    """`dataset` without the documents that `duplicates` has with ``keep`` false.
+
+    Rows, order, index, divisions and columns of what stays are unchanged.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    duplicates : same type as `dataset`
+        As `ExactDuplicates` and the like return it, or written and read again. Its first column is
+        one of `dataset`, or else ``id``, positions in the very partitions of `dataset`.
+
+    Raises
+    ------
+    TypeError
+        Ids are of another type than those of `dataset`, or something is no frame.
+    ValueError
+        `duplicates` lacks a column, or names documents by a column that `dataset` does not have.
+    """
+    corpus, found = Corpus(as_dask(dataset)), as_dask(duplicates)
+    id_name = str(found.columns[0])
+    if "keep" not in found.columns:
+        raise ValueError(
+            f"duplicates has the columns {list(found.columns)}: pass what ExactDuplicates, "
+            "FuzzyDuplicates or SemanticDuplicates returned, with the column 'keep'"
+        )
+    has_ids = id_name in corpus.dataset.columns
+    if not has_ids and id_name != POSITION:
+        raise ValueError(
+            f"duplicates names documents by {id_name!r}, which the frame does not have: pass the "
+            "frame with that column"
+        )
+    meta = removed(found._meta)
+    gone = found.map_partitions(removed, meta=meta)
+    if has_ids:
+        gone = _numbers_of(corpus, gone, id_name)
+    return like(dataset, drop_documents(corpus.dataset, gone.rename(columns={id_name: "document"})))
+
+
+def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
+    """The dataset without the documents whose numbers `gone` has, each in its own partition."""
+    lists = by_partition(gone, dataset.npartitions, choose_shuffle())
+    drop = dask.delayed(drop_rows, pure=True)
+    parts = [
+        drop(part, number, numbers)
+        for number, (part, numbers) in enumerate(
+            zip(read_apart(dataset, None, "removal"), lists, strict=True)
+        )
+    ]
+    divisions = dataset.divisions if dataset.known_divisions else None
+    return dd.from_delayed(parts, meta=dataset._meta, divisions=divisions, verify_meta=False)
+
+
+def drop_rows(frame: Any, partition: int, gone: pd.DataFrame) -> Any:
+    """A partition without the documents that are the index of `gone`."""
+    is_kept = np.ones(len(frame), bool)
+    is_kept[gone.index.to_numpy() - (partition << ROW_BITS)] = False
+    return frame if is_kept.all() else backend_of(frame).take_rows(frame, is_kept)
+
+
+def removed(duplicates: Any) -> pd.DataFrame:
+    """The ids, in the first column, of documents that go."""
+    plain = duplicates.to_pandas() if hasattr(duplicates, "to_pandas") else duplicates
+    goes = ~plain["keep"].astype(bool)
+    if "is_earlier" in plain:
+        goes &= ~plain["is_earlier"].astype(bool)
+    return plain.loc[goes, [plain.columns[0]]].reset_index(drop=True)
+
+
+def numbered_ids(frame: Any, partition: int, id_field: str) -> pd.DataFrame:
+    """The ids of a partition, and the document numbers that they stand for."""
+    ids = frame[[id_field]]
+    plain = ids.to_pandas() if hasattr(ids, "to_pandas") else ids
+    numbers = document_numbers(partition, len(plain))
+    return pd.DataFrame({id_field: plain[id_field].array, "document": numbers})
+
+
+def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
+    """Raise ValueError if one of these ids is null or occurs twice; else True."""
+    is_null = ids[id_field].isna()
+    wrong = ids[is_null | ids[id_field].duplicated(keep=False)].sort_values("document")
+    if not len(wrong):
+        return True
+    first = wrong.iloc[0]
+    same = wrong[wrong[id_field].isna() if pd.isna(first[id_field]) else wrong[id_field] == first[id_field]]
+    places = [
+        f"row {number & (1 << ROW_BITS) - 1} of partition {number >> ROW_BITS}"
+        for number in same["document"].tolist()[:2]
+    ]
+    what = "null" if pd.isna(first[id_field]) else repr(first[id_field])
+    raise ValueError(
+        f"id_field={id_field!r} must tell documents apart, and {what} is the id of "
+        f"{' and of '.join(places)}: name another column, or leave id_field out, so that "
+        "positions name documents"
+    )
+
+
+def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
+    """The document numbers of ids."""
+    meta = numbered_ids(corpus.empty([id_name]), 0, id_name)
+    ours, theirs = meta[id_name].dtype, gone._meta[id_name].dtype
+    if pd.api.types.is_numeric_dtype(ours) != pd.api.types.is_numeric_dtype(theirs):
+        raise TypeError(
+            f"column {id_name!r} holds {ours} in the frame and {theirs} in duplicates: "
+            "convert one of them"
+        )
+    ids = corpus.map(numbered_ids, [id_name], id_field=id_name, meta=meta)
+    return ids.merge(gone, on=id_name, shuffle_method=choose_shuffle())[["document"]]

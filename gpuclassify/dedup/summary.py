@@ -1,0 +1,163 @@
+"""What duplicates there are in numbers: counts, shares by source, the largest groups, alarms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
+BINS = 20  # of the histogram of similarities, from 0 to 1
+FEWEST_DOCUMENTS = 1_000  # of a source whose share alone can be refused
+
+
+class TooManyDuplicatesError(ValueError):
+    """More would be removed than the settings allow."""
+
+
+class Group(NamedTuple):
+    """A group of duplicates: documents, its name, and the beginning of the text that is kept."""
+
+    size: int
+    group: Any
+    beginning: str
+
+
+@dataclass
+class DuplicatesSummary:
+    """Counts of duplicates.
+
+    Attributes
+    ----------
+    documents : int
+    in_groups, groups : int
+        Documents that have a duplicate, and groups of them; an earlier corpus's are included.
+    removed : int
+        Documents that are not kept.
+    compared, accepted, rejected : int
+        Pairs of candidates whose texts were compared, and those similar enough or not.
+    sources : dict of str to (int, int)
+        Documents and those removed, by source.
+    similarities : list of int
+        Removed documents by similarity to the kept one, in equal bins from 0 to 1.
+    largest : list of Group
+    """
+
+    documents: int = 0
+    in_groups: int = 0
+    groups: int = 0
+    removed: int = 0
+    compared: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    sources: dict[str, tuple[int, int]] = field(default_factory=dict)
+    similarities: list[int] = field(default_factory=lambda: [0] * BINS)
+    largest: list[Group] = field(default_factory=list)
+
+    @property
+    def removed_share(self) -> float:
+        """Of all documents."""
+        return self.removed / self.documents if self.documents else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, for JSON."""
+        groups = [group._asdict() for group in self.largest]
+        return {**asdict(self), "removed_share": self.removed_share, "largest": groups}
+
+
+def count_documents(frame: Any, partition: int, source_field: str | None) -> pd.DataFrame:
+    """Columns ``source`` and ``documents`` of a partition; without sources all are of one, ""."""
+    if source_field is None:
+        return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
+    values = frame[[source_field]]
+    plain = values.to_pandas() if hasattr(values, "to_pandas") else values
+    counts = source_names(plain[source_field]).value_counts()
+    names = pd.array(counts.index.to_numpy(), "str")
+    return pd.DataFrame({"source": names, "documents": counts.to_numpy()})
+
+
+def source_names(values: pd.Series) -> pd.Series:
+    """The values as text; null has a name as well."""
+    return values.astype("str").fillna("null")
+
+
+def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFrame]) -> Any:
+    """Add up the partitions' counts.
+
+    Parameters
+    ----------
+    documents : sequence of pandas.DataFrame
+        As `count_documents` returns them.
+    decisions : sequence of DuplicatesSummary
+        As `count_decisions` returns them.
+    """
+    total = DuplicatesSummary()
+    counted: Counter[str] = Counter()
+    for frame in documents:
+        counted.update(dict(zip(frame["source"], frame["documents"].tolist(), strict=True)))
+    removed: Counter[str] = Counter()
+    for part in decisions:
+        for name in ("in_groups", "groups", "removed", "compared", "accepted", "rejected"):
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.similarities = [a + b for a, b in zip(total.similarities, part.similarities, strict=True)]
+        total.largest = _largest([*total.largest, *part.largest])
+        removed.update({name: gone for name, (_, gone) in part.sources.items()})
+    total.documents = counted.total()
+    total.sources = {name: (counted[name], removed[name]) for name in sorted(counted)}
+    return total
+
+
+def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
+    """Counts of what `gpuclassify.dedup.groups.decide` returned for one partition."""
+    in_groups = decisions[decisions["size"] > 1]
+    goes = in_groups[~in_groups["keep"]]
+    compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
+    bins = np.clip(np.nan_to_num(goes["similarity"].to_numpy()) * BINS, 0, BINS - 1).astype(int)
+    heads = in_groups[in_groups["keep"]]
+    sources = source_names(goes["source"]).value_counts()
+    groups = zip(heads["size"].tolist(), heads["group"].tolist(), heads["beginning"], strict=True)
+    return DuplicatesSummary(
+        in_groups=len(in_groups),
+        groups=len(heads),
+        removed=len(goes),
+        compared=compared,
+        accepted=accepted,
+        rejected=compared - accepted,
+        sources={str(name): (0, int(count)) for name, count in sources.items()},
+        similarities=np.bincount(bins, minlength=BINS).tolist(),
+        largest=_largest([Group(*group) for group in groups]),
+    )
+
+
+def refuse(
+    summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
+) -> None:
+    """Raise TooManyDuplicatesError if more would go than is allowed; None allows everything."""
+    largest = summary.largest[0] if summary.largest else Group(0, None, "")
+    if max_group_size is not None and largest.size > max_group_size:
+        raise TooManyDuplicatesError(
+            f"group {largest.group!r} has {largest.size:,} documents, more than "
+            f"max_group_size={max_group_size:,}; its text begins {largest.beginning[:80]!r}. "
+            "Where that is boilerplate, remove it from the texts or run ExactDuplicates first; "
+            "where it is no duplicate, raise threshold= or min_similarity="
+        )
+    if max_removed_share is None:
+        return
+    shares = [("the corpus", summary.documents, summary.removed)]
+    sources = ((f"source {name!r}", *counts) for name, counts in summary.sources.items())
+    shares += [share for share in sources if share[1] >= FEWEST_DOCUMENTS]
+    for where, documents, gone in shares:
+        if gone > max_removed_share * documents:
+            raise TooManyDuplicatesError(
+                f"{gone:,} of {documents:,} documents of {where} would go "
+                f"({gone / documents:.1%}), more than max_removed_share={max_removed_share}: look "
+                "at the largest groups in summarize(), and raise the limit if they are right"
+            )
+
+
+def _largest(groups: list[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: (-group.size, str(group.group)))[:MOST_GROUPS]
