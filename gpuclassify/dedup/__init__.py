@@ -1,0 +1,1 @@
+"""Exact, fuzzy and semantic deduplication."""
