@@ -1,0 +1,166 @@
+"""Connected components of pairs of duplicates: which documents hang together.
+
+A forest names for each document the smallest one of its component. It is all that is ever kept of
+edges: forests of parts, joined, have the forest of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+
+FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
+_NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
+
+
+def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
+    """The forest of documents that share a key, of all rows with the keys that occur here.
+
+    Parameters
+    ----------
+    keys : pandas.DataFrame
+        Columns `key` and `document`, int64, in any order.
+
+    Returns
+    -------
+    pandas.DataFrame
+        As of `forest`. Linear in the rows: a key links its documents to their smallest only.
+    """
+    smallest = keys.groupby("key", sort=False)["document"].transform("min")
+    return forest(pd.DataFrame({"document": keys["document"], "root": smallest}))
+
+
+def forest(edges: pd.DataFrame) -> pd.DataFrame:
+    """Every document that has a smaller one in its component, with the smallest there.
+
+    Parameters
+    ----------
+    edges : pandas.DataFrame
+        Columns `document` and `root`, int64: both ends of each edge, with root <= document.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns `document` and `root`, int64, sorted by document, each document once. The same for
+        every order of the edges, and of a forest it is that forest.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    is_edge = (edges["document"] != edges["root"]).to_numpy()
+    ends = edges.loc[is_edge, ["document", "root"]].to_numpy().T
+    documents, positions = np.unique(ends, return_inverse=True)
+    # As bool, equal edges are not added up.
+    graph = coo_array((np.ones(ends.shape[1], bool), positions), shape=(len(documents),) * 2)
+    count, components = connected_components(graph, directed=False)
+    smallest = np.empty(count, np.int64)
+    smallest[components[::-1]] = documents[::-1]  # of values for one place, the last one stays
+    roots = smallest[components]
+    is_larger = documents > roots
+    return pd.DataFrame({"document": documents[is_larger], "root": roots[is_larger]})
+
+
+def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
+    """The forest of several forests, joined as a tree.
+
+    Parameters
+    ----------
+    parts : list of dask.delayed.Delayed
+        At least one; each computes to a frame such as `forest` returns.
+    fan_in : int
+        How many are joined at a time.
+
+    Returns
+    -------
+    dask.delayed.Delayed
+        One worker holds the result: 16 bytes for each document that is no root, and about ten
+        times as much while it joins.
+    """
+    while len(parts) > 1:
+        parts = [_join(parts[first : first + fan_in]) for first in range(0, len(parts), fan_in)]
+    return parts[0]
+
+
+@dask.delayed(pure=True)
+def _join(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    return forest(pd.concat(parts))
+
+
+def star_rounds(edges: Any, shuffle_method: str | None = None) -> Any:
+    """The forest of edges that no worker can hold alone. Computes when called.
+
+    Alternates the large-star and small-star operations of Kiveris et al., "Connected Components
+    in MapReduce and Beyond" (SoCC 2014), with what lies in one partition joined by `forest`. Each
+    round shuffles the edges twice and keeps them in the workers' memory until the next is done.
+    Every step keeps the components; a round lowers the sum of the edges' ends until all edges
+    point at their component's smallest document, so that the rounds end.
+
+    Parameters
+    ----------
+    edges : dask.dataframe.DataFrame
+        Columns `document` and `root`, int64, as `forest` takes them.
+    shuffle_method : str, optional
+        As of `dask.dataframe.DataFrame.shuffle`. By default p2p with a distributed client, and
+        "tasks" without one.
+
+    Returns
+    -------
+    dask.dataframe.DataFrame
+        The rows of `forest`, sorted by document within each partition.
+    """
+    method = shuffle_method or _shuffle_method()
+    edges = edges.map_partitions(forest, meta=FOREST)
+    while True:
+        pairs = edges.map_partitions(_both_ways, meta=_NEIGHBOURS)
+        pairs = pairs.shuffle("document", shuffle_method=method)
+        pairs = pairs.map_partitions(_distinct, meta=_NEIGHBOURS).persist()
+        if not pairs.map_partitions(_count_unsettled, meta=(None, np.int64)).sum().compute():
+            return pairs.map_partitions(_settled_forest, meta=FOREST)
+        edges = pairs.map_partitions(_large_star, meta=FOREST)
+        edges = edges.shuffle("document", shuffle_method=method)
+        edges = edges.map_partitions(forest, meta=FOREST)  # the small stars of these documents
+
+
+def _both_ways(edges: pd.DataFrame) -> pd.DataFrame:
+    """Each edge as seen from either end."""
+    ends = edges[["document", "root"]].to_numpy()
+    ends = np.concatenate([ends, ends[:, ::-1]])
+    return pd.DataFrame({"document": ends[:, 0], "neighbour": ends[:, 1]})
+
+
+def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
+    return pairs.drop_duplicates().sort_values(["document", "neighbour"], ignore_index=True)
+
+
+def _count_unsettled(pairs: pd.DataFrame) -> int:
+    """How many documents have a smaller neighbour, and another neighbour beside it."""
+    found = pairs.groupby("document")["neighbour"].agg(["min", "size"])
+    return int(((found["min"] < found.index) & (found["size"] > 1)).sum())
+
+
+def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
+    is_larger = pairs["document"] > pairs["neighbour"]
+    return pairs[is_larger].rename(columns={"neighbour": "root"}).reset_index(drop=True)
+
+
+def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Every larger neighbour of a document, linked to the smallest one, or to the document."""
+    smallest = pairs.groupby("document")["neighbour"].transform("min")
+    edges = pd.DataFrame(
+        {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}
+    )
+    return forest(edges[pairs["neighbour"] > pairs["document"]])
+
+
+def _shuffle_method() -> str | None:
+    """None, which is Dask's choice, with a distributed client; else not the disk."""
+    from distributed import default_client
+
+    try:
+        default_client()
+    except ValueError:
+        return "tasks"
+    return None
