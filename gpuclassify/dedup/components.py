@@ -63,6 +63,12 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"document": documents[is_larger], "root": roots[is_larger]})
 
 
+def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
+    """A forest in which roots have rows as well, with themselves as root."""
+    roots = np.unique(forest["root"].to_numpy())
+    return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
+
+
 def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
     """The forest of several forests, joined as a tree.
 

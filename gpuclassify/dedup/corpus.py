@@ -10,6 +10,9 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+from dask.base import clone_key
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from gpuclassify.frames import backend_of
@@ -134,14 +137,30 @@ def choose_shuffle() -> str | None:
     return None
 
 
-def read_apart(frame: Any, columns: Sequence[str] | None, purpose: Any) -> list[Any]:
-    """The partitions as the frame has them, delayed, read for one purpose alone.
+def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: Any) -> list[Any]:
+    """The partitions as the frame has them, delayed: Dask would join small ones when it optimises.
 
-    Dask would join small partitions when it optimises. Tasks are copied for each purpose (anything
-    that Dask can tokenize), so that no partition is kept in memory for another reader.
+    Where the frame is read from files and nothing else, the tasks are copies for this purpose
+    (anything that Dask can tokenize), so that no partition is kept in memory for another reader.
     """
-    from dask.graph_manipulation import clone
-
     chosen = frame if columns is None else frame[list(dict.fromkeys(columns))]
     parts = chosen.simplify().to_delayed(optimize_graph=False)
-    return list(clone(*parts, seed=tokenize(purpose)))
+    graph = dict(parts[0].dask)
+    if not _is_read(chosen):
+        return parts
+    seed = tokenize(purpose, columns)
+    names = {key: clone_key(key, seed) for key in graph}
+    copies = {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
+    together = HighLevelGraph.from_collections(seed, copies, dependencies=())
+    return [Delayed(names[part.key], together, layer=seed) for part in parts]
+
+
+def _is_read(frame: dd.DataFrame) -> bool:
+    """Whether a frame's columns come straight from files or from a function of `from_map`."""
+    from dask.dataframe.dask_expr._expr import Projection
+    from dask.dataframe.dask_expr.io import FromMap, ReadParquet
+
+    expression = frame.simplify().expr
+    while isinstance(expression, Projection):
+        expression = expression.frame
+    return isinstance(expression, (FromMap, ReadParquet))

@@ -116,7 +116,8 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
     in_groups = decisions[decisions["size"] > 1]
     goes = in_groups[~in_groups["keep"]]
     compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
-    bins = np.clip(np.nan_to_num(goes["similarity"].to_numpy()) * BINS, 0, BINS - 1).astype(int)
+    measured = goes["similarity"].dropna().to_numpy()
+    bins = np.clip(measured * BINS, 0, BINS - 1).astype(int)
     heads = in_groups[in_groups["keep"]]
     sources = source_names(goes["source"]).value_counts()
     groups = zip(heads["size"].tolist(), heads["group"].tolist(), heads["beginning"], strict=True)
