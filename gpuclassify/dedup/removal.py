@@ -65,7 +65,7 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
     """The dataset without the documents whose numbers `gone` has, each in its own partition."""
-    lists = by_partition(gone, dataset.npartitions, choose_shuffle())
+    lists = by_partition(gone, dataset.npartitions)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
         drop(part, number, numbers)
@@ -131,4 +131,5 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
             "convert one of them"
         )
     ids = corpus.map(numbered_ids, [id_name], id_field=id_name, meta=meta)
+    gone = gone.astype({id_name: ours})  # such as one kind of string to another
     return ids.merge(gone, on=id_name, shuffle_method=choose_shuffle())[["document"]]
