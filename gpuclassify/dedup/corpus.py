@@ -86,7 +86,7 @@ class Corpus:
             call(part, number, *(values[number] for values in each), **options)
             for number, part in enumerate(parts)
         ]
-        return dd.from_delayed(results, meta=meta, verify_meta=False)
+        return from_parts(results, meta)
 
 
 def as_dask(frame: Any) -> dd.DataFrame:
@@ -101,7 +101,7 @@ def as_dask(frame: Any) -> dd.DataFrame:
         backend_of(frame._meta)
         return frame
     backend_of(frame)
-    return dd.from_delayed([dask.delayed(frame)], meta=frame.iloc[:0], verify_meta=False)
+    return from_parts([dask.delayed(frame)], frame.iloc[:0])
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
@@ -111,6 +111,12 @@ def like(dataset: Any, result: dd.DataFrame) -> Any:
     if backend_of(result._meta) is not backend:
         result = result.to_backend(backend.__name__.rpartition(".")[2])
     return result if is_lazy else result.compute(scheduler="sync")
+
+
+def from_parts(parts: list[Any], meta: Any, divisions: Any = None) -> dd.DataFrame:
+    """A lazy frame of delayed partitions, in the types that they have."""
+    with dask.config.set({"dataframe.convert-string": False}):  # would change columns of objects
+        return dd.from_delayed(parts, meta=meta, divisions=divisions, verify_meta=False)
 
 
 def document_numbers(partition: int, rows: int) -> np.ndarray:

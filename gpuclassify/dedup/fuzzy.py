@@ -13,7 +13,7 @@ import pandas as pd
 from gpuclassify.checks import check_choice, check_count, check_flag
 from gpuclassify.dedup.bands import choose_bands, curve
 from gpuclassify.dedup.components import bucket_edges, join_forests, star_rounds, with_roots
-from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers, shuffle
+from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers, from_parts, shuffle
 from gpuclassify.dedup.duplicates import (
     Checkpoint,
     Duplicates,
@@ -123,12 +123,12 @@ class FuzzyDuplicates(Duplicates):
             edges = keep(f"edges-{first:03}", _edges(keys, bands, after))
             parts += edges.to_delayed(optimize_graph=False)
         if self.components == "rounds":
-            edges = dd.from_delayed(parts, meta=edges._meta, verify_meta=False)
+            edges = from_parts(parts, edges._meta)
             joined = star_rounds(edges, shuffle_method=choose_shuffle())
             found = joined.map_partitions(with_roots, meta=edges._meta)
         else:
             joined = dask.delayed(with_roots)(join_forests(parts))
-            found = dd.from_delayed([joined], meta=edges._meta, verify_meta=False)
+            found = from_parts([joined], edges._meta)
         return keep("components", found)
 
     @property

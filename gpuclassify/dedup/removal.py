@@ -16,6 +16,7 @@ from gpuclassify.dedup.corpus import (
     by_partition,
     choose_shuffle,
     document_numbers,
+    from_parts,
     like,
     read_apart,
 )
@@ -74,7 +75,7 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
         )
     ]
     divisions = dataset.divisions if dataset.known_divisions else None
-    return dd.from_delayed(parts, meta=dataset._meta, divisions=divisions, verify_meta=False)
+    return from_parts(parts, dataset._meta, divisions)
 
 
 def drop_rows(frame: Any, partition: int, gone: pd.DataFrame) -> Any:
