@@ -265,15 +265,14 @@ class Duplicates(ABC):
         return decisions.map_partitions(_after, passed, meta=decisions._meta)
 
     def _check(self, frame: Any) -> None:
-        backend_of(frame).check_text_column(frame, self.text_field)
-        names = [self.id_field, self.by, self.source_field, *self.keep_by]
-        for name in names:
-            if name not in (None, LENGTH, *frame.columns):
+        known = [str(name) for name in frame.columns]
+        for name in (self.text_field, self.id_field, self.by, self.source_field, *self.keep_by):
+            if name not in (None, LENGTH, *known):
                 raise ValueError(
-                    f"the frame has no column {name!r}.{nearest(str(name), map(str, frame.columns))} "
-                    f"It has {list(frame.columns)}"
+                    f"the frame has no column {name!r}.{nearest(name, known)} It has {known}"
                 )
-        if self.id_field is None and POSITION in frame.columns:
+        backend_of(frame).check_text_column(frame, self.text_field)
+        if self.id_field is None and POSITION in known:
             raise ValueError(
                 f"without id_field= documents are named by position in a column {POSITION!r}, "
                 f"which the frame has already: pass id_field={POSITION!r}, or rename that column"

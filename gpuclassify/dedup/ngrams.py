@@ -82,19 +82,13 @@ class Matches(NamedTuple):
         The row of the document that stays for this one: its own if it stays itself.
     similarity : ndarray of float32, shape (documents,)
         To that document.
-    compared, accepted : int
-        Pairs that were compared, and those at the threshold or above it.
+    compared : ndarray of int8, shape (documents,)
+        How many documents it was compared with, 0 to 2: the last one it is like, if it goes.
     """
 
     kept: np.ndarray
     similarity: np.ndarray
-    compared: int
-    accepted: int
-
-    @property
-    def rejected(self) -> int:
-        """Pairs that were compared and are too unlike."""
-        return self.compared - self.accepted
+    compared: np.ndarray
 
 
 def ngram_sets(texts: pa.LargeStringArray, n: int) -> NgramSets:
@@ -169,10 +163,10 @@ def match_groups(
         raise ValueError(
             f"sets, starts and is_fixed are of {counts[0]}, {counts[1]} and {counts[2]} documents"
         )
-    kept, similarity, compared = _match_groups(
-        sets, np.asarray(starts), np.asarray(is_fixed), float(threshold), measure == "containment"
+    by_containment = measure == "containment"
+    return Matches(
+        *_match_groups(sets, np.asarray(starts), np.asarray(is_fixed), threshold, by_containment)
     )
-    return Matches(kept, similarity, compared, int((kept != np.arange(len(kept))).sum()))
 
 
 @njit(nogil=True, cache=True)
@@ -270,8 +264,6 @@ def _drop_repeats(found, count):
     return distinct
 
 
-
-
 class _Sketches(NamedTuple):
     """A hash table of the sketches of a group's documents that stay, but for the first.
 
@@ -293,7 +285,7 @@ class _Sketches(NamedTuple):
 def _match_groups(sets, starts, is_fixed, threshold, by_containment):
     kept = np.arange(len(is_fixed))
     similarity = np.ones(len(is_fixed), np.float32)
-    compared = 0
+    compared = np.zeros(len(is_fixed), np.int8)
     slots = 0
     for group in range(len(starts) - 1):
         slots = max(slots, _slots(starts[group + 1] - starts[group]))
@@ -307,7 +299,7 @@ def _match_groups(sets, starts, is_fixed, threshold, by_containment):
         for row in range(first + 1, end):
             candidate = np.int64(-1) if is_fixed[row] else first
             while candidate >= 0:
-                compared += 1
+                compared[row] += 1
                 share = _similarity(_set(sets, row), _set(sets, candidate), by_containment)
                 if share >= threshold:
                     kept[row], similarity[row] = candidate, share

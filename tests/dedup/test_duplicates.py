@@ -1,5 +1,7 @@
 """What exact and fuzzy deduplication have in common, on pandas frames and Dask frames of them."""
 
+import functools
+
 import dask
 import dask.dataframe as dd
 import numpy as np
@@ -9,9 +11,15 @@ import pytest
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
 
+# Two passes of few hashes, so that a test takes little time: half of 0.62 finds all that is planted.
+FUZZY = {"bands": 10, "rows": 5, "bands_per_pass": 5}
 WAYS = pytest.mark.parametrize(
     "way",
-    [ExactDuplicates, FuzzyDuplicates, lambda **options: FuzzyDuplicates(verify=False, **options)],
+    [
+        ExactDuplicates,
+        functools.partial(FuzzyDuplicates, **FUZZY),
+        functools.partial(FuzzyDuplicates, verify=False, **FUZZY),
+    ],
     ids=["exact", "fuzzy", "unverified"],
 )
 
@@ -91,7 +99,7 @@ def test_small_files_keep_their_partitions(tmp_path, corpus):
     for filesystem in ("fsspec", "arrow"):  # both join small files when they are optimised
         frame = dd.read_parquet(tmp_path, filesystem=filesystem)
         found = ExactDuplicates()(frame).compute()
-        assert (found["id"] >> 40).nunique() > 10
+        assert len(set(found["id"].to_numpy() >> 40)) > 10
         kept = ExactDuplicates().remove(frame)
         assert kept.npartitions == 20
         assert len(kept[["truth"]].compute()) == len(corpus) - (~found["keep"]).sum()
@@ -223,7 +231,7 @@ def test_a_summary_counts_by_source(corpus):
     assert summary.accepted == summary.removed == sum(summary.similarities)
     largest = summary.largest[0]
     assert largest.size == 3
-    assert largest.beginning in {text[:200] for text in corpus["text"] if text}
+    assert largest.beginning in set(corpus["text"].dropna().str[:200])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def test_a_summary_counts_by_source(corpus):
     [
         ({"text_field": "txt"}, ValueError, r"no column 'txt'.* Did you mean 'text'"),
         ({"text_field": "quality", "id_field": "id"}, TypeError, "holds float64, not strings"),
-        ({"id_field": "Id"}, ValueError, r"no column 'Id'.* Did you mean 'id'"),
+        ({"id_field": "idd"}, ValueError, r"no column 'idd'.* Did you mean 'id'"),
         ({"keep_by": ["score"], "id_field": "id"}, ValueError, "no column 'score'"),
         ({"by": "sources", "id_field": "id"}, ValueError, "Did you mean 'source'"),
         ({}, ValueError, "pass id_field='id', or rename"),
