@@ -1,0 +1,1 @@
+"""Exact, fuzzy and semantic deduplication: which documents are duplicates, and their removal."""
