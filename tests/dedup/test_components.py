@@ -48,10 +48,10 @@ GRAPHS = {
 def expected(edges):
     graph = nx.Graph(list(edges.itertuples(index=False, name=None)))
     rows = [
-        (document, min(component))
+        (document, smallest)
         for component in nx.connected_components(graph)
-        for document in component
-        if document != min(component)
+        for smallest in [min(component)]
+        for document in component - {smallest}
     ]
     return pd.DataFrame(sorted(rows), columns=["document", "root"], dtype=np.int64)
 
