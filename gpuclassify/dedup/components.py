@@ -82,7 +82,7 @@ def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
     Returns
     -------
     dask.delayed.Delayed
-        One worker holds the result: 16 bytes for each document that is no root, and about ten
+        One worker holds the result: 16 bytes for each document that is no root, and about five
         times as much while it joins.
     """
     while len(parts) > 1:
