@@ -150,3 +150,10 @@ def test_bucket_edges_of_a_giant_key_and_of_nothing():
     found = bucket_edges(keys)
     assert (len(found), set(found["root"])) == (99_999, {5})
     assert bucket_edges(keys.iloc[:0]).empty
+
+
+def test_what_no_worker_can_join_is_refused_with_the_cure(monkeypatch):
+    monkeypatch.setattr("gpuclassify.dedup.components.BYTES_TO_JOIN", 1 << 50)
+    parts = [dask.delayed(forest(pd.DataFrame({"document": [n + 1], "root": [0]}))) for n in (0, 1)]
+    with pytest.raises(MemoryError, match=r"of 2 documents takes 2.00 PiB.*components='rounds'"):
+        join_forests(parts).compute(scheduler="sync")
