@@ -27,12 +27,13 @@ from benchmarks.harness import Run, begin, finish, new_parser, other_core_second
 from benchmarks.names import SUBJECT
 from benchmarks.planted import PLANTED, write_corpus
 from benchmarks.recall import (
+    character_sets,
     is_found,
     lone_pairs,
-    ngram_sets,
     precision,
     recall_by_similarity,
     similar_pairs,
+    word_sets,
 )
 
 QUESTION = "deduplication"
@@ -228,13 +229,14 @@ def measure_recall(folder: Path, ways: list[str], options: argparse.Namespace) -
     """What gpuclassify finds and removes, beside the similarity of all pairs."""
     documents = write_corpus(folder, options.recall_documents, near_share=NEAR_SHARE)
     texts = pd.concat(map(pd.read_parquet, sorted(documents.iterdir())))["text"]
-    sets = ngram_sets(texts[texts.fillna("") != ""])  # ids are places in it: blank texts come last
-    pairs = similar_pairs(sets)
+    texts = texts[texts.fillna("") != ""]  # ids are places in it: blank texts come last
+    sets = {"characters": character_sets(texts), "words": word_sets(texts)}
+    pairs = similar_pairs(sets["characters"])
     lone = lone_pairs(pairs)
     found: dict[str, Any] = {"documents": len(texts), "pairs": len(pairs), "lone_pairs": len(lone)}
     for bands in options.bands:
         found[bands] = {}
-        for way in set(OURS) & set(ways):
+        for way in filter(OURS.__contains__, ways):
             groups = run_way(way, documents, bands, options).groups
             by_similarity = recall_by_similarity(groups, lone, *map(int, bands.split("x")))
             found[bands][way] = {"recall": by_similarity, "precision": precision(groups, sets)}
@@ -263,6 +265,7 @@ def growth_of(run: Measurement, documents: int) -> dict[str, Any]:
     """What one run took, and that for each thousand documents."""
     return {
         "seconds": run.seconds,
+        "cpu_seconds": run.cpu_seconds,
         "other_cores": run.other_cores,
         "seconds_per_thousand": run.seconds / documents * 1_000,
         "peak_resident_bytes": run.peak_bytes,
@@ -315,12 +318,13 @@ def _recall_lines(recall: dict[str, Any]) -> list[str]:
                 f"{part['from']:.2f}: {part['found']:.2f} ({part['expected']:.2f})"
                 for part in found["recall"]
             )
-            shares = found["precision"]["share_at_least"]
             lines.append(f"  {bands} {way}, found (expected) by similarity: {bins}")
-            lines.append(
-                f"    of {found['precision']['removed']} removed are at least so alike to the one "
-                "kept: " + ", ".join(f"{least}: {share:.1%}" for least, share in shares.items())
-            )
+            removed = found["precision"]
+            lines += [
+                f"    of {removed['removed']} removed so many are alike to the one kept by {name}: "
+                + ", ".join(f"{least}: {share:.1%}" for least, share in removed[name].items())
+                for name in ("characters", "words")
+            ]
     return lines
 
 

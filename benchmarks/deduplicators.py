@@ -32,7 +32,7 @@ def gpuclassify(documents: Path, out: Path, bands: int, rows: int, verify: bool)
     import dask
     import dask.dataframe as dd
 
-    from gpuclassify import FuzzyDuplicates
+    from gpuclassify import FuzzyDuplicates, remove_duplicates
 
     frame = dd.read_parquet(documents)
     duplicates = FuzzyDuplicates(
@@ -45,8 +45,8 @@ def gpuclassify(documents: Path, out: Path, bands: int, rows: int, verify: bool)
     )
     with dask.config.set(scheduler="sync"):
         groups = duplicates(frame).compute()
-        removed = groups.loc[~groups["keep"], "id"]
-        frame[~frame["id"].isin(removed.to_list())].to_parquet(out / "kept")
+        found = dd.from_pandas(groups, npartitions=1)
+        remove_duplicates(frame, found).to_parquet(out / "kept")
     return groups[["id", "group", "keep"]]
 
 

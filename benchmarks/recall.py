@@ -19,12 +19,23 @@ ALIKE = 0.3  # pairs below this hardly ever share a band: 14 of 8 rows do in 1 o
 EDGES = np.linspace(0.5, 1.0, 11)  # of the bins of similarity
 CONFIDENCE = 0.95
 LEAST = (0.5, 0.7, 0.8)  # similarities from which on a removal counts as right
+COMPARED_WORDS = 3  # of an n-gram, when full texts are compared
 BLOCK_ROWS = 1_000
 
 
-def ngram_sets(texts: Sequence[str]) -> csr_matrix:
+def character_sets(texts: Sequence[str]) -> csr_matrix:
     """float32 (texts, distinct n-grams): 1 where a text has the n-gram."""
     counter = CountVectorizer(analyzer=character_ngrams, binary=True, dtype=np.float32)
+    return counter.fit_transform(texts)
+
+
+def word_sets(texts: Sequence[str]) -> csr_matrix:
+    """float32 (texts, distinct n-grams of words in lower case): 1 where a text has the n-gram."""
+    size = (COMPARED_WORDS, COMPARED_WORDS)
+    pattern = r"\w+"
+    counter = CountVectorizer(
+        ngram_range=size, token_pattern=pattern, binary=True, dtype=np.float32
+    )
     return counter.fit_transform(texts)
 
 
@@ -95,12 +106,27 @@ def recall_by_similarity(
     return bins
 
 
-def precision(groups: pd.DataFrame, sets: csr_matrix) -> dict[str, Any]:
-    """Of the documents removed, the shares that are so alike to the one kept of their group."""
+def precision(groups: pd.DataFrame, sets: dict[str, csr_matrix]) -> dict[str, Any]:
+    """Of the documents removed, the shares that are so alike to the one kept of their group.
+
+    Parameters
+    ----------
+    groups : DataFrame
+        id, which are rows of the sets, group and keep.
+    sets : dict of str to csr_matrix
+        By name, what similarity is measured on.
+    """
     kept = groups[groups["keep"]].set_index("group")["id"]
     removed = groups[~groups["keep"]]
-    one, other = sets[removed["id"].to_numpy()], sets[removed["group"].map(kept).to_numpy()]
+    one, other = removed["id"].to_numpy(), removed["group"].map(kept).to_numpy()
+    found: dict[str, Any] = {"removed": len(removed)}
+    for name, of_name in sets.items():
+        similarity = jaccard(of_name[one], of_name[other])
+        found[name] = {str(least): float((similarity >= least).mean()) for least in LEAST}
+    return found
+
+
+def jaccard(one: csr_matrix, other: csr_matrix) -> np.ndarray:
+    """Similarity of each row of the one and that of the other, float32 (rows,)."""
     common = np.asarray(one.multiply(other).sum(axis=1)).ravel()
-    similarity = common / (one.getnnz(axis=1) + other.getnnz(axis=1) - common)
-    shares = {str(least): float((similarity >= least).mean()) for least in LEAST}
-    return {"removed": len(removed), "share_at_least": shares}
+    return common / np.maximum(one.getnnz(axis=1) + other.getnnz(axis=1) - common, 1)
