@@ -6,6 +6,7 @@ depends on their paths and the seed alone. Some 400,000 distinct documents are t
 development environment. Beyond that their lines are shuffled, five and five, and cut again.
 """
 
+import functools
 import itertools
 import re
 import sysconfig
@@ -157,13 +158,7 @@ def read_texts(count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
 
 def file_sources(rng: np.random.Generator) -> Iterator[Source]:
     """The package and the lines of every file that is text."""
-    roots = sorted({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
-    paths = sorted(
-        (path.relative_to(root).as_posix(), path)
-        for root in roots
-        for path in root.rglob("*")
-        if path.suffix in SUFFIXES and "site-packages" not in path.relative_to(root).parts
-    )
+    paths = text_paths()
     for number in rng.permutation(len(paths)):
         name, path = paths[number]
         try:
@@ -171,6 +166,18 @@ def file_sources(rng: np.random.Generator) -> Iterator[Source]:
         except (OSError, UnicodeDecodeError):
             continue
         yield name.partition("/")[0], text.splitlines()
+
+
+@functools.cache
+def text_paths() -> list[tuple[str, Path]]:
+    """Files of text below the installed packages and Python's own, by their paths in there."""
+    roots = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
+    return sorted(
+        (path.relative_to(root).as_posix(), path)
+        for root in roots
+        for path in root.rglob("*")
+        if path.suffix in SUFFIXES and "site-packages" not in path.relative_to(root).parts
+    )
 
 
 def shuffled_sources(texts: Iterable[str], rng: np.random.Generator) -> Iterator[Source]:

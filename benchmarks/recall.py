@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from benchmarks.deduplicators import character_ngrams
 
 ALIKE = 0.3  # pairs below this hardly ever share a band: 14 of 8 rows do in 1 of 1,100
-EDGES = np.linspace(0.5, 1.0, 11)  # of the bins of similarity
+EDGES = np.linspace(0.5, 1.0, 11).round(2)  # of the bins of similarity
 CONFIDENCE = 0.95
 LEAST = (0.5, 0.7, 0.8)  # similarities from which on a removal counts as right
 COMPARED_WORDS = 3  # of an n-gram, when full texts are compared
