@@ -104,7 +104,7 @@ def test_components_and_groups_are_those_of_networkx():
 
 @pytest.fixture(scope="module")
 def some_texts_and_pairs(frame):
-    texts = frame["text"].iloc[:-2].reset_index(drop=True)
+    texts = frame["text"].iloc[:200]
     sets = [character_ngrams(text) for text in texts]
     similarity = {
         (i, j): len(sets[i] & sets[j]) / len(sets[i] | sets[j])
@@ -115,11 +115,11 @@ def some_texts_and_pairs(frame):
 
 def test_similar_pairs_are_those_of_brute_force(some_texts_and_pairs, monkeypatch):
     texts, similarity = some_texts_and_pairs
-    monkeypatch.setattr(recall, "BLOCK_ROWS", 150)
+    monkeypatch.setattr(recall, "BLOCK_ROWS", 150)  # two blocks
     pairs = recall.similar_pairs(recall.character_sets(texts))
     found = {(row.first, row.second): row.similarity for row in pairs.itertuples(index=False)}
     expected = {pair: value for pair, value in similarity.items() if value >= recall.ALIKE}
-    assert len(expected) > 30
+    assert len(expected) > 5
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected)
 
