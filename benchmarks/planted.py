@@ -2,7 +2,7 @@
 
 The text is that of the installed packages and of Python itself: sources, documentation, licences.
 Every file is cut at line borders into documents of web-like lengths; files come in an order that
-depends on their paths and the seed alone. Some 400,000 distinct documents are there in a usual
+depends on their paths and the seed alone. Some 350,000 distinct documents are there in a usual
 development environment. Beyond that their lines are shuffled, five and five, and cut again.
 """
 
