@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask
 import numpy as np
 import pandas as pd
+
+from gpuclassify.dedup.corpus import reduce_tree
 
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
 _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
@@ -85,12 +86,9 @@ def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
         One worker holds the result: 16 bytes for each document that is no root, and about ten
         times as much while it joins.
     """
-    while len(parts) > 1:
-        parts = [_join(parts[first : first + fan_in]) for first in range(0, len(parts), fan_in)]
-    return parts[0]
+    return reduce_tree(_join, parts, fan_in)
 
 
-@dask.delayed(pure=True)
 def _join(parts: list[pd.DataFrame]) -> pd.DataFrame:
     return forest(pd.concat(parts))
 
