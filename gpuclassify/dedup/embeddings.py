@@ -44,7 +44,8 @@ def unit_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
     if not _holds_numbers(lists.type):
         raise TypeError(
             f"column {column!r} holds {lists.type}, not lists of numbers: name the column of "
-            "embeddings as embedding_field=, or leave it out, so that embedder= makes them"
+            "embeddings as embedding_field=. (Dask makes strings of lists in an object column: "
+            "give it Arrow's type, pandas.ArrowDtype(pyarrow.list_(pyarrow.float32())))"
         )
     is_given = lists.is_valid().to_numpy(zero_copy_only=False)
     if not is_given.any():
@@ -147,9 +148,8 @@ def estimate_documents(numbers: np.ndarray, size: int) -> int:
 
 
 def _holds_numbers(kind: pa.DataType) -> bool:
-    if pa.types.is_null(kind):  # of a partition that holds nothing
-        return True
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not (is_list or pa.types.is_fixed_size_list(kind)):
-        return False
-    return pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+        return types.is_floating(kind) or types.is_integer(kind) or types.is_null(kind)
+    return types.is_null(kind)  # of a partition that holds nothing
