@@ -113,8 +113,8 @@ def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFram
             a + b for a, b in zip(total.similarities, part.similarities, strict=True)
         ]
         total.largest = _largest([*total.largest, *part.largest])
-        for name, (_, gone) in part.sources.items():
-            removed[name] += gone
+        for source, (_, gone) in part.sources.items():
+            removed[str(source)] += gone
     total.documents = counted.total()
     total.sources = {name: (counted[name], removed[name]) for name in sorted(counted)}
     return total
