@@ -295,11 +295,14 @@ def _speed_lines(corpora: dict[str, Any]) -> list[str]:
     lines = []
     for bands, corpus in corpora.items():
         lines.append(f"{bands} bands and rows, {corpus['documents']} documents")
-        lines.append(f"{'median s':>38}{'docs/s':>9}{'peak MB':>9}{'kept':>9}{'ratio':>8}")
+        lines.append(
+            f"{'median s':>38}{'cpu s':>9}{'docs/s':>9}{'peak MB':>9}{'kept':>9}{'ratio':>8}"
+        )
         for way, found in corpus["variants"].items():
             ratio = corpus.get("speed_up", {}).get(way, {}).get("ratio_of_medians")
             lines.append(
-                f"  {way:26}{found['median_seconds']:10.1f}{found['documents_per_second']:9.0f}"
+                f"  {way:26}{found['median_seconds']:10.1f}"
+                f"{statistics.median(found['cpu_seconds']):9.1f}{found['documents_per_second']:9.0f}"
                 f"{found['peak_resident_bytes'] / 1e6:9.0f}{found['kept']:9}"
                 + (f"{ratio:7.2f}x" if ratio else "")
             )

@@ -195,7 +195,6 @@ def test_peers_that_are_not_installed_are_left_out():
     assert deduplication.peer_versions("nowhere") == {}
 
 
-@pytest.mark.slow
 def test_a_smoke_run_writes_a_complete_result(smoke_run, tmp_path):
     result, path, printed = smoke_run("deduplication", "--peers", "nowhere")
     corpus = result["corpora"]["14x8"]
