@@ -30,11 +30,16 @@ def character_sets(texts: Sequence[str]) -> csr_matrix:
 
 
 def word_sets(texts: Sequence[str]) -> csr_matrix:
-    """float32 (texts, distinct n-grams of words in lower case): 1 where a text has the n-gram."""
-    size = (COMPARED_WORDS, COMPARED_WORDS)
-    pattern = r"\w+"
+    """float32 (texts, distinct n-grams of words): 1 where a text has the n-gram.
+
+    Words are what stands between white space and ASCII punctuation, as texts are compared.
+    """
     counter = CountVectorizer(
-        ngram_range=size, token_pattern=pattern, binary=True, dtype=np.float32
+        ngram_range=(COMPARED_WORDS, COMPARED_WORDS),
+        token_pattern=r"[^\s!-/:-@\[-`{-~]+",
+        lowercase=False,
+        binary=True,
+        dtype=np.float32,
     )
     return counter.fit_transform(texts)
 

@@ -134,8 +134,8 @@ def match_groups(
     """Which documents of each group go, because one that stays is similar enough.
 
     The first document of a group stays. Each further one is compared with at most two that stay:
-    the first, and the one of the others that shares the most of the document's sketch (its
-    smallest hashes). If neither is similar enough it stays as well, so that a chain of documents,
+    the first, and the one of the others that has the same n-grams or else shares the most of the
+    document's sketch (its smallest hashes). If neither is similar enough it stays as well, so that a chain of documents,
     each similar to the next, goes only as far as similarity to one that stays. Linear in the
     n-grams of a group, however many documents stay.
 
@@ -340,7 +340,7 @@ def _part(table, documents):
 def _slots(documents):
     """Room for the sketches of so many documents, at most half full: a power of two."""
     slots = 1
-    while slots < 2 * _SKETCH_HASHES * documents:
+    while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2
     return slots
 
@@ -388,21 +388,40 @@ def _slot(sketches, ngram, first):
 
 @njit(nogil=True, cache=True)
 def _own(sketches, ngrams, first, row):
-    """Enter the sketch of a document that stays."""
+    """Enter the sketch of a document that stays, and its n-grams as a whole."""
+    _enter(sketches, _whole(ngrams), first, row)
     for ngram in ngrams[:_SKETCH_HASHES]:
-        slot = _slot(sketches, ngram, first)
-        if sketches.owners[slot, 0] < first:
-            sketches.hashes[slot], sketches.counts[slot] = ngram, 0
-        sketches.owners[slot, sketches.counts[slot] % _OWNERS] = row
-        sketches.counts[slot] += 1
+        _enter(sketches, ngram, first, row)
+
+
+@njit(nogil=True, cache=True)
+def _enter(sketches, ngram, first, row):
+    slot = _slot(sketches, ngram, first)
+    if sketches.owners[slot, 0] < first:
+        sketches.hashes[slot], sketches.counts[slot] = ngram, 0
+    sketches.owners[slot, sketches.counts[slot] % _OWNERS] = row
+    sketches.counts[slot] += 1
+
+
+@njit(nogil=True, cache=True)
+def _whole(ngrams):
+    """One hash of all n-grams of a text."""
+    whole = np.uint64(len(ngrams))
+    for ngram in ngrams:
+        whole = _add(whole, ngram)
+    return _mix(whole)
 
 
 @njit(nogil=True, cache=True)
 def _most_shared(sketches, ngrams, first):
-    """The row that shares the most of a document's sketch, of equal ones the first; or -1.
+    """The row with the same n-grams, or that shares the most of a document's sketch; or -1.
 
-    A hash that many have says little of any: it counts for one part in as many.
+    A hash that many have says little of any: it counts for one part in as many. Of rows that share
+    as much, it is the first.
     """
+    equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0]
+    if equal > first:
+        return equal
     most = -1
     votes = sketches.votes
     for ngram in ngrams[:_SKETCH_HASHES]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
+SHOWN = 5  # sources and groups, as text
 BINS = 20  # of the histogram of similarities, from 0 to 1
 COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
 FEWEST_DOCUMENTS = 1_000  # of a source whose share alone can be refused
@@ -67,6 +68,22 @@ class DuplicatesSummary:
     def removed_share(self) -> float:
         """Of all documents."""
         return self.removed / self.documents if self.documents else 0.0
+
+    def __str__(self) -> str:
+        pairs = f"{self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
+        lines = [
+            f"{self.removed:,} of {self.documents:,} documents go ({self.removed_share:.1%})",
+            f"{self.in_groups:,} documents in {self.groups:,} groups"
+            + (f"; {pairs}" if self.compared else ""),
+        ]
+        by_share = sorted(self.sources.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
+        if len(by_share) > 1:
+            lines += ["sources that lose most:"]
+            lines += [f"  {name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
+        if self.largest:
+            lines += ["largest groups:"]
+            lines += [f"  {g.size:,} like {g.beginning[:60]!r}" for g in self.largest[:SHOWN]]
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""

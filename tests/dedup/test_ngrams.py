@@ -210,6 +210,14 @@ def test_sketches_find_the_second_cluster_of_a_false_merger():
     assert (found != np.arange(len(texts))).sum() >= 0.999 * (sum(similar) - 300)
 
 
+def test_equal_texts_find_each_other_among_many_that_share_nearly_all():
+    """Each differs from every other in one of thirteen words: too much, and no sketch tells."""
+    common = "one two three four five six seven eight nine ten eleven twelve"
+    texts = [f"{common} {number}" for number in range(200)]
+    found = match([*texts, *reversed(texts)], threshold=0.95)
+    assert found.kept.tolist() == [*range(200), *reversed(range(200))]
+
+
 @pytest.mark.parametrize("share", [0, 1], ids=["equal", "unlike"])
 def test_time_is_linear_in_the_size_of_a_group(share):
     texts = near_duplicates(1, 80_000, share, words=40)
