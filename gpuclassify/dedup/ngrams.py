@@ -135,9 +135,9 @@ def match_groups(
 
     The first document of a group stays. Each further one is compared with at most two that stay:
     the first, and the one of the others that has the same n-grams or else shares the most of the
-    document's sketch (its smallest hashes). If neither is similar enough it stays as well, so that a chain of documents,
-    each similar to the next, goes only as far as similarity to one that stays. Linear in the
-    n-grams of a group, however many documents stay.
+    document's sketch (its smallest hashes). If neither is similar enough it stays as well, so that
+    a chain of documents, each similar to the next, goes only as far as similarity to one that
+    stays. Linear in the n-grams of a group, however many documents stay.
 
     Parameters
     ----------

@@ -76,9 +76,10 @@ class DuplicatesSummary:
             f"{self.in_groups:,} documents in {self.groups:,} groups"
             + (f"; {pairs}" if self.compared else ""),
         ]
-        by_share = sorted(self.sources.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
-        if len(by_share) > 1:
-            lines += ["sources that lose most:"]
+        large = {k: v for k, v in self.sources.items() if v[0] >= FEWEST_DOCUMENTS} or self.sources
+        by_share = sorted(large.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
+        if len(self.sources) > 1:
+            lines += ["sources that lose the largest share:"]
             lines += [f"  {name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
         if self.largest:
             lines += ["largest groups:"]
