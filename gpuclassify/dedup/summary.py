@@ -103,7 +103,8 @@ def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFram
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
-        counted.update(dict(zip(frame["source"], frame["documents"].tolist(), strict=True)))
+        for source, count in zip(frame["source"], frame["documents"], strict=True):
+            counted[str(source)] += int(count)
     removed: Counter[str] = Counter()
     for part in decisions:
         for name in COUNTS:
@@ -112,7 +113,8 @@ def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFram
             a + b for a, b in zip(total.similarities, part.similarities, strict=True)
         ]
         total.largest = _largest([*total.largest, *part.largest])
-        removed.update({name: gone for name, (_, gone) in part.sources.items()})
+        for source, (_, gone) in part.sources.items():
+            removed[str(source)] += gone
     total.documents = counted.total()
     total.sources = {name: (counted[name], removed[name]) for name in sorted(counted)}
     return total
