@@ -17,9 +17,10 @@ TILE_NUMBERS = 1 << 26  # of a product that is held at a time: 256 MB
 def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
     """Centroids of k-means, at length 1.
 
-    Fitted by one thread of a CPU, whatever there is, so that all machines give the same. As they
-    come, centroids of scattered vectors are short, and near to vectors in all directions: measured
-    with 400, the largest cluster had 2.2 % of the vectors, and 1.1 % at length 1.
+    Fitted by one thread of a CPU, whatever there is, so that all machines give the same: 2,000 to
+    100,000 vectors of 384 in 100 s. It starts from random vectors, because k-means++ took fifteen
+    times as long for clusters no better. Means of scattered vectors are short, and so near to
+    vectors of all directions that they make large clusters; at length 1 they do not.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> 
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
-    means = KMeans(count, max_iter=max_iter, random_state=seed, n_init=1)
+    means = KMeans(count, init="random", n_init=1, max_iter=max_iter, random_state=seed)
     with threadpool_limits(1):
         centroids = means.fit(vectors).cluster_centers_
     lengths = np.linalg.norm(centroids, axis=1, keepdims=True)

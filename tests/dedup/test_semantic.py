@@ -182,14 +182,14 @@ def test_equal_centroids_and_a_single_one_make_no_border():
     assert (assign(vectors, np.repeat(vectors[:1], 2, axis=0))[1] == 0).all()
 
 
-def test_centroids_are_no_worse_than_lloyds():
+def test_centroids_are_no_worse_than_those_of_many_attempts():
     from sklearn.cluster import KMeans
 
-    vectors = clustered(np.random.default_rng(8), 2000, centres=20)
-    lloyd = KMeans(20, random_state=0, n_init=3).fit(vectors).inertia_
+    vectors = clustered(np.random.default_rng(8), 2000, spread=0.5, centres=100)
+    best = KMeans(20, random_state=0, n_init=10).fit(vectors).cluster_centers_
     centroids = fit_centroids(vectors, 20, 20, 42)
-    inertia = (np.linalg.norm(vectors[:, None] - centroids, axis=2).min(axis=1) ** 2).sum()
-    assert inertia < 1.3 * lloyd
+    cosines = (vectors @ centroids.T).max(axis=1).mean()
+    assert cosines > 0.97 * (vectors @ normalized(best).T).max(axis=1).mean()
     np.testing.assert_array_equal(centroids, fit_centroids(vectors, 20, 20, 42))
 
 
@@ -308,13 +308,15 @@ def test_every_partitioning_and_order_gives_what_brute_force_gives(npartitions):
 
 
 def test_clusters_do_not_depend_on_partitioning_and_order():
-    """Directions so far apart that no border can part similar ones; documents, in many clusters."""
-    frame = embedded(clustered(np.random.default_rng(15), 600, width=32, spread=0.05, centres=8))
-    want = expected(frame, 0.9)
-    finder = duplicates(threshold=0.9, n_clusters=8, sample_size=100)
-    for npartitions in (1, 40):
+    """Found is less than by brute force, but always the same."""
+    frame = embedded(clustered(np.random.default_rng(15), 600, width=32, spread=0.2, centres=40))
+    finder = duplicates(threshold=0.9, n_clusters=12, sample_size=200)
+    want = plain(finder(frame))
+    assert 0.7 < len(want) / len(expected(frame, 0.9)) < 1
+    for npartitions in (7, 40):
         rows = frame.sample(frac=1, random_state=npartitions)
-        same(finder(dd.from_pandas(rows, npartitions=npartitions, sort=False)), want)
+        found = plain(finder(dd.from_pandas(rows, npartitions=npartitions, sort=False)))
+        pd.testing.assert_frame_equal(found, want, check_dtype=False)
 
 
 def test_pairs_in_other_clusters_are_missed_and_borders_counted(caplog):
