@@ -17,11 +17,12 @@ from gpuclassify.checks import check_count, check_text
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.dedup.clusters import assign, border_width, fit_centroids, match
 from gpuclassify.dedup.corpus import (
+    MEMBERS_GATHERED,
     Corpus,
-    choose_shuffle,
     document_numbers,
     read_apart,
     reduce_tree,
+    shuffle,
 )
 from gpuclassify.dedup.duplicates import (
     Checkpoint,
@@ -62,25 +63,27 @@ class SemanticDuplicates(Duplicates):
     of those before it. Null and empty texts and null and all-zero embeddings are no duplicates of
     anything.
 
-    Pairs that a border of clusters parts are missed. Near-duplicates lie up to
-    δ = sqrt(2 - 2 * threshold) apart, which in a random one of `width` directions leads
-    δ / sqrt(width) (one standard deviation) towards a border. So many documents lie nearer to the
-    next cluster than that: a summary counts them as ``near_border``, and a warning is logged if
-    they are more than a tenth. Their share is about that of pairs at the threshold that are missed
-    (for random directions, half of it); pairs more similar than that are missed less.
+    Pairs that a border between clusters parts are missed. A near-duplicate at the threshold lies
+    δ = sqrt(2 - 2 * threshold) away, and in a random one of `width` directions this leads
+    δ / sqrt(width) towards a border (one standard deviation). A summary counts the documents that
+    are nearer to one as ``near_border``, and a warning is logged if they are more than a tenth. Of
+    pairs at the threshold, half as large a share to as large a share is missed, and of more similar
+    pairs a smaller one.
 
     Settings are those of `Duplicates`, and these:
 
     Parameters
     ----------
     embedder : Embedder or str
-        Embeds the texts; a string names its model.
+        Embeds the texts; a string names its model. Default: that of `Embedder`.
     embedding_field : str, optional
-        Column of embeddings that are there already, instead of `embedder`.
+        Column of embeddings that are there already (lists of numbers), instead of `embedder`. They
+        are read once more than texts, rather than kept in the workers' memory.
     threshold : float
-        Cosine from which on documents are duplicates, 0 to 1.
+        Cosine from which on documents are duplicates, 0 to 1; up to 1e-6 below is equal to it.
     n_clusters : int, optional
-        Default: one for 2,000 documents, if the sample has 50 for each.
+        Work falls with their number, and the share of pairs that is found with it. Default: one
+        for 2,000 documents, and for 50 of the sample at most.
     max_iter : int
         Passes of k-means over the sample.
     sample_size : int
@@ -97,7 +100,7 @@ class SemanticDuplicates(Duplicates):
     embedding_field: str | None = None
     threshold: float = 0.95
     n_clusters: int | None = None
-    max_iter: int = 100
+    max_iter: int = 20
     sample_size: int = 100_000
     seed: int = 42
 
@@ -153,7 +156,7 @@ class SemanticDuplicates(Duplicates):
         centroids = dask.delayed(find_centroids, pure=True)(sample, self)
         meta = to_clusters(meta, np.zeros((1, 0), np.float32), self.threshold)
         clusters = signatures.map_partitions(to_clusters, centroids, self.threshold, meta=meta)
-        moved = clusters.shuffle("key", shuffle_method=choose_shuffle())
+        moved = shuffle(clusters, "key", MEMBERS_GATHERED)
         matched = {"own_partitions": corpus.own_partitions, "threshold": self.threshold}
         meta = match_clusters(meta, **matched)
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
