@@ -19,6 +19,8 @@ from gpuclassify.frames import backend_of
 
 # A document's number is ``partition << ROW_BITS | row``: partitions of up to 10^12 rows.
 ROW_BITS = 40
+# Partitions of the corpus whose keys, or whose documents with candidates, are shuffled as one.
+KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Corpus:
             call(part, number, *(values[number] for values in each), **options)
             for number, part in enumerate(parts)
         ]
-        return dd.from_delayed(results, meta=meta, verify_meta=False)
+        return from_parts(results, meta)
 
 
 def as_dask(frame: Any) -> dd.DataFrame:
@@ -99,7 +101,7 @@ def as_dask(frame: Any) -> dd.DataFrame:
         backend_of(frame._meta)
         return frame
     backend_of(frame)
-    return dd.from_delayed([dask.delayed(frame)], meta=frame.iloc[:0], verify_meta=False)
+    return from_parts([dask.delayed(frame)], frame.iloc[:0])
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
@@ -108,7 +110,13 @@ def like(dataset: Any, result: dd.DataFrame) -> Any:
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
         result = result.to_backend(backend.__name__.rpartition(".")[2])
-    return result if is_lazy else result.compute(scheduler="sync").reset_index(drop=True)
+    return result if is_lazy else result.compute(scheduler="sync")
+
+
+def from_parts(parts: list[Any], meta: Any, divisions: Any = None) -> dd.DataFrame:
+    """A lazy frame of delayed partitions, in the types that they have."""
+    with dask.config.set({"dataframe.convert-string": False}):  # would change columns of objects
+        return dd.from_delayed(parts, meta=meta, divisions=divisions, verify_meta=False)
 
 
 def document_numbers(partition: int, rows: int) -> np.ndarray:
@@ -116,14 +124,24 @@ def document_numbers(partition: int, rows: int) -> np.ndarray:
     return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
-def by_partition(frame: dd.DataFrame, npartitions: int, shuffle_method: str | None) -> list[Any]:
+def by_partition(frame: dd.DataFrame, npartitions: int) -> list[Any]:
     """The rows of `frame` for each partition that its column ``document`` names, delayed.
 
     Each is a frame of the other columns, with the document's number as its index.
     """
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
-    moved = frame.set_index("document", divisions=divisions, shuffle_method=shuffle_method)
+    moved = frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
     return moved.to_delayed(optimize_graph=False)
+
+
+def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
+    """The rows with equal values of `column` in one partition; `gathered` partitions become one.
+
+    Rows of keys are few bytes each: shuffled in as many partitions as there are of texts, most of
+    the time would go into tasks.
+    """
+    fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
+    return fewer.shuffle(column, shuffle_method=choose_shuffle())
 
 
 def choose_shuffle() -> str | None:

@@ -14,7 +14,14 @@ import numpy as np
 import pandas as pd
 
 from gpuclassify.checks import check_count, check_number, check_optional_texts, check_text, nearest
-from gpuclassify.dedup.corpus import Corpus, as_dask, by_partition, choose_shuffle, like
+from gpuclassify.dedup.corpus import (
+    MEMBERS_GATHERED,
+    Corpus,
+    as_dask,
+    by_partition,
+    like,
+    shuffle,
+)
 from gpuclassify.dedup.groups import LENGTH, Verification, decide, listed, take_members
 from gpuclassify.dedup.removal import (
     POSITION,
@@ -151,7 +158,8 @@ class Duplicates(ABC):
         }
         decisions = self._approved(corpus)
         meta = listed(decisions._meta, **options)
-        return like(dataset, decisions.map_partitions(listed, meta=meta, **options))
+        found = like(dataset, decisions.map_partitions(listed, meta=meta, **options))
+        return found if isinstance(dataset, dd.DataFrame) else found.reset_index(drop=True)
 
     def remove(self, dataset: Any, *, against: Any = None) -> Any:
         """`dataset` without the duplicates that are not kept; nothing else changes.
@@ -187,7 +195,7 @@ class Duplicates(ABC):
         """What becomes of each document that may have a duplicate: see `groups.decide`."""
         keep = keep or _as_it_is
         components = self.find_components(corpus, keep)
-        found = by_partition(components, corpus.npartitions, choose_shuffle())
+        found = by_partition(components, corpus.npartitions)
         columns = self.member_fields(corpus)
         options = {
             "text_field": self.text_field,
@@ -199,7 +207,7 @@ class Duplicates(ABC):
         nothing = components._meta.set_index("document")
         meta = take_members(corpus.empty(columns), 0, nothing, **options)
         members = corpus.map(take_members, columns, found, meta=meta, **options)
-        moved = members.shuffle("root", shuffle_method=choose_shuffle())
+        moved = shuffle(members, "root", MEMBERS_GATHERED)
         decided = {"own_partitions": corpus.own_partitions, "verification": self.verification}
         meta = decide(meta, **decided)
         return keep("decisions", moved.map_partitions(decide, meta=meta, **decided))
@@ -223,7 +231,7 @@ class Duplicates(ABC):
                 one, name = Corpus(frame), self.id_field
                 meta = numbered_ids(one.empty([name]), 0, name)
                 ids = one.map(numbered_ids, [name], id_field=name, meta=meta)
-                moved = ids.shuffle(name, shuffle_method=choose_shuffle())
+                moved = shuffle(ids, name)
                 check = dask.delayed(refuse_repeated, pure=True)
                 checks += [check(part, name) for part in moved.to_delayed(optimize_graph=False)]
         return checks
@@ -257,24 +265,18 @@ class Duplicates(ABC):
         return decisions.map_partitions(_after, passed, meta=decisions._meta)
 
     def _check(self, frame: Any) -> None:
-        backend_of(frame).check_text_column(frame, self.text_field)
-        names = [self.id_field, self.by, self.source_field, *self.keep_by]
-        for name in names:
-            if name not in (None, LENGTH, *frame.columns):
+        known = [str(name) for name in frame.columns]
+        for name in (self.text_field, self.id_field, self.by, self.source_field, *self.keep_by):
+            if name not in (None, LENGTH, *known):
                 raise ValueError(
-                    f"the frame has no column {name!r}.{nearest(str(name), map(str, frame.columns))} "
-                    f"It has {list(frame.columns)}"
+                    f"the frame has no column {name!r}.{nearest(name, known)} It has {known}"
                 )
-        if self.id_field is None and POSITION in frame.columns:
+        backend_of(frame).check_text_column(frame, self.text_field)
+        if self.id_field is None and POSITION in known:
             raise ValueError(
                 f"without id_field= documents are named by position in a column {POSITION!r}, "
                 f"which the frame has already: pass id_field={POSITION!r}, or rename that column"
             )
-
-
-def has_texts(frame: Any, text_field: str) -> np.ndarray:
-    """Which rows have a text that is neither null nor empty, bool (rows,)."""
-    return (frame[text_field].str.len().fillna(0) > 0).to_numpy().astype(bool)
 
 
 def group_hashes(frame: Any, by: str | None) -> np.ndarray:

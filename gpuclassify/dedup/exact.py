@@ -9,8 +9,8 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers
-from gpuclassify.dedup.duplicates import Checkpoint, Duplicates, accepts_old_spellings, group_hashes, has_texts
+from gpuclassify.dedup.corpus import Corpus, document_numbers, shuffle
+from gpuclassify.dedup.duplicates import Checkpoint, Duplicates, accepts_old_spellings, group_hashes
 from gpuclassify.frames import backend_of
 
 
@@ -32,15 +32,14 @@ class ExactDuplicates(Duplicates):
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(exact_keys, columns, settings=self, meta=meta))
-        moved = keys.shuffle("key", shuffle_method=choose_shuffle())
+        moved = shuffle(keys, "key")
         found = moved.map_partitions(first_of_equal, meta=first_of_equal(meta))
         return keep("components", found)
 
 
 def exact_keys(frame: Any, partition: int, settings: Duplicates) -> pd.DataFrame:
     """Columns ``document``, ``key`` and ``key_low`` (int64): 128 bits of each text that has any."""
-    digests = backend_of(frame).text_digests(frame, settings.text_field)
-    has_text = has_texts(frame, settings.text_field)
+    digests, has_text = backend_of(frame).text_digests(frame, settings.text_field)
     keys = digests ^ group_hashes(frame, settings.by)[:, None]
     columns = {
         "document": document_numbers(partition, len(frame)),

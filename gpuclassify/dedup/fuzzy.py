@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import pandas as pd
 from gpuclassify.checks import check_choice, check_count, check_flag
 from gpuclassify.dedup.bands import choose_bands, curve
 from gpuclassify.dedup.components import bucket_edges, join_forests, star_rounds, with_roots
-from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers
+from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers, from_parts, shuffle
 from gpuclassify.dedup.duplicates import (
     Checkpoint,
     Duplicates,
@@ -22,7 +21,8 @@ from gpuclassify.dedup.duplicates import (
     check_share,
     group_hashes,
 )
-from gpuclassify.frames import backend_of
+from gpuclassify.dedup.groups import Verification
+from gpuclassify.dedup.minhash import frame_band_keys
 
 MEASURES = ("jaccard", "containment")
 COMPONENTS = ("tree", "rounds")
@@ -123,12 +123,12 @@ class FuzzyDuplicates(Duplicates):
             edges = keep(f"edges-{first:03}", _edges(keys, bands, after))
             parts += edges.to_delayed(optimize_graph=False)
         if self.components == "rounds":
-            edges = dd.from_delayed(parts, meta=edges._meta, verify_meta=False)
+            edges = from_parts(parts, edges._meta)
             joined = star_rounds(edges, shuffle_method=choose_shuffle())
             found = joined.map_partitions(with_roots, meta=edges._meta)
         else:
             joined = dask.delayed(with_roots)(join_forests(parts))
-            found = dd.from_delayed([joined], meta=edges._meta, verify_meta=False)
+            found = from_parts([joined], edges._meta)
         return keep("components", found)
 
     @property
@@ -142,8 +142,9 @@ class FuzzyDuplicates(Duplicates):
 
 def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
     """Columns ``document``, ``band_0`` and on (int64): a key for each band of texts that have any."""
-    keys = band_keys(
-        backend_of(frame).text_array(frame, settings.text_field),
+    keys, has_text = frame_band_keys(
+        frame,
+        settings.text_field,
         ngram_chars=settings.char_ngrams,
         bands=settings.bands,
         rows=settings.rows,
@@ -152,7 +153,6 @@ def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.Data
     keys ^= group_hashes(frame, settings.by)[:, None]
     columns = {"document": document_numbers(partition, len(frame))}
     columns |= {f"band_{band}": keys[:, band] for band in range(keys.shape[1])}
-    has_text = has_texts(frame, settings.text_field)
     return pd.DataFrame({name: column[has_text] for name, column in columns.items()})
 
 
@@ -171,5 +171,5 @@ def _edges(keys: dd.DataFrame, bands: range, after: Any) -> dd.DataFrame:
     """From each document to the smallest one that agrees with it in a band."""
     meta = band_rows(keys._meta, bands)
     rows = keys.map_partitions(band_rows, bands, after, meta=meta)
-    moved = rows.shuffle("key", shuffle_method=choose_shuffle())
+    moved = shuffle(rows, "key")
     return moved.map_partitions(bucket_edges, meta=bucket_edges(meta))

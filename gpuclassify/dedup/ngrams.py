@@ -82,19 +82,13 @@ class Matches(NamedTuple):
         The row of the document that stays for this one: its own if it stays itself.
     similarity : ndarray of float32, shape (documents,)
         To that document.
-    compared, accepted : int
-        Pairs that were compared, and those at the threshold or above it.
+    compared : ndarray of int8, shape (documents,)
+        How many documents it was compared with, 0 to 2: the last one it is like, if it goes.
     """
 
     kept: np.ndarray
     similarity: np.ndarray
-    compared: int
-    accepted: int
-
-    @property
-    def rejected(self) -> int:
-        """Pairs that were compared and are too unlike."""
-        return self.compared - self.accepted
+    compared: np.ndarray
 
 
 def ngram_sets(texts: pa.LargeStringArray, n: int) -> NgramSets:
@@ -169,10 +163,10 @@ def match_groups(
         raise ValueError(
             f"sets, starts and is_fixed are of {counts[0]}, {counts[1]} and {counts[2]} documents"
         )
-    kept, similarity, compared = _match_groups(
-        *sets, np.asarray(starts), np.asarray(is_fixed), threshold, measure == "containment"
+    by_containment = measure == "containment"
+    return Matches(
+        *_match_groups(sets, np.asarray(starts), np.asarray(is_fixed), threshold, by_containment)
     )
-    return Matches(kept, similarity, compared, int((kept != np.arange(len(kept))).sum()))
 
 
 @njit(nogil=True, cache=True)
@@ -193,47 +187,49 @@ def _ngram_sets(data, ends, n, kinds):
 
 @njit(nogil=True, cache=True)
 def _hash_tokens(text, kinds, found):
-    """Write the hashes of a text's tokens to `found`; returns how many."""
-    count = at = 0
+    """Write the hashes of a text's tokens to `found`; returns how many.
+
+    Without a branch for each gap, which no processor could foresee: what stands behind the last
+    token is overwritten until a word ends there. Unsigned places cannot count from the end, which
+    spares a test of each.
+    """
+    count, at = np.uint64(0), 0
     word = _FNV_START
     while at < len(text):
         code, at = _character(text, at)
         kind = kinds[code]
-        if kind == _WORD:
-            word = _add(word, code)
-            continue
-        if word != _FNV_START:
-            found[count] = _mix(word)
-            count += 1
-            word = _FNV_START
+        found[count] = word
+        count += np.uint64((kind != _WORD) & (word != _FNV_START))
         if kind == _ALONE:
-            found[count] = _mix(_add(word, code))
-            count += 1
+            found[count] = _add(_FNV_START, code)
+            count += np.uint64(1)
+        longer = _add(word, code)
+        word = longer if kind == _WORD else _FNV_START
     if count == 0 and word == _FNV_START:
         for byte in text:
-            word = _add(word, byte)
+            word = _add(word, np.uint64(byte))
     if count == 0 or word != _FNV_START:
-        found[count] = _mix(word)
-        count += 1
-    return count
+        found[count] = word
+        count += np.uint64(1)
+    return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
 def _character(text, at):
     """The code point of the UTF-8 character at a byte, and where the next one begins."""
-    first = np.int64(text[at])
-    if first < 0x80:
-        return first, at + 1
-    size = 2 + (first >= 0xE0) + (first >= 0xF0)
-    code = first & (0x7F >> size)
+    code = np.uint64(text[at])
+    if code < np.uint64(0x80):
+        return code, at + 1
+    size = 2 + (code >= np.uint64(0xE0)) + (code >= np.uint64(0xF0))
+    code &= np.uint64(0x7F >> size)
     for byte in text[at + 1 : at + size]:
-        code = code << 6 | (byte & 0x3F)
+        code = code << np.uint64(6) | np.uint64(byte & 0x3F)
     return code, at + size
 
 
 @njit(nogil=True, cache=True)
 def _add(state, value):
-    return (state ^ np.uint64(value)) * _FNV_PRIME
+    return (state ^ value) * _FNV_PRIME
 
 
 @njit(nogil=True, cache=True)
@@ -247,13 +243,14 @@ def _mix(value):
 def _hash_ngrams(found, tokens, n):
     """Overwrite the hashes of tokens with those of the n-grams that begin there; how many."""
     size = min(n, tokens)
-    ngrams = tokens - size + 1
-    for first in range(ngrams):
-        ngram = _add(_FNV_START, size)
+    for token in range(tokens):
+        found[token] = _mix(found[token])
+    for first in range(tokens - size + 1):
+        ngram = np.uint64(size)
         for token in range(first, first + size):
             ngram = _add(ngram, found[token])
         found[first] = _mix(ngram)
-    return ngrams
+    return tokens - size + 1
 
 
 @njit(nogil=True, cache=True)
@@ -267,3 +264,125 @@ def _drop_repeats(found, count):
     return distinct
 
 
+class _Sketches(NamedTuple):
+    """A hash table of the sketches of a group's documents that stay, but for the first.
+
+    Attributes
+    ----------
+    owners : ndarray of int64, shape (slots,)
+        The row of the first document that has the slot's hash; -1 in free slots.
+    hashes : ndarray of uint64, shape (slots,)
+    votes : ndarray of uint8, shape (documents,)
+        Room to count in; zero between calls.
+    """
+
+    owners: np.ndarray
+    hashes: np.ndarray
+    votes: np.ndarray
+
+
+@njit(nogil=True, cache=True)
+def _match_groups(sets, starts, is_fixed, threshold, by_containment):
+    kept = np.arange(len(is_fixed))
+    similarity = np.ones(len(is_fixed), np.float32)
+    compared = np.zeros(len(is_fixed), np.int8)
+    slots = 0
+    for group in range(len(starts) - 1):
+        slots = max(slots, _slots(starts[group + 1] - starts[group]))
+    owners, hashes = np.empty(slots, np.int64), np.empty(slots, np.uint64)
+    votes = np.zeros(len(is_fixed), np.uint8)
+    for group in range(len(starts) - 1):
+        first, end = starts[group], starts[group + 1]
+        slots = _slots(end - first)
+        owners[:slots] = -1
+        sketches = _Sketches(owners[:slots], hashes[:slots], votes)
+        for row in range(first + 1, end):
+            candidate = np.int64(-1) if is_fixed[row] else first
+            while candidate >= 0:
+                compared[row] += 1
+                share = _similarity(_set(sets, row), _set(sets, candidate), by_containment)
+                if share >= threshold:
+                    kept[row], similarity[row] = candidate, share
+                    break
+                candidate = _most_shared(sketches, _set(sets, row)) if candidate == first else -1
+            if kept[row] == row:
+                _own(sketches, _set(sets, row), row)
+    return kept, similarity, compared
+
+
+@njit(nogil=True, cache=True)
+def _set(sets, row):
+    return sets.hashes[sets.offsets[row] : sets.offsets[row + 1]]
+
+
+@njit(nogil=True, cache=True)
+def _similarity(ngrams, others, by_containment):
+    shared = _count_shared(ngrams, others)
+    return shared / (len(ngrams) if by_containment else len(ngrams) + len(others) - shared)
+
+
+@njit(nogil=True, cache=True)
+def _count_shared(some, others):
+    """How many values are in both of two sorted arrays: nearly linear in the shorter one."""
+    if len(some) > len(others):
+        some, others = others, some
+    shared = at = 0
+    if 16 * len(some) < len(others):  # else a step takes less time than a search
+        for value in some:
+            at += np.searchsorted(others[at:], value)
+            shared += at < len(others) and others[at] == value
+        return shared
+    here = 0
+    while here < len(some) and at < len(others):
+        value, other = some[here], others[at]
+        shared += value == other
+        here += value <= other
+        at += other <= value
+    return shared
+
+
+@njit(nogil=True, cache=True)
+def _slots(documents):
+    """Room for the sketches of so many documents, at most half full: a power of two."""
+    slots = 1
+    while slots < 2 * _SKETCH_HASHES * documents:
+        slots *= 2
+    return slots
+
+
+@njit(nogil=True, cache=True)
+def _slot(sketches, ngram):
+    """Where a hash is, or the free place for it."""
+    last = np.uint64(len(sketches.owners) - 1)
+    slot = ngram & last
+    while sketches.owners[slot] >= 0 and sketches.hashes[slot] != ngram:
+        slot = (slot + np.uint64(1)) & last
+    return slot
+
+
+@njit(nogil=True, cache=True)
+def _own(sketches, ngrams, row):
+    """Enter a document's sketch, but for hashes that others own: each has one owner."""
+    for ngram in ngrams[:_SKETCH_HASHES]:
+        slot = _slot(sketches, ngram)
+        if sketches.owners[slot] < 0:
+            sketches.owners[slot] = row
+            sketches.hashes[slot] = ngram
+
+
+@njit(nogil=True, cache=True)
+def _most_shared(sketches, ngrams):
+    """The row that owns the most of a document's sketch, of equal ones the first; or -1."""
+    most = -1
+    votes = sketches.votes
+    for ngram in ngrams[:_SKETCH_HASHES]:
+        row = sketches.owners[_slot(sketches, ngram)]
+        if row >= 0:
+            votes[row] += 1
+            if most < 0 or votes[row] > votes[most] or (votes[row] == votes[most] and row < most):
+                most = row
+    for ngram in ngrams[:_SKETCH_HASHES]:
+        row = sketches.owners[_slot(sketches, ngram)]
+        if row >= 0:
+            votes[row] = 0
+    return most

@@ -16,6 +16,7 @@ from gpuclassify.dedup.corpus import (
     by_partition,
     choose_shuffle,
     document_numbers,
+    from_parts,
     like,
     read_apart,
 )
@@ -65,7 +66,7 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
     """The dataset without the documents whose numbers `gone` has, each in its own partition."""
-    lists = by_partition(gone, dataset.npartitions, choose_shuffle())
+    lists = by_partition(gone, dataset.npartitions)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
         drop(part, number, numbers)
@@ -74,7 +75,7 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
         )
     ]
     divisions = dataset.divisions if dataset.known_divisions else None
-    return dd.from_delayed(parts, meta=dataset._meta, divisions=divisions, verify_meta=False)
+    return from_parts(parts, dataset._meta, divisions)
 
 
 def drop_rows(frame: Any, partition: int, gone: pd.DataFrame) -> Any:
@@ -131,4 +132,5 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
             "convert one of them"
         )
     ids = corpus.map(numbered_ids, [id_name], id_field=id_name, meta=meta)
+    gone = gone.astype({id_name: ours})  # such as one kind of string to another
     return ids.merge(gone, on=id_name, shuffle_method=choose_shuffle())[["document"]]

@@ -1,9 +1,10 @@
 """The dataframe backends behind a few verbs.
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
-`string_dtype`, `texts`, `with_columns` and `take_rows`; cudf's also has `device_texts`, which
-leaves them on the GPU. What mappers add travels between them as Arrow arrays, one a column; the
-Arrow field says the kind of column on every backend:
+`string_dtype`, `texts`, `text_array`, `text_digests`, `with_columns` and `take_rows`; cudf's also
+has `device_texts`, which leaves them on the GPU, and `text_minhashes`. What mappers add travels
+between them as Arrow arrays, one a column; the Arrow field says the kind of column on every
+backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf
@@ -26,6 +27,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 BACKENDS = ("pandas", "cudf")
 
 
@@ -46,6 +49,11 @@ def backend_of(frame: Any) -> ModuleType:
         "(on pandas or cudf), pandas or cudf"
         + (". A column alone becomes one with .to_frame()" if hasattr(frame, "to_frame") else "")
     )
+
+
+def unpack_digests(digests: bytes) -> np.ndarray:
+    """Digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
+    return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
 
 
 def name_row(frame: Any, row: int) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf
 
+from gpuclassify.frames import unpack_digests
 from gpuclassify.frames.texts import DeviceTexts
 
 
@@ -69,6 +70,67 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
             )
         return None
     return series if max_chars is None else series.str.slice(0, max_chars)
+
+
+def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
+    """The strings of `column` on the host, as an Arrow array; null where null."""
+    series = text_series(frame, column, None)
+    if series is None:
+        return pa.nulls(len(frame), pa.large_string())
+    values = series.to_arrow().cast(pa.large_string())
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The MD5 of each text's UTF-8 bytes, computed on the GPU.
+
+    Returns
+    -------
+    digests : numpy.ndarray
+        int64 (rows, 2): the 16 bytes as two big-endian numbers. Without meaning for null.
+    has_text : numpy.ndarray
+        bool (rows,): whether a row has a text that is not empty.
+    """
+    series = text_series(frame, column, None)
+    if series is None:
+        return np.zeros((len(frame), 2), np.int64), np.zeros(len(frame), bool)
+    series = series.fillna("")
+    hexadecimal = "".join(series.hash_values(method="md5").to_arrow().to_pylist())
+    return unpack_digests(bytes.fromhex(hexadecimal)), (series.str.len() > 0).to_numpy()
+
+
+def text_minhashes(
+    frame: cudf.DataFrame, column: str, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """MinHash signatures, computed on the GPU; `gpuclassify.dedup.minhash` has the formula.
+
+    Parameters
+    ----------
+    a, b : numpy.ndarray
+        uint32 (hashes,): the hash functions' factors and terms.
+    seed : int
+        Of the windows' hash.
+    width : int
+        Characters of a window.
+
+    Returns
+    -------
+    signatures : numpy.ndarray
+        uint32 (rows, hashes), zeros for null and empty texts.
+    has_text : numpy.ndarray
+        bool (rows,): whether a row has a text that is not empty.
+
+    Raises
+    ------
+    OverflowError
+        From libcudf: ``rows * hashes`` is 2**31 or more. Slice the frame.
+    """
+    series = text_series(frame, column, None)
+    if series is None or not len(series):
+        return np.zeros((len(frame), len(a)), np.uint32), np.zeros(len(frame), bool)
+    series = series.fillna("")  # lists without null lie in one piece
+    lists = series.str.minhash(int(seed), a=cudf.Series(a), b=cudf.Series(b), width=width)
+    return lists.list.leaves.to_numpy().reshape(-1, len(a)), (series.str.len() > 0).to_numpy()
 
 
 def device_texts(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.api.types import is_object_dtype
 
-from gpuclassify.frames import name_row
+from gpuclassify.frames import name_row, unpack_digests
 
 # Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -58,27 +58,46 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
     return values.to_pylist()
 
 
-def text_array(frame: pd.DataFrame, column: str) -> pa.Array:
-    """The strings of `column` as Arrow's large_string; null where null."""
+def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
+    """The strings of `column` as an Arrow array; `texts` says what is in it, and what is raised."""
     series = frame[column]
     if not _is_arrow_text(series.dtype):
         return pa.array(_object_texts(series, None), pa.large_string())
-    return _plain(pa.array(series.array, from_pandas=True)).cast(pa.large_string())
-
-
-def text_digests(frame: pd.DataFrame, column: str) -> np.ndarray:
-    """The MD5 of each string's UTF-8 bytes as two big-endian int64, (rows, 2); zeros for null."""
-    texts = frame[column].array
-    digests = b"".join(
-        hashlib.md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()
-        if isinstance(text, str) else bytes(16)
-        for text in texts
-    )
-    return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
-
-
-def _plain(values: Any) -> Any:
+    values = pa.array(series.array, from_pandas=True).cast(pa.large_string())
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The MD5 of each text's UTF-8 bytes.
+
+    Lone surrogates, which UTF-8 has no bytes for, count as "surrogatepass" encodes them, so that
+    only equal texts have equal digests.
+
+    Returns
+    -------
+    digests : numpy.ndarray
+        int64 (rows, 2): the 16 bytes as two big-endian numbers. Without meaning for null.
+    has_text : numpy.ndarray
+        bool (rows,): whether a row has a text that is not empty.
+
+    Raises
+    ------
+    TypeError
+        As in `texts`.
+    """
+    if _is_arrow_text(frame[column].dtype):
+        encoded = text_array(frame, column).cast(pa.large_binary())
+    else:
+        strings = _object_strings(frame[column])
+        encoded = pa.array(
+            [text if text is None else text.encode("utf-8", "surrogatepass") for text in strings],
+            pa.large_binary(),
+        )
+    has_text = pc.fill_null(pc.greater(pc.binary_length(encoded), 0), False)
+    digests = b"".join(
+        hashlib.md5(value or b"", usedforsecurity=False).digest() for value in encoded.to_pylist()
+    )
+    return unpack_digests(digests), has_text.to_numpy(zero_copy_only=False)
 
 
 def with_columns(
@@ -110,20 +129,23 @@ def _is_arrow_text(dtype: Any) -> bool:
 
 
 def _object_texts(series: pd.Series, max_chars: int | None) -> list[str | None]:
+    cut = (text if text is None else text[:max_chars] for text in _object_strings(series))
+    return [text if text is None else _clean(text) for text in cut]
+
+
+def _object_strings(series: pd.Series) -> list[str | None]:
     is_null = series.isna().to_numpy()
-    return [
-        None if null else _clean(value, max_chars, series, row)
-        for row, (value, null) in enumerate(zip(series.array, is_null, strict=True))
-    ]
+    strings = [None if null else x for x, null in zip(series.array, is_null, strict=True)]
+    for row, value in enumerate(strings):
+        if not (value is None or isinstance(value, str)):
+            raise TypeError(
+                f"{name_row(series, row)} of column {series.name!r} holds a "
+                f"{type(value).__name__}, not a string: convert the column, or make the value null"
+            )
+    return strings
 
 
-def _clean(value: Any, max_chars: int | None, series: pd.Series, row: int) -> str:
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{name_row(series, row)} of column {series.name!r} holds a "
-            f"{type(value).__name__}, not a string: convert the column, or make the value null"
-        )
-    text = value if max_chars is None else value[:max_chars]
+def _clean(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 

@@ -1,0 +1,284 @@
+"""MinHash signatures of texts, and the band keys that they are folded into.
+
+Signatures are those of libcudf's ``nvtext::minhash`` for 32-bit hashes, bit for bit
+(``cpp/src/text/minhash.cu``), so that a corpus may be hashed partly on GPUs and partly on hosts. A
+text's windows are its n-grams of characters; a text of fewer characters is one window. Of each
+window's MurmurHash3_x86_32 h (0 becomes 1), hash function i takes ``(h * a[i] + b[i]) mod 2**32``,
+and the smallest over all windows is number i of the signature. libcudf's documentation has the sum
+modulo 2**61 - 1 as well, but its kernel multiplies in 32 bits, which leaves nothing to reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from gpuclassify.frames import backend_of
+
+BLOCK = 512  # windows hashed at a time: all that is known of them stays in 32 KiB of L1
+SLICE = 1024  # texts whose signatures are held at a time: about 1 MB
+DEVICE_NUMBERS = 1 << 24  # of signatures made at a time on a GPU: 64 MB, and 4 bytes a text's byte
+
+
+def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors `a` and terms `b` of the hash functions, uint32 (count,).
+
+    They are drawn in NeMo Curator's order, from ``RandomState`` below 2**31 - 1, a before b; as
+    there, ``a[0]`` is the seed of the windows' hash too.
+    """
+    draw = np.random.RandomState(seed)
+    limit = (1 << 31) - 1
+    pairs = [(draw.randint(1, limit), draw.randint(0, limit)) for _ in range(count)]
+    a, b = np.array(pairs, dtype=np.uint32).reshape(-1, 2).T.copy()
+    return a, b
+
+
+def signatures(
+    texts: pa.Array | pa.ChunkedArray, *, ngram_chars: int, hashes: int, seed: int
+) -> np.ndarray:
+    """MinHash signatures.
+
+    Parameters
+    ----------
+    texts : pyarrow.Array or pyarrow.ChunkedArray
+        Strings of any of Arrow's types.
+    ngram_chars : int
+        Characters of a window.
+    hashes : int
+        Number of hash functions.
+    seed : int
+        Of the hash functions; see `hash_functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint32 (texts, hashes). Null and empty texts have no windows, and zeros.
+    """
+    a, b = hash_functions(hashes, seed)
+    result = np.empty((len(texts), hashes), np.uint32)
+    _fill_signatures(*_buffers(_as_array(texts)), ngram_chars, a[0], a, b, result)
+    return result
+
+
+def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
+    """A 64-bit key for each band of signatures, which holds the band's number too.
+
+    A band's numbers go one by one through the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
+    with the constants of Stafford's mix 13). Two different bands have the same key by accident with
+    a probability of 2**-64: among n documents, n**2 / 2**65 pairs a band.
+
+    Parameters
+    ----------
+    signatures : numpy.ndarray
+        uint32 (texts, bands * rows).
+    bands, rows : int
+        Number of bands, and of numbers in each.
+
+    Returns
+    -------
+    numpy.ndarray
+        int64 (texts, bands).
+    """
+    if signatures.shape[1] != bands * rows:
+        raise ValueError(
+            f"signatures of {signatures.shape[1]} numbers do not make {bands} bands of {rows}: "
+            f"pass bands * rows = {bands * rows} of them"
+        )
+    keys = np.empty((len(signatures), bands), np.uint64)
+    _fold_bands(signatures, rows, keys)
+    return keys.view(np.int64)
+
+
+def band_keys(
+    texts: pa.Array | pa.ChunkedArray, *, ngram_chars: int, bands: int, rows: int, seed: int
+) -> np.ndarray:
+    """The keys of texts' bands: texts that share one are candidates for near-duplicates.
+
+    See `signatures` for the parameters and `fold` for the keys. Beyond the result, memory is a few
+    megabytes.
+
+    Returns
+    -------
+    numpy.ndarray
+        int64 (texts, bands). All null and empty texts have the same: the caller leaves them out.
+    """
+    keys = np.empty((len(texts), bands), np.int64)
+    texts = _as_array(texts)
+    for part in _slices(len(texts), SLICE):
+        numbers = signatures(texts[part], ngram_chars=ngram_chars, hashes=bands * rows, seed=seed)
+        keys[part] = fold(numbers, bands, rows)
+    return keys
+
+
+def frame_band_keys(
+    frame: Any, column: str, *, ngram_chars: int, bands: int, rows: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`band_keys` of a pandas or cudf frame's texts, hashed on the host or on the GPU: the same.
+
+    Returns
+    -------
+    keys : numpy.ndarray
+        int64 (rows of the frame, bands).
+    has_text : numpy.ndarray
+        bool (rows of the frame,): false for null and empty texts, whose keys mean nothing.
+    """
+    backend = backend_of(frame)
+    if not backend.__name__.endswith(".cudf"):
+        texts = backend.text_array(frame, column)
+        has_text = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
+        keys = band_keys(texts, ngram_chars=ngram_chars, bands=bands, rows=rows, seed=seed)
+        return keys, has_text.to_numpy(zero_copy_only=False)
+    a, b = hash_functions(bands * rows, seed)
+    keys, has_text = np.empty((len(frame), bands), np.int64), np.empty(len(frame), bool)
+    for part in _slices(len(frame), max(1, DEVICE_NUMBERS // len(a))):
+        numbers, has_text[part] = backend.text_minhashes(
+            frame.iloc[part], column, a, b, seed=a[0], width=ngram_chars
+        )
+        keys[part] = fold(numbers, bands, rows)
+    return keys, has_text
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, length, size))
+
+
+def _as_array(texts: pa.Array | pa.ChunkedArray) -> pa.LargeStringArray:
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    return texts.cast(pa.large_string())
+
+
+def _buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+    """UTF-8 bytes (uint8) and where texts start in them (int64, one more than texts)."""
+    texts = texts.fill_null("")  # a null's bytes are undefined
+    # Read-only, so that one compilation serves all arrays.
+    offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
+    starts = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(data, np.uint8), starts
+
+
+@njit(nogil=True, cache=True)
+def _fill_signatures(data, offsets, width, seed, a, b, result):
+    starts = np.empty(BLOCK + width, np.int64)
+    words = np.empty(4 * len(starts), np.uint32)
+    hashes = np.empty(BLOCK, np.uint32)
+    for text in range(len(result)):
+        rest = data[offsets[text] : offsets[text + 1]]
+        result[text] = 0xFFFFFFFF if len(rest) else 0
+        while len(rest):
+            chars = _find_chars(rest, starts)
+            windows = max(chars - width + 1, 1)
+            block = rest[: starts[chars]]
+            _scramble_words(block, words)
+            if len(block) == chars >= width:
+                _hash_even_windows(block, words, width, seed, hashes[:windows])
+            else:
+                _hash_windows(block, words, starts[: chars + 1], width, seed, hashes[:windows])
+            _take_minima(hashes[:windows], a, b, result[text])
+            rest = rest[starts[windows] if len(block) < len(rest) else len(rest) :]
+
+
+@njit(nogil=True, cache=True)
+def _find_chars(data, starts):
+    """Note where characters start, and where the last one ends; their number, as many as fit."""
+    chars = 0
+    for place in range(len(data)):
+        starts[chars] = place
+        chars += data[place] & 0xC0 != 0x80  # not a byte that continues a character
+        if chars == len(starts):
+            return chars - 1
+    starts[chars] = len(data)
+    return chars
+
+
+@njit(nogil=True, cache=True)
+def _scramble_words(data, words):
+    """The part of MurmurHash3_x86_32 that sees four bytes alone, at every byte."""
+    for place in range(len(data) - 3):
+        words[place] = _scramble(
+            data[place] | data[place + 1] << 8 | data[place + 2] << 16 | data[place + 3] << 24
+        )
+
+
+@njit(nogil=True, cache=True)
+def _hash_windows(data, words, starts, width, seed, hashes):
+    for window in range(len(hashes)):
+        start, stop = starts[window], starts[min(window + width, len(starts) - 1)]
+        h = np.uint32(seed)
+        for place in range(start, stop - 3, 4):
+            h = _add_word(h, words[place])
+        hashes[window] = _finish(h, _tail(data, stop, (stop - start) % 4), stop - start)
+
+
+@njit(nogil=True, cache=True)
+def _hash_even_windows(data, words, width, seed, hashes):
+    """The same for characters of one byte each, by word: many windows at once."""
+    hashes[:] = seed
+    for offset in range(0, width - 3, 4):
+        for window in range(len(hashes)):
+            hashes[window] = _add_word(hashes[window], words[window + offset])
+    for window in range(len(hashes)):
+        hashes[window] = _finish(hashes[window], _tail(data, window + width, width % 4), width)
+
+
+@njit(nogil=True, cache=True)
+def _scramble(word):
+    return np.uint32(_rotate(np.uint32(word * 0xCC9E2D51), 15) * 0x1B873593)
+
+
+@njit(nogil=True, cache=True)
+def _rotate(word, bits):
+    return np.uint32(word << bits | word >> (32 - bits))
+
+
+@njit(nogil=True, cache=True)
+def _add_word(h, word):
+    return np.uint32(_rotate(h ^ word, 13) * 5 + 0xE6546B64)
+
+
+@njit(nogil=True, cache=True)
+def _tail(data, stop, count):
+    word = 0
+    for place in range(stop - 1, stop - 1 - count, -1):
+        word = word << 8 | data[place]
+    return _scramble(word)
+
+
+@njit(nogil=True, cache=True)
+def _finish(h, tail, length):
+    """The hash of a window; 1 for 0, as in libcudf."""
+    h = np.uint32(h ^ tail ^ length)
+    h = np.uint32((h ^ h >> 16) * 0x85EBCA6B)
+    h = np.uint32((h ^ h >> 13) * 0xC2B2AE35)
+    return max(np.uint32(h ^ h >> 16), np.uint32(1))
+
+
+@njit(nogil=True, cache=True)
+def _take_minima(hashes, a, b, signature):
+    for number in range(len(signature)):
+        factor, term, least = a[number], b[number], signature[number]
+        for window in range(len(hashes)):
+            least = min(least, np.uint32(hashes[window] * factor + term))
+        signature[number] = least
+
+
+@njit(nogil=True, cache=True)
+def _fold_bands(signatures, rows, keys):
+    for text in range(len(keys)):
+        for band in range(keys.shape[1]):
+            key = np.uint64(band + 1)
+            for row in range(rows):
+                key = _mix(_mix(key) + np.uint64(signatures[text, band * rows + row]))
+            keys[text, band] = key
+
+
+@njit(nogil=True, cache=True)
+def _mix(x):
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)

@@ -1,0 +1,299 @@
+"""What exact and fuzzy deduplication have in common, on pandas frames and Dask frames of them."""
+
+import functools
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
+from gpuclassify.dedup.summary import TooManyDuplicatesError
+
+# Two passes of few hashes, so that a test takes little time: half of 0.62 finds all that is planted.
+FUZZY = {"bands": 10, "rows": 5, "bands_per_pass": 5}
+WAYS = pytest.mark.parametrize(
+    "way",
+    [
+        ExactDuplicates,
+        functools.partial(FuzzyDuplicates, **FUZZY),
+        functools.partial(FuzzyDuplicates, verify=False, **FUZZY),
+    ],
+    ids=["exact", "fuzzy", "unverified"],
+)
+
+
+def expected(corpus, is_exact, keep_by="quality"):
+    """Groups of the ids of each text's copies, and the one of the highest quality among them."""
+    texts = corpus[corpus["text"].fillna("") != ""]
+    groups = texts.groupby("text" if is_exact else "truth")
+    found = []
+    for _, rows in groups:
+        if len(rows) > 1:
+            best = rows.sort_values([keep_by, "id"], ascending=[False, True])["id"].iloc[0]
+            found += [(i, rows["id"].min(), i == best) for i in rows["id"]]
+    return pd.DataFrame(found, columns=["id", "group", "keep"]).sort_values("id", ignore_index=True)
+
+
+def plain(found):
+    """The ids, groups and decisions in the order of ids, with plain strings."""
+    frame = found.compute() if dask.is_dask_collection(found) else found
+    shown = frame[["id", "group", "keep"]].sort_values("id", ignore_index=True)
+    return shown.astype({"id": "str", "group": "str"})
+
+
+@WAYS
+@pytest.mark.parametrize("npartitions", [1, 7, 100])
+def test_every_partitioning_and_order_gives_the_same(way, npartitions, corpus):
+    duplicates = way(id_field="id", keep_by=["quality"])
+    want = expected(corpus, way is ExactDuplicates)
+    shuffled = corpus.sample(frac=1, random_state=npartitions)
+    for frame in (corpus, shuffled):
+        found = duplicates(dd.from_pandas(frame, npartitions=npartitions, sort=False))
+        pd.testing.assert_frame_equal(plain(found), want.astype({"id": "str", "group": "str"}))
+
+
+@WAYS
+def test_partitions_have_the_announced_types(way, corpus):
+    found = way(id_field="id")(dd.from_pandas(corpus, npartitions=7))
+    assert list(found.columns)[:3] == ["id", "group", "keep"]
+    for part in dask.compute(*found.to_delayed()):
+        pd.testing.assert_series_equal(part.dtypes, found._meta.dtypes)
+    assert found._meta["keep"].dtype == bool
+    assert way is ExactDuplicates or found._meta["similarity"].dtype == np.float32
+
+
+@WAYS
+def test_removal_drops_rows_and_nothing_else(way, corpus):
+    labelled = corpus.set_index(pd.Index(np.arange(len(corpus)) // 3, name="label"))
+    frame = dd.from_pandas(labelled, npartitions=5, sort=True)
+    duplicates = way(id_field="id", keep_by=["quality"])
+    kept = duplicates.remove(frame)
+    assert kept.divisions == frame.divisions
+    want = expected(corpus, way is ExactDuplicates)
+    gone = set(want.loc[~want["keep"], "id"])
+    computed = frame.compute()
+    pd.testing.assert_frame_equal(kept.compute(), computed[~computed["id"].isin(gone)])
+    by_id = remove_duplicates(frame, duplicates(frame))
+    pd.testing.assert_frame_equal(by_id.compute(), kept.compute())
+    elsewhere = remove_duplicates(corpus, duplicates(frame).compute())
+    pd.testing.assert_frame_equal(elsewhere, corpus[~corpus["id"].isin(gone)])
+
+
+@WAYS
+def test_positions_name_documents_without_ids(way, corpus):
+    frame = dd.from_pandas(corpus.drop(columns="id"), npartitions=4)
+    duplicates = way()
+    found = duplicates(frame).compute()
+    assert found["id"].dtype == np.int64
+    assert len(found) == len(expected(corpus, way is ExactDuplicates))
+    assert (found.groupby("group")["id"].min() == found[found["keep"]].set_index("group")["id"]).all()
+    kept = duplicates.remove(frame).compute()
+    pd.testing.assert_frame_equal(kept, remove_duplicates(frame, duplicates(frame)).compute())
+    assert len(kept) == len(corpus) - (~found["keep"]).sum()
+
+
+def test_small_files_keep_their_partitions(tmp_path, corpus):
+    dd.from_pandas(corpus.drop(columns="id"), npartitions=20).to_parquet(tmp_path)
+    for filesystem in ("fsspec", "arrow"):  # both join small files when they are optimised
+        frame = dd.read_parquet(tmp_path, filesystem=filesystem)
+        found = ExactDuplicates()(frame).compute()
+        assert len(set(found["id"].to_numpy() >> 40)) > 10
+        kept = ExactDuplicates().remove(frame)
+        assert kept.npartitions == 20
+        assert len(kept[["truth"]].compute()) == len(corpus) - (~found["keep"]).sum()
+
+
+def test_finding_computes_nothing(corpus):
+    def fail(frame):
+        raise AssertionError("computed")
+
+    frame = dd.from_pandas(corpus, npartitions=3).map_partitions(fail, meta=corpus.iloc[:0])
+    for way in (ExactDuplicates, FuzzyDuplicates):
+        way(id_field="id", max_group_size=10)(frame)
+        way(id_field="id").remove(frame)
+    with pytest.raises(AssertionError, match="computed"):
+        ExactDuplicates(id_field="id")(frame).compute()
+
+
+@WAYS
+def test_duplicates_are_found_within_a_source(way, corpus):
+    frame = dd.from_pandas(corpus, npartitions=6)
+    found = way(id_field="id", by="source")(frame).compute().merge(corpus, on="id")
+    assert len(found)
+    assert (found.groupby("group")["source"].nunique(dropna=False) == 1).all()
+    one = corpus[corpus["source"] == "web"]
+    pd.testing.assert_frame_equal(
+        plain(found[found["source"] == "web"]), plain(way(id_field="id")(one))
+    )
+
+
+@WAYS
+def test_documents_of_an_earlier_corpus_stay(way, corpus):
+    earlier = corpus.sample(frac=0.5, random_state=1)
+    rest = corpus.drop(earlier.index)
+    duplicates = way(id_field="id", keep_by=["quality"])
+    found = duplicates(
+        dd.from_pandas(rest, npartitions=4), against=dd.from_pandas(earlier, npartitions=3)
+    ).compute()
+    assert found.loc[found["is_earlier"], "keep"].all()
+    goes = set(found.loc[~found["keep"], "id"])
+    seen = earlier["text" if way is ExactDuplicates else "truth"]
+    new = rest[rest["text"].fillna("") != ""]
+    column = seen.name
+    assert set(new.loc[new[column].isin(set(seen)), "id"]) <= goes
+    kept = duplicates.remove(rest, against=earlier)
+    pd.testing.assert_frame_equal(kept, rest[~rest["id"].isin(goes)])
+
+
+@WAYS
+def test_length_decides_where_it_is_named(way):
+    text = "one two three four five six seven eight nine ten " * 20
+    frame = pd.DataFrame({"id": [1, 2, 3], "text": [text, text, text], "rank": [None, 2.0, 2.0]})
+    found = way(id_field="id", keep_by=["rank", "length"])(frame)
+    assert found.set_index("id")["keep"].to_dict() == {1: False, 2: True, 3: False}
+    assert (found["group"] == 1).all()
+    longer = frame.assign(text=[text, text, text + " eleven"])
+    found = FuzzyDuplicates(id_field="id", keep_by="length")(longer)
+    assert found.set_index("id")["keep"].to_dict() == {1: False, 2: False, 3: True}
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "text", ["x", "short", "a\0b", "lone \ud800 half", "z" * 1_000_000, " ", "\U0001f600" * 30]
+)
+def test_unusual_texts_are_duplicates_of_themselves_alone(way, text):
+    others = ["y", "shorter", "a\0c", "lone \udc00 halves", "y" * 1_000_000, "  ", "\U0001f601" * 30]
+    frame = pd.DataFrame({"id": range(9), "text": [text, *others, text]}, dtype=object)
+    frame["id"] = frame["id"].astype(int)
+    found = way(id_field="id")(frame)
+    assert sorted(found["id"]) == [0, 8]
+
+
+@WAYS
+def test_null_and_empty_texts_are_no_duplicates(way):
+    frame = pd.DataFrame({"id": range(6), "text": [None, None, "", "", "one", "one"]})
+    assert sorted(way(id_field="id")(frame)["id"]) == [4, 5]
+    none = pd.DataFrame({"id": range(4), "text": pd.array([None, None, "", ""], "str")})
+    assert not len(way(id_field="id")(none))
+    assert not len(way(id_field="id")(none.iloc[:0]))
+    assert len(way(id_field="id").remove(dd.from_pandas(none, npartitions=2))) == 4
+
+
+@WAYS
+def test_giant_groups_take_linear_time_and_have_one_row_that_stays(way):
+    frame = pd.DataFrame({"text": ["Accept all cookies to go on reading."] * 100_000})
+    found = way()(dd.from_pandas(frame, npartitions=3))
+    found = found.compute()
+    assert len(found) == 100_000
+    assert found["keep"].sum() == 1
+    assert found["group"].nunique() == 1
+
+
+@WAYS
+def test_ids_that_repeat_are_refused(way, corpus):
+    twice = corpus.assign(id=["same", "same", *corpus["id"].iloc[2:]])
+    with pytest.raises(ValueError, match=r"'same' is the id of row 0 of partition 0 and of row 1"):
+        way(id_field="id")(twice)
+    with pytest.raises(ValueError, match="null is the id"):
+        way(id_field="id")(corpus.assign(id=[None, *corpus["id"].iloc[1:]]))
+
+
+@WAYS
+def test_too_much_is_refused(way, corpus):
+    with pytest.raises(TooManyDuplicatesError, match=r"of the corpus would go .* more than"):
+        way(id_field="id", max_removed_share=0.1)(corpus)
+    with pytest.raises(TooManyDuplicatesError, match=r"more than max_group_size=1; its text begins"):
+        way(id_field="id", max_group_size=1)(corpus)
+    assert len(way(id_field="id", max_removed_share=0.5, max_group_size=3)(corpus))
+
+
+def test_one_source_that_loses_too_much_is_refused():
+    texts = [f"text {number}" for number in range(2_000)] + ["boilerplate"] * 1_000
+    frame = pd.DataFrame({"text": texts, "site": ["good"] * 2_000 + ["bad"] * 1_000})
+    with pytest.raises(TooManyDuplicatesError, match=r"999 of 1,000 documents of source 'bad'"):
+        ExactDuplicates(source_field="site", max_removed_share=0.5)(frame)
+
+
+def test_a_summary_counts_by_source(corpus):
+    summary = FuzzyDuplicates(id_field="id", source_field="source").summarize(corpus)
+    found = FuzzyDuplicates(id_field="id")(corpus).merge(corpus, on="id")
+    gone = found[~found["keep"]]
+    assert (summary.documents, summary.in_groups) == (300, len(found))
+    assert (summary.groups, summary.removed) == (60, len(gone))
+    assert summary.sources == {
+        name: (int((corpus["source"].fillna("null") == name).sum()),
+               int((gone["source"].fillna("null") == name).sum()))
+        for name in ("books", "null", "web")
+    }
+    assert summary.compared == summary.accepted + summary.rejected
+    assert summary.accepted == summary.removed == sum(summary.similarities)
+    largest = summary.largest[0]
+    assert largest.size == 3
+    assert largest.beginning in set(corpus["text"].dropna().str[:200])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"text_field": "txt"}, ValueError, r"no column 'txt'.* Did you mean 'text'"),
+        ({"text_field": "quality", "id_field": "id"}, TypeError, "holds float64, not strings"),
+        ({"id_field": "idd"}, ValueError, r"no column 'idd'.* Did you mean 'id'"),
+        ({"keep_by": ["score"], "id_field": "id"}, ValueError, "no column 'score'"),
+        ({"by": "sources", "id_field": "id"}, ValueError, "Did you mean 'source'"),
+        ({}, ValueError, "pass id_field='id', or rename"),
+    ],
+)
+def test_a_wrong_column_is_refused_at_the_call(options, error, message, corpus):
+    frame = dd.from_pandas(corpus, npartitions=2)
+    with pytest.raises(error, match=message):
+        ExactDuplicates(**options)(frame)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_removed_share": 2}, "max_removed_share=2 is not from 0 to 1"),
+        ({"max_group_size": 0}, "must be at least 1"),
+        ({"text_field": None}, "text_field=None is not the name of a column"),
+        ({"keep_by": [3]}, "keep_by=3 is not"),
+        ({"threshold": 1.5}, "threshold=1.5 is not from 0 to 1"),
+        ({"bands": 20}, "bands=20 and rows=None: give both"),
+        ({"measure": "cosine"}, "measure='cosine' is not one of"),
+        ({"char_ngrams": 0}, "char_ngrams=0 must be at least 1"),
+        ({"verify": "yes"}, "verify='yes' is a str"),
+    ],
+)
+def test_a_wrong_setting_is_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        FuzzyDuplicates(**options)
+
+
+def test_what_is_no_result_is_refused(corpus):
+    found = ExactDuplicates(id_field="id")(corpus)
+    with pytest.raises(ValueError, match="with the column 'keep'"):
+        remove_duplicates(corpus, found.drop(columns="keep"))
+    with pytest.raises(ValueError, match="'url', which the frame does not have"):
+        remove_duplicates(corpus, found.rename(columns={"id": "url"}))
+    with pytest.raises(TypeError, match="convert one of them"):
+        remove_duplicates(corpus, found.assign(id=range(len(found))))
+    with pytest.raises(TypeError, match="pass a DataFrame"):
+        ExactDuplicates()(corpus["text"])
+
+
+def test_older_spellings():
+    fuzzy = FuzzyDuplicates(
+        id_field="id", num_buckets=20, hashes_per_bucket=13, false_positive_check=False,
+        jaccard_threshold=0.7, buckets_per_shuffle=3, use_64_bit_hash=False, perform_removal=False,
+    )
+    assert (fuzzy.bands, fuzzy.rows, fuzzy.verify, fuzzy.bands_per_pass) == (20, 13, False, 3)
+    assert fuzzy == FuzzyDuplicates(
+        id_field="id", num_bands=20, minhashes_per_band=13, bands_per_iteration=3, verify=False,
+        min_similarity=0.7,
+    )
+    assert ExactDuplicates(hash_method="md5", id_field="x") == ExactDuplicates(id_field="x")
+    with pytest.raises(TypeError, match="nothing is removed by finding"):
+        ExactDuplicates(perform_removal=True)
+    with pytest.raises(TypeError, match="'bands' twice"):
+        FuzzyDuplicates(bands=3, num_bands=3)
