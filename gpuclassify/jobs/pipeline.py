@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import dask
-
 from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.files import UnreadableInputError
@@ -16,7 +14,7 @@ from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.stages import ToBackend, as_chain
+from gpuclassify.jobs.stages import ToBackend, as_chain, shown
 from gpuclassify.partition_map import Chain
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class Pipeline:
         self.on_error = on_error
 
     def __repr__(self) -> str:
-        lines = "".join(f"    {_shown(stage)},\n" for stage in self.stages)
+        lines = "".join(f"    {shown(stage)},\n" for stage in self.stages)
         options = f", backend={self.backend!r}, on_error={self.on_error!r}"
         return f"Pipeline([\n{lines}]{options})"
 
@@ -222,10 +220,3 @@ class Pipeline:
                 'be a reader and its last one a writer, such as ParquetWriter("out/")'
             )
         return self.stages[0], self.stages[-1]
-
-
-def _shown(stage: Any) -> str:
-    """A stage in one line; a Dask frame's own text is long."""
-    if dask.is_dask_collection(stage):
-        return f"<Dask frame of {stage.npartitions} partitions>"
-    return getattr(stage, "__qualname__", None) or repr(stage)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import posixpath
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -19,7 +21,7 @@ from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource
 from gpuclassify.jobs.stages import as_chain
-from gpuclassify.jobs.storage import open_directory
+from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.workers.secrets import recall
 
 # ``report(step, done, of, summary)``, at first and after every part of a step.
@@ -54,10 +56,8 @@ class Steps:
     """
 
     def __init__(self, job: Job, client: Any, report: StepReport | None) -> None:
-        assert job.writer is not None
-        self._writer = job.writer
+        self._spec, self._key = job.spec, job.manifest.key
         self._directory = job.manifest.directory
-        self._key = job.manifest.key
         self._client, self._report = client, report
         known = read_ledger(self._directory) or {}
         is_mine = known.get("key") == self._key
@@ -75,11 +75,12 @@ class Steps:
         dask.dataframe.DataFrame
             The same rows, read from the files.
         """
-        step = {"step": name, "partitions": frame.npartitions, "job": self._key}
+        step = {"name": name, "partitions": frame.npartitions, "job": self._key}
+        options = recall(self._spec.output_name, {})
         job = make_job(
             FrameSource(frame, {"step": step}),
             as_chain([]),
-            StepWriter(self._path(name), storage_options=self._writer.storage_options),
+            StepWriter(self._path(name), storage_options=options),
             backend="pandas",
             on_error="raise",
             code="",
@@ -87,22 +88,28 @@ class Steps:
         job.run(self._client, self._report and functools.partial(self._report, name))
         if not self.is_done(name):
             made = report_of(job.manifest.directory)
-            self._note(name, made["rows_out"], made["busy_seconds"], made["output_bytes"])
-        return _stored(job.spec.output, job.spec.output_name, job.manifest.names(), frame._meta)
+            self._note(name, made["rows_out"], made["busy_seconds"])
+        return self._stored(name, job.manifest.names(), frame._meta)
 
     def read(self, name: str) -> Any:
-        """The frame that a finished step has kept, read from the files."""
-        writer = StepWriter(self._path(name), storage_options=self._writer.storage_options)
+        """The frame that a finished step has kept, read from its files."""
+        path, options_name, names = self.files(name)
+        return self._stored(name, names, read_rows(names[0], path, options_name).iloc[:0])
+
+    def files(self, name: str) -> tuple[str, str, list[str]]:
+        """Where a finished step's files are, what its storage options are called, and names."""
+        names = [posixpath.basename(path) for path in self._open(name).parts([".parquet"])]
+        return self._path(name), self._spec.output_name, names
 
     def compute(self, name: str, tasks: Sequence[Any]) -> list[Any]:
-        """The results of delayed tasks, in any order."""
+        """Results of delayed tasks, in any order."""
         results: list[Any] = []
         started = time.perf_counter()
         for result in compute_tasks(self._client, list(tasks)):
             results.append(result)
             if self._report is not None:
                 self._report(name, len(results), len(tasks), JobSummary())
-        self._note(name, 0, time.perf_counter() - started, 0)
+        self._note(name, None, time.perf_counter() - started)
         return results
 
     def count(self, counts: dict[str, Any]) -> None:
@@ -111,4 +118,32 @@ class Steps:
         write_ledger(self._directory, self.ledger)
 
     def remove(self, but: Collection[str]) -> None:
-        """Remove what all steps have kept, but for some: signatures are many bytes."""
+        """Remove the files of all steps but some."""
+        for name in {*self.ledger["steps"]} - {*but}:
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.filesystem.rm(self._open(name).root, recursive=True)
+
+    def _note(self, name: str, rows: int | None, seconds: float) -> None:
+        self.ledger["steps"][name] = {"rows": rows, "seconds": round(seconds, 3)}
+        write_ledger(self._directory, self.ledger)
+
+    def _path(self, name: str) -> str:
+        return f"{self._spec.output.rstrip('/')}/{FOLDER}/{name}"
+
+    def _open(self, name: str) -> Directory:
+        return open_directory(self._path(name), recall(self._spec.output_name, {}))
+
+    def _stored(self, name: str, names: Sequence[str], meta: pd.DataFrame) -> Any:
+        import dask.dataframe as dd
+
+        where = {"path": self._path(name), "options_name": self._spec.output_name}
+        return dd.from_map(read_rows, names, **where, meta=meta, label=name)
+
+
+def read_rows(
+    name: str, path: str, options_name: str, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """One file of a step, or some of its columns."""
+    content = open_directory(path, recall(options_name, {})).read(name)
+    chosen = None if columns is None else list(columns)
+    return pq.read_table(pa.BufferReader(content), columns=chosen).to_pandas()
