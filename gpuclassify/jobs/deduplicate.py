@@ -173,8 +173,8 @@ class DedupSummary:
     removal : JobSummary
         Rows read and kept, and the files written.
     steps : dict of str to dict
-        ``rows`` and ``seconds`` of each step before the removal, by name; seconds are those in
-        which anything was worked on, rows None where a step has none.
+        Each step before the removal by name: ``rows`` that it gave, None where it gives none, and
+        ``seconds`` of the run that finished it.
     """
 
     duplicates: DuplicatesSummary

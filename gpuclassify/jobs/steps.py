@@ -17,7 +17,6 @@ from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, read_ledger, write_ledger
 from gpuclassify.jobs.output.writers import ParquetWriter
-from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource
 from gpuclassify.jobs.stages import as_chain
@@ -51,8 +50,8 @@ class Steps:
     Attributes
     ----------
     ledger : dict
-        ``steps``, with rows, bytes and seconds of each that is done, and ``duplicates``, the counts
-        or None.
+        ``steps``, with the rows of each that is done and the seconds of the run that finished it,
+        and ``duplicates``, the counts or None.
     """
 
     def __init__(self, job: Job, client: Any, report: StepReport | None) -> None:
@@ -85,10 +84,10 @@ class Steps:
             on_error="raise",
             code="",
         )
-        job.run(self._client, self._report and functools.partial(self._report, name))
+        started = time.perf_counter()
+        done = job.run(self._client, self._report and functools.partial(self._report, name))
         if not self.is_done(name):
-            made = report_of(job.manifest.directory)
-            self._note(name, made["rows_out"], made["busy_seconds"])
+            self._note(name, done.rows_out, time.perf_counter() - started)
         return self._stored(name, job.manifest.names(), frame._meta)
 
     def read(self, name: str) -> Any:
