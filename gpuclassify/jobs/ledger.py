@@ -12,10 +12,11 @@ FOLDER = "_dedup"  # in the output; readers of datasets pass over it
 LEDGER = f"{FOLDER}/summary.json"
 
 
-def read_ledger(directory: Directory) -> dict[str, Any] | None:
-    """The ledger in a job's output, or None: a machine that lost power may leave an empty file."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return json.loads(directory.read(LEDGER))
+def read_ledger(directory: Directory, key: str) -> dict[str, Any] | None:
+    """The ledger of the job with this key, if its output has one that can be read."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        ledger = json.loads(directory.read(LEDGER))
+        return ledger if ledger["key"] == key else None
     return None
 
 

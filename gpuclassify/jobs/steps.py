@@ -58,9 +58,8 @@ class Steps:
         self._spec, self._key = job.spec, job.manifest.key
         self._directory = job.manifest.directory
         self._client, self._report = client, report
-        known = read_ledger(self._directory) or {}
-        is_mine = known.get("key") == self._key
-        self.ledger = known if is_mine else {"key": self._key, "steps": {}, "duplicates": None}
+        begun = read_ledger(self._directory, self._key)
+        self.ledger = begun or {"key": self._key, "steps": {}, "duplicates": None}
 
     def is_done(self, name: str) -> bool:
         """Whether a step has been noted as done."""
