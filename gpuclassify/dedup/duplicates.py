@@ -246,6 +246,13 @@ class Duplicates(ABC):
         """Columns that candidates are found by."""
         return [self.text_field, *filter(None, [self.by])]
 
+    @property
+    def input_fields(self) -> list[str]:
+        """Columns that a reader must read; one for "length" is not among them."""
+        named = [self.id_field, self.source_field, *self.keep_by]
+        others = [name for name in named if name not in (None, LENGTH)]
+        return [*self.signature_fields, *map(str, others)]
+
     def member_fields(self, corpus: Corpus) -> list[str]:
         """Columns that decide among candidates."""
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
