@@ -14,9 +14,9 @@ from .classifiers import QualityClassifier as QualityClassifier
 from .classifiers.embedder import Embedder as Embedder
 from .classifiers.own_model import ModelMapper as ModelMapper
 from .cluster import get_client as get_client
-from .dedup.removal import remove_duplicates as remove_duplicates
 from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates
+from .dedup.removal import remove_duplicates as remove_duplicates
 from .dedup.semantic import SemanticDuplicates as SemanticDuplicates
 from .jobs.input.readers import FileReader as FileReader
 from .jobs.input.readers import JsonlReader as JsonlReader

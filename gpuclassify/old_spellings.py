@@ -124,8 +124,8 @@ def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> d
         today = spelling.name if spelling else name
         if today in given or (today != name and today in arguments):
             raise TypeError(f"{owner} got {today!r} twice: {name!r} is an older spelling of it")
-        is_converted = isinstance(spelling, Renamed) and spelling.convert and value is not None
-        given[today] = spelling.convert(value) if is_converted else value
+        convert = spelling.convert if spelling else None
+        given[today] = value if convert is None or value is None else convert(value)
     return given
 
 

@@ -11,7 +11,10 @@ from typing import Any
 import dask
 import numpy as np
 import pandas as pd
+import psutil
+from dask.utils import format_bytes
 
+BYTES_TO_JOIN = 160  # for each row while forests are joined: ten times its own bytes
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
 _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
 
@@ -82,7 +85,7 @@ def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
     Returns
     -------
     dask.delayed.Delayed
-        One worker holds the result: 16 bytes for each document that is no root, and about ten
+        One worker holds the result: 16 bytes for each document that is no root, and about five
         times as much while it joins.
     """
     while len(parts) > 1:
@@ -92,6 +95,14 @@ def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
 
 @dask.delayed(pure=True)
 def _join(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    documents = sum(map(len, parts))
+    needed, free = documents * BYTES_TO_JOIN, psutil.virtual_memory().available
+    if needed > free:
+        raise MemoryError(
+            f"to join the candidates of {documents:,} documents takes {format_bytes(needed)}, and "
+            f"{format_bytes(free)} are free here: pass components='rounds', which joins them in "
+            "the memory of all workers"
+        )
     return forest(pd.concat(parts))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import dask
@@ -56,13 +56,13 @@ def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
         def init(self: Any, **arguments: Any) -> None:
             create(self, **modern_spellings(settings.__name__, family, arguments))
 
-        settings.__init__ = init  # type: ignore[misc]
+        settings.__init__ = init  # type: ignore[method-assign]
         return settings
 
     return decorate
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Duplicates(ABC):
     """Settings that all ways to find duplicates have.
 
@@ -111,6 +111,11 @@ class Duplicates(ABC):
             check_share("max_removed_share", self.max_removed_share)
         check_count("max_group_size", self.max_group_size)
 
+    def __repr__(self) -> str:
+        given = ((own.name, getattr(self, own.name), own.default) for own in fields(self))
+        shown = ", ".join(f"{name}={value!r}" for name, value, default in given if value != default)
+        return f"{type(self).__name__}({shown})"
+
     @abstractmethod
     def find_components(self, corpus: Corpus, checkpoint: Checkpoint) -> dd.DataFrame:
         """Sets of documents that may be duplicates.
@@ -151,7 +156,7 @@ class Duplicates(ABC):
             than `max_removed_share` and `max_group_size` allow.
         """
         corpus = self.corpus(dataset, against)
-        options = {
+        options: dict[str, Any] = {
             "id_name": self.id_field or POSITION,
             "has_similarity": self.has_similarity,
             "has_earlier": against is not None,
@@ -197,7 +202,7 @@ class Duplicates(ABC):
         components = self.find_components(corpus, keep)
         found = by_partition(components, corpus.npartitions)
         columns = self.member_fields(corpus)
-        options = {
+        options: dict[str, Any] = {
             "text_field": self.text_field,
             "id_field": self.id_field,
             "keep_by": self.keep_by,
@@ -208,7 +213,10 @@ class Duplicates(ABC):
         meta = take_members(corpus.empty(columns), 0, nothing, **options)
         members = corpus.map(take_members, columns, found, meta=meta, **options)
         moved = shuffle(members, "root", MEMBERS_GATHERED)
-        decided = {"own_partitions": corpus.own_partitions, "verification": self.verification}
+        decided: dict[str, Any] = {
+            "own_partitions": corpus.own_partitions,
+            "verification": self.verification,
+        }
         meta = decide(meta, **decided)
         return keep("decisions", moved.map_partitions(decide, meta=meta, **decided))
 
@@ -221,7 +229,9 @@ class Duplicates(ABC):
         documents = own.map(count_documents, columns, source_field=source, meta=meta)
         parts = decisions.to_delayed(optimize_graph=False)
         counts = [dask.delayed(count_decisions, pure=True)(part) for part in parts]
-        return dask.delayed(summarize, pure=True)(documents.to_delayed(optimize_graph=False), counts)
+        return dask.delayed(summarize, pure=True)(
+            documents.to_delayed(optimize_graph=False), counts
+        )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
         """Delayed checks that raise ValueError if an id is null or occurs twice in a frame."""
@@ -274,7 +284,7 @@ class Duplicates(ABC):
     def _check(self, frame: Any) -> None:
         known = [str(name) for name in frame.columns]
         for name in (self.text_field, self.id_field, self.by, self.source_field, *self.keep_by):
-            if name not in (None, LENGTH, *known):
+            if name is not None and name not in (LENGTH, *known):
                 raise ValueError(
                     f"the frame has no column {name!r}.{nearest(name, known)} It has {known}"
                 )

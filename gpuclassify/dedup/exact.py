@@ -15,7 +15,7 @@ from gpuclassify.frames import backend_of
 
 
 @accepts_old_spellings("exact")
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ExactDuplicates(Duplicates):
     """Documents whose texts are equal to the byte.
 

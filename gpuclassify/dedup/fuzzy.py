@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,16 +101,19 @@ class FuzzyDuplicates(Duplicates):
                 f"bands={self.bands} and rows={self.rows}: give both, or neither, and "
                 "threshold= chooses them"
             )
-        if self.min_similarity is None:
-            object.__setattr__(self, "min_similarity", self.threshold)
-        check_share("min_similarity", self.min_similarity)
-        if self.bands is None:
-            bands, rows = choose_bands(self.threshold)
-            object.__setattr__(self, "bands", bands)
-            object.__setattr__(self, "rows", rows)
+        if self.min_similarity is not None:
+            check_share("min_similarity", self.min_similarity)
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}\n{curve(self.bands, self.rows)}"
+        bands, rows = self.band_shape
+        return f"{super().__repr__()}: {bands} bands of {rows}, which {curve(bands, rows)}"
+
+    @functools.cached_property
+    def band_shape(self) -> tuple[int, int]:
+        """Bands, and numbers in each."""
+        if self.bands is None or self.rows is None:
+            return choose_bands(self.threshold)
+        return self.bands, self.rows
 
     def find_components(self, corpus: Corpus, keep: Checkpoint) -> dd.DataFrame:
         """Documents that agree in a band, directly or in a chain, and the smallest of them."""
@@ -117,8 +121,9 @@ class FuzzyDuplicates(Duplicates):
         meta = band_frame(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
         parts: list[Any] = []
-        for first in range(0, self.bands, self.bands_per_pass):
-            bands = range(first, min(first + self.bands_per_pass, self.bands))
+        count, _ = self.band_shape
+        for first in range(0, count, self.bands_per_pass):
+            bands = range(first, min(first + self.bands_per_pass, count))
             after = dask.delayed(sum)([dask.delayed(len)(part) for part in parts])
             edges = keep(f"edges-{first:03}", _edges(keys, bands, after))
             parts += edges.to_delayed(optimize_graph=False)
@@ -136,18 +141,19 @@ class FuzzyDuplicates(Duplicates):
         """How texts of candidates are compared."""
         if not self.verify:
             return None
-        assert self.min_similarity is not None
-        return Verification(self.min_similarity, self.measure, self.token_ngrams)
+        least = self.threshold if self.min_similarity is None else self.min_similarity
+        return Verification(least, self.measure, self.token_ngrams)
 
 
 def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
-    """Columns ``document``, ``band_0`` and on (int64): a key for each band of texts that have any."""
+    """Columns ``document``, ``band_0`` and on (int64): a key for each band of each text."""
+    bands, rows = settings.band_shape
     keys, has_text = frame_band_keys(
         frame,
         settings.text_field,
         ngram_chars=settings.char_ngrams,
-        bands=settings.bands,
-        rows=settings.rows,
+        bands=bands,
+        rows=rows,
         seed=settings.seed,
     )
     keys ^= group_hashes(frame, settings.by)[:, None]

@@ -56,7 +56,7 @@ def take_members(
     pandas.DataFrame
         Columns ``document``, those of `found`, ``id``, ``rank_0`` and on, ``source`` and ``text``.
     """
-    found = found.sort_index()
+    found = found[~found.index.duplicated()].sort_index()  # roots may be named more than once
     documents = found.index.to_numpy()
     rows = frame.iloc[documents - (partition << ROW_BITS)]
     texts = backend_of(rows).text_array(rows, text_field)

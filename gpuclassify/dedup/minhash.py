@@ -39,38 +39,38 @@ def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def signatures(
-    texts: pa.Array | pa.ChunkedArray, *, ngram_chars: int, hashes: int, seed: int
+    texts: pa.Array | pa.ChunkedArray, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> np.ndarray:
-    """MinHash signatures.
+    """MinHash signatures, with the parameters of libcudf.
 
     Parameters
     ----------
     texts : pyarrow.Array or pyarrow.ChunkedArray
         Strings of any of Arrow's types.
-    ngram_chars : int
-        Characters of a window.
-    hashes : int
-        Number of hash functions.
+    a, b : numpy.ndarray
+        uint32 (hashes,): the hash functions' factors and terms.
     seed : int
-        Of the hash functions; see `hash_functions`.
+        Of the windows' hash, below 2**32.
+    width : int
+        Characters of a window.
 
     Returns
     -------
     numpy.ndarray
         uint32 (texts, hashes). Null and empty texts have no windows, and zeros.
     """
-    a, b = hash_functions(hashes, seed)
-    result = np.empty((len(texts), hashes), np.uint32)
-    _fill_signatures(*_buffers(_as_array(texts)), ngram_chars, a[0], a, b, result)
+    result = np.empty((len(texts), len(a)), np.uint32)
+    _fill_signatures(*_buffers(_as_array(texts)), width, np.uint32(seed), a, b, result)
     return result
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """A 64-bit key for each band of signatures, which holds the band's number too.
 
-    A band's numbers go one by one through the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
-    with the constants of Stafford's mix 13). Two different bands have the same key by accident with
-    a probability of 2**-64: among n documents, n**2 / 2**65 pairs a band.
+    Which band it is, then its numbers one by one are added and go through the finaliser of
+    SplitMix64 (Steele, Lea and Flood 2014; the constants of Stafford's mix 13). Two bands that
+    differ have the same key by accident with a probability of 2**-64: among n documents, n**2 /
+    2**65 pairs a band.
 
     Parameters
     ----------
@@ -83,6 +83,11 @@ def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     -------
     numpy.ndarray
         int64 (texts, bands).
+
+    Raises
+    ------
+    ValueError
+        Signatures of another length.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -99,19 +104,29 @@ def band_keys(
 ) -> np.ndarray:
     """The keys of texts' bands: texts that share one are candidates for near-duplicates.
 
-    See `signatures` for the parameters and `fold` for the keys. Beyond the result, memory is a few
-    megabytes.
+    Beyond the texts and the result, memory is a few megabytes.
+
+    Parameters
+    ----------
+    texts : pyarrow.Array or pyarrow.ChunkedArray
+        Strings of any of Arrow's types.
+    ngram_chars : int
+        Characters of a window.
+    bands, rows : int
+        Number of bands, and of hash functions in each.
+    seed : int
+        Of the hash functions; see `hash_functions`.
 
     Returns
     -------
     numpy.ndarray
         int64 (texts, bands). All null and empty texts have the same: the caller leaves them out.
     """
+    a, b = hash_functions(bands * rows, seed)
     keys = np.empty((len(texts), bands), np.int64)
     texts = _as_array(texts)
     for part in _slices(len(texts), SLICE):
-        numbers = signatures(texts[part], ngram_chars=ngram_chars, hashes=bands * rows, seed=seed)
-        keys[part] = fold(numbers, bands, rows)
+        keys[part] = fold(signatures(texts[part], a, b, seed=a[0], width=ngram_chars), bands, rows)
     return keys
 
 
@@ -166,6 +181,7 @@ def _buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 def _fill_signatures(data, offsets, width, seed, a, b, result):
     starts = np.empty(BLOCK + width, np.int64)
     words = np.empty(4 * len(starts), np.uint32)
+    heads = np.empty(len(words), np.uint32)
     hashes = np.empty(BLOCK, np.uint32)
     for text in range(len(result)):
         rest = data[offsets[text] : offsets[text + 1]]
@@ -175,10 +191,9 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
             windows = max(chars - width + 1, 1)
             block = rest[: starts[chars]]
             _scramble_words(block, words)
-            if len(block) == chars >= width:
-                _hash_even_windows(block, words, width, seed, hashes[:windows])
-            else:
-                _hash_windows(block, words, starts[: chars + 1], width, seed, hashes[:windows])
+            head = _hash_heads(words, len(block), width, seed, heads)
+            stops = starts[min(width, chars) :]
+            _hash_windows(block, words, starts, stops, head, heads, hashes[:windows])
             _take_minima(hashes[:windows], a, b, result[text])
             rest = rest[starts[windows] if len(block) < len(rest) else len(rest) :]
 
@@ -206,24 +221,35 @@ def _scramble_words(data, words):
 
 
 @njit(nogil=True, cache=True)
-def _hash_windows(data, words, starts, width, seed, hashes):
-    for window in range(len(hashes)):
-        start, stop = starts[window], starts[min(window + width, len(starts) - 1)]
-        h = np.uint32(seed)
-        for place in range(start, stop - 3, 4):
-            h = _add_word(h, words[place])
-        hashes[window] = _finish(h, _tail(data, stop, (stop - start) % 4), stop - start)
+def _hash_heads(words, size, width, seed, heads):
+    """Hash the bytes that every window has, from each byte on, many at once; their number."""
+    head = min(width, size) // 4 * 4
+    heads = heads[: size - head + 1]
+    heads[:] = seed
+    for offset in range(0, head, 4):
+        shifted = words[offset : offset + len(heads)]
+        for place in range(len(heads)):
+            heads[place] = _add_word(heads[place], shifted[place])
+    return head
 
 
 @njit(nogil=True, cache=True)
-def _hash_even_windows(data, words, width, seed, hashes):
-    """The same for characters of one byte each, by word: many windows at once."""
-    hashes[:] = seed
-    for offset in range(0, width - 3, 4):
-        for window in range(len(hashes)):
-            hashes[window] = _add_word(hashes[window], words[window + offset])
+def _hash_windows(data, words, starts, stops, head, heads, hashes):
+    """MurmurHash3_x86_32 from each start to its stop, of which `head` bytes are done; 1 for 0."""
     for window in range(len(hashes)):
-        hashes[window] = _finish(hashes[window], _tail(data, window + width, width % 4), width)
+        start, stop = starts[window], stops[window]
+        h = heads[start]
+        for place in range(start + head, stop - 3, 4):
+            h = _add_word(h, words[place])
+        tail = 0
+        for place in range(stop - 1, stop - 1 - (stop - start) % 4, -1):
+            tail = tail << 8 | data[place]
+        hashes[window] = h ^ _scramble(tail) ^ np.uint32(stop - start)
+    for window in range(len(hashes)):  # apart, so that it is many at once again
+        h = hashes[window]
+        h = np.uint32((h ^ h >> 16) * 0x85EBCA6B)
+        h = np.uint32((h ^ h >> 13) * 0xC2B2AE35)
+        hashes[window] = max(np.uint32(h ^ h >> 16), np.uint32(1))
 
 
 @njit(nogil=True, cache=True)
@@ -242,23 +268,6 @@ def _add_word(h, word):
 
 
 @njit(nogil=True, cache=True)
-def _tail(data, stop, count):
-    word = 0
-    for place in range(stop - 1, stop - 1 - count, -1):
-        word = word << 8 | data[place]
-    return _scramble(word)
-
-
-@njit(nogil=True, cache=True)
-def _finish(h, tail, length):
-    """The hash of a window; 1 for 0, as in libcudf."""
-    h = np.uint32(h ^ tail ^ length)
-    h = np.uint32((h ^ h >> 16) * 0x85EBCA6B)
-    h = np.uint32((h ^ h >> 13) * 0xC2B2AE35)
-    return max(np.uint32(h ^ h >> 16), np.uint32(1))
-
-
-@njit(nogil=True, cache=True)
 def _take_minima(hashes, a, b, signature):
     for number in range(len(signature)):
         factor, term, least = a[number], b[number], signature[number]
@@ -271,9 +280,9 @@ def _take_minima(hashes, a, b, signature):
 def _fold_bands(signatures, rows, keys):
     for text in range(len(keys)):
         for band in range(keys.shape[1]):
-            key = np.uint64(band + 1)
+            key = _mix(np.uint64(band + 1))
             for row in range(rows):
-                key = _mix(_mix(key) + np.uint64(signatures[text, band * rows + row]))
+                key = _mix(key + np.uint64(signatures[text, band * rows + row]))
             keys[text, band] = key
 
 

@@ -44,6 +44,7 @@ _MIX_SHIFT = np.uint64(33)
 # So many of a text's smallest hashes are its sketch. Of two texts that share 80% of their n-grams,
 # that all of 16 differ has a chance of about one in 10^11.
 _SKETCH_HASHES = 16
+_OWNERS = 4  # documents that are noted for a hash: what more of them have is boilerplate
 
 
 def _character_kinds() -> np.ndarray:
@@ -94,10 +95,10 @@ class Matches(NamedTuple):
 def ngram_sets(texts: pa.LargeStringArray, n: int) -> NgramSets:
     """The distinct n-grams of each text's tokens, as 64-bit hashes.
 
-    A token is a run of characters other than white space and ASCII punctuation, in the case that
-    it has. A character of a script without spaces (CJK ideographs, kana, Thai, Lao, Khmer,
-    Myanmar) is a token by itself. A text of fewer than `n` tokens has one n-gram of them all; a
-    text without tokens is one token as a whole.
+    A token is a run of characters other than white space (`str.isspace`) and ASCII punctuation,
+    in the case that it has. A character of a script without spaces (CJK ideographs, kana, Thai,
+    Lao, Khmer, Myanmar) is a token by itself. A text of fewer than `n` tokens has one n-gram of
+    them all; a text without tokens is one token as a whole.
 
     Parameters
     ----------
@@ -165,7 +166,9 @@ def match_groups(
         )
     by_containment = measure == "containment"
     return Matches(
-        *_match_groups(sets, np.asarray(starts), np.asarray(is_fixed), threshold, by_containment)
+        *_match_groups(
+            sets, np.asarray(starts), np.asarray(is_fixed), float(threshold), by_containment
+        )
     )
 
 
@@ -218,8 +221,12 @@ def _hash_tokens(text, kinds, found):
 def _character(text, at):
     """The code point of the UTF-8 character at a byte, and where the next one begins."""
     code = np.uint64(text[at])
-    if code < np.uint64(0x80):
-        return code, at + 1
+    return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
+
+
+@njit(nogil=True, cache=True)
+def _long_character(text, at):
+    code = np.uint64(text[at])
     size = 2 + (code >= np.uint64(0xE0)) + (code >= np.uint64(0xF0))
     code &= np.uint64(0x7F >> size)
     for byte in text[at + 1 : at + size]:
@@ -265,19 +272,23 @@ def _drop_repeats(found, count):
 
 
 class _Sketches(NamedTuple):
-    """A hash table of the sketches of a group's documents that stay, but for the first.
+    """A hash table of the sketches of a group's documents that stay.
 
     Attributes
     ----------
-    owners : ndarray of int64, shape (slots,)
-        The row of the first document that has the slot's hash; -1 in free slots.
+    owners : ndarray of int64, shape (slots, _OWNERS)
+        Rows of the last documents that have the slot's hash. A slot is free if they are not of
+        this group: groups come in order, so that their rows are smaller.
     hashes : ndarray of uint64, shape (slots,)
-    votes : ndarray of uint8, shape (documents,)
-        Room to count in; zero between calls.
+    counts : ndarray of int64, shape (slots,)
+        How many documents that stay have the hash.
+    votes : ndarray of float64, shape (documents,)
+        Room to add up in; zero between calls.
     """
 
     owners: np.ndarray
     hashes: np.ndarray
+    counts: np.ndarray
     votes: np.ndarray
 
 
@@ -286,28 +297,52 @@ def _match_groups(sets, starts, is_fixed, threshold, by_containment):
     kept = np.arange(len(is_fixed))
     similarity = np.ones(len(is_fixed), np.float32)
     compared = np.zeros(len(is_fixed), np.int8)
-    slots = 0
-    for group in range(len(starts) - 1):
-        slots = max(slots, _slots(starts[group + 1] - starts[group]))
-    owners, hashes = np.empty(slots, np.int64), np.empty(slots, np.uint64)
-    votes = np.zeros(len(is_fixed), np.uint8)
+    table = _empty_sketches(starts)
     for group in range(len(starts) - 1):
         first, end = starts[group], starts[group + 1]
-        slots = _slots(end - first)
-        owners[:slots] = -1
-        sketches = _Sketches(owners[:slots], hashes[:slots], votes)
-        for row in range(first + 1, end):
-            candidate = np.int64(-1) if is_fixed[row] else first
+        sketches = _part(table, end - first)
+        for row in range(first, end):
+            ngrams = _set(sets, row)
+            candidate = first if row > first and not is_fixed[row] else -1
             while candidate >= 0:
                 compared[row] += 1
-                share = _similarity(_set(sets, row), _set(sets, candidate), by_containment)
+                share = _similarity(ngrams, _set(sets, candidate), by_containment)
                 if share >= threshold:
                     kept[row], similarity[row] = candidate, share
                     break
-                candidate = _most_shared(sketches, _set(sets, row)) if candidate == first else -1
+                candidate = _most_shared(sketches, ngrams, first) if candidate == first else -1
             if kept[row] == row:
-                _own(sketches, _set(sets, row), row)
+                _own(sketches, ngrams, first, row)
     return kept, similarity, compared
+
+
+@njit(nogil=True, cache=True)
+def _empty_sketches(starts):
+    slots = 0
+    for group in range(len(starts) - 1):
+        slots = max(slots, _slots(starts[group + 1] - starts[group]))
+    return _Sketches(
+        np.full((slots, _OWNERS), -1),
+        np.empty(slots, np.uint64),
+        np.empty(slots, np.int64),
+        np.zeros(starts[-1]),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _part(table, documents):
+    """As much of the table as these documents need: small groups stay in the processor's cache."""
+    slots = _slots(documents)
+    return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
+
+
+@njit(nogil=True, cache=True)
+def _slots(documents):
+    """Room for the sketches of so many documents, at most half full: a power of two."""
+    slots = 1
+    while slots < 2 * _SKETCH_HASHES * documents:
+        slots *= 2
+    return slots
 
 
 @njit(nogil=True, cache=True)
@@ -342,47 +377,43 @@ def _count_shared(some, others):
 
 
 @njit(nogil=True, cache=True)
-def _slots(documents):
-    """Room for the sketches of so many documents, at most half full: a power of two."""
-    slots = 1
-    while slots < 2 * _SKETCH_HASHES * documents:
-        slots *= 2
-    return slots
-
-
-@njit(nogil=True, cache=True)
-def _slot(sketches, ngram):
+def _slot(sketches, ngram, first):
     """Where a hash is, or the free place for it."""
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
-    while sketches.owners[slot] >= 0 and sketches.hashes[slot] != ngram:
+    while sketches.owners[slot, 0] >= first and sketches.hashes[slot] != ngram:
         slot = (slot + np.uint64(1)) & last
     return slot
 
 
 @njit(nogil=True, cache=True)
-def _own(sketches, ngrams, row):
-    """Enter a document's sketch, but for hashes that others own: each has one owner."""
+def _own(sketches, ngrams, first, row):
+    """Enter the sketch of a document that stays."""
     for ngram in ngrams[:_SKETCH_HASHES]:
-        slot = _slot(sketches, ngram)
-        if sketches.owners[slot] < 0:
-            sketches.owners[slot] = row
-            sketches.hashes[slot] = ngram
+        slot = _slot(sketches, ngram, first)
+        if sketches.owners[slot, 0] < first:
+            sketches.hashes[slot], sketches.counts[slot] = ngram, 0
+        sketches.owners[slot, sketches.counts[slot] % _OWNERS] = row
+        sketches.counts[slot] += 1
 
 
 @njit(nogil=True, cache=True)
-def _most_shared(sketches, ngrams):
-    """The row that owns the most of a document's sketch, of equal ones the first; or -1."""
+def _most_shared(sketches, ngrams, first):
+    """The row that shares the most of a document's sketch, of equal ones the first; or -1.
+
+    A hash that many have says little of any: it counts for one part in as many.
+    """
     most = -1
     votes = sketches.votes
     for ngram in ngrams[:_SKETCH_HASHES]:
-        row = sketches.owners[_slot(sketches, ngram)]
-        if row >= 0:
-            votes[row] += 1
-            if most < 0 or votes[row] > votes[most] or (votes[row] == votes[most] and row < most):
-                most = row
+        slot = _slot(sketches, ngram, first)
+        for row in sketches.owners[slot]:
+            if row > first:
+                votes[row] += 1 / sketches.counts[slot]
+                is_equal = votes[row] == votes[most]
+                if most < 0 or votes[row] > votes[most] or (is_equal and row < most):
+                    most = row
     for ngram in ngrams[:_SKETCH_HASHES]:
-        row = sketches.owners[_slot(sketches, ngram)]
-        if row >= 0:
+        for row in sketches.owners[_slot(sketches, ngram, first)]:
             votes[row] = 0
     return most

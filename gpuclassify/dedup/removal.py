@@ -109,7 +109,9 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     if not len(wrong):
         return True
     first = wrong.iloc[0]
-    same = wrong[wrong[id_field].isna() if pd.isna(first[id_field]) else wrong[id_field] == first[id_field]]
+    same = wrong[
+        wrong[id_field].isna() if pd.isna(first[id_field]) else wrong[id_field] == first[id_field]
+    ]
     places = [
         f"row {number & (1 << ROW_BITS) - 1} of partition {number >> ROW_BITS}"
         for number in same["document"].tolist()[:2]

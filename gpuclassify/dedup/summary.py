@@ -106,12 +106,15 @@ def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFram
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
-        counted.update(dict(zip(frame["source"], frame["documents"].tolist(), strict=True)))
+        for source, count in zip(frame["source"], frame["documents"], strict=True):
+            counted[str(source)] += int(count)
     removed: Counter[str] = Counter()
     for part in decisions:
         for name in ("in_groups", "groups", "removed", "compared", "accepted", "rejected"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.similarities = [a + b for a, b in zip(total.similarities, part.similarities, strict=True)]
+        total.similarities = [
+            a + b for a, b in zip(total.similarities, part.similarities, strict=True)
+        ]
         total.largest = _largest([*total.largest, *part.largest])
         removed.update({name: gone for name, (_, gone) in part.sources.items()})
     total.documents = counted.total()

@@ -5,7 +5,11 @@ import random
 import pandas as pd
 import pytest
 
-WORDS = [f"{a}{b}" for a in ("ba", "ke", "li", "mo", "nu", "pra") for b in ("den", "fo", "gar", "ling", "rus", "st")]
+WORDS = [
+    f"{a}{b}"
+    for a in ("ba", "ke", "li", "mo", "nu", "pra")
+    for b in ("den", "fo", "gar", "ling", "rus", "st")
+]
 
 
 def make_text(words, count):

@@ -11,7 +11,7 @@ import pytest
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
 
-# Two passes of few hashes, so that a test takes little time: half of 0.62 finds all that is planted.
+# Two passes of few hashes, so that a test takes little time; they find all that is planted.
 FUZZY = {"bands": 10, "rows": 5, "bands_per_pass": 5}
 WAYS = pytest.mark.parametrize(
     "way",
@@ -88,7 +88,9 @@ def test_positions_name_documents_without_ids(way, corpus):
     found = duplicates(frame).compute()
     assert found["id"].dtype == np.int64
     assert len(found) == len(expected(corpus, way is ExactDuplicates))
-    assert (found.groupby("group")["id"].min() == found[found["keep"]].set_index("group")["id"]).all()
+    assert (
+        found.groupby("group")["id"].min() == found[found["keep"]].set_index("group")["id"]
+    ).all()
     kept = duplicates.remove(frame).compute()
     pd.testing.assert_frame_equal(kept, remove_duplicates(frame, duplicates(frame)).compute())
     assert len(kept) == len(corpus) - (~found["keep"]).sum()
@@ -164,7 +166,15 @@ def test_length_decides_where_it_is_named(way):
     "text", ["x", "short", "a\0b", "lone \ud800 half", "z" * 1_000_000, " ", "\U0001f600" * 30]
 )
 def test_unusual_texts_are_duplicates_of_themselves_alone(way, text):
-    others = ["y", "shorter", "a\0c", "lone \udc00 halves", "y" * 1_000_000, "  ", "\U0001f601" * 30]
+    others = [
+        "y",
+        "shorter",
+        "a\0c",
+        "lone \udc00 halves",
+        "y" * 1_000_000,
+        "  ",
+        "\U0001f601" * 30,
+    ]
     frame = pd.DataFrame({"id": range(9), "text": [text, *others, text]}, dtype=object)
     frame["id"] = frame["id"].astype(int)
     found = way(id_field="id")(frame)
@@ -204,7 +214,9 @@ def test_ids_that_repeat_are_refused(way, corpus):
 def test_too_much_is_refused(way, corpus):
     with pytest.raises(TooManyDuplicatesError, match=r"of the corpus would go .* more than"):
         way(id_field="id", max_removed_share=0.1)(corpus)
-    with pytest.raises(TooManyDuplicatesError, match=r"more than max_group_size=1; its text begins"):
+    with pytest.raises(
+        TooManyDuplicatesError, match=r"more than max_group_size=1; its text begins"
+    ):
         way(id_field="id", max_group_size=1)(corpus)
     assert len(way(id_field="id", max_removed_share=0.5, max_group_size=3)(corpus))
 
@@ -223,8 +235,10 @@ def test_a_summary_counts_by_source(corpus):
     assert (summary.documents, summary.in_groups) == (300, len(found))
     assert (summary.groups, summary.removed) == (60, len(gone))
     assert summary.sources == {
-        name: (int((corpus["source"].fillna("null") == name).sum()),
-               int((gone["source"].fillna("null") == name).sum()))
+        name: (
+            int((corpus["source"].fillna("null") == name).sum()),
+            int((gone["source"].fillna("null") == name).sum()),
+        )
         for name in ("books", "null", "web")
     }
     assert summary.compared == summary.accepted + summary.rejected
@@ -284,12 +298,22 @@ def test_what_is_no_result_is_refused(corpus):
 
 def test_older_spellings():
     fuzzy = FuzzyDuplicates(
-        id_field="id", num_buckets=20, hashes_per_bucket=13, false_positive_check=False,
-        jaccard_threshold=0.7, buckets_per_shuffle=3, use_64_bit_hash=False, perform_removal=False,
+        id_field="id",
+        num_buckets=20,
+        hashes_per_bucket=13,
+        false_positive_check=False,
+        jaccard_threshold=0.7,
+        buckets_per_shuffle=3,
+        use_64_bit_hash=False,
+        perform_removal=False,
     )
     assert (fuzzy.bands, fuzzy.rows, fuzzy.verify, fuzzy.bands_per_pass) == (20, 13, False, 3)
     assert fuzzy == FuzzyDuplicates(
-        id_field="id", num_bands=20, minhashes_per_band=13, bands_per_iteration=3, verify=False,
+        id_field="id",
+        num_bands=20,
+        minhashes_per_band=13,
+        bands_per_iteration=3,
+        verify=False,
         min_similarity=0.7,
     )
     assert ExactDuplicates(hash_method="md5", id_field="x") == ExactDuplicates(id_field="x")

@@ -1,5 +1,6 @@
 """What cudf says of columns that libcudf makes, without a GPU: their memory is never read."""
 
+import inspect
 import io
 
 import numpy as np
@@ -115,6 +116,16 @@ def test_float16_is_refused(cudf):
 
     with pytest.raises(TypeError, match="float16, which cudf has no type for"):
         backend.check_new_columns(pa.schema([("vector", pa.list_(pa.float16()))]))
+
+
+def test_cudf_has_the_calls_that_signatures_and_digests_are_made_with(cudf):
+    from cudf.core.accessors.lists import ListMethods
+
+    texts = text_frame(cudf, cudf.RangeIndex(ROWS)).text
+    numbers = np.ones(2, np.uint32)
+    inspect.signature(texts.str.minhash).bind(0, a=numbers, b=numbers, width=5)
+    inspect.signature(texts.hash_values).bind(method="md5")
+    assert isinstance(ListMethods.leaves, property)
 
 
 @pytest.mark.parametrize("made_by", ["cudf", "pandas"])
