@@ -56,7 +56,9 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
             return
         refuse_file(settings.output)
         job = settings.pipeline().prepare(restart=given["restart"])
-        client = open_client(settings)
+        client = open_client(
+            settings.cluster, settings.cluster_options, settings.workers, settings.scheduler
+        )
     summary = _run(job, client, given["restart"])
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
-class ClusterSettings(Protocol):
-    """What options say of a cluster; see `gpuclassify.jobs.settings.JobSettings`."""
-
-    cluster: str
-    cluster_options: dict[str, Any] | None
-    workers: int | None
-    scheduler: str | None
-
-
-def open_client(settings: ClusterSettings) -> Any:
+def open_client(
+    cluster: str,
+    cluster_options: dict[str, Any] | None,
+    workers: int | None,
+    scheduler: str | None,
+) -> Any:
     """A client of the cluster that options name, which is started where none is running.
+
+    Parameters are the settings of `gpuclassify.jobs.settings.JobSettings`.
 
     Raises
     ------
@@ -26,17 +24,17 @@ def open_client(settings: ClusterSettings) -> Any:
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.client import NoSchedulerError
 
-    options, scheduler = settings.cluster_options or {}, settings.scheduler
-    if "n_workers" in options and settings.workers is not None:
+    options = cluster_options or {}
+    if "n_workers" in options and workers is not None:
         raise ValueError(
-            f"workers={settings.workers} and the cluster option n_workers={options['n_workers']!r} "
+            f"workers={workers} and the cluster option n_workers={options['n_workers']!r} "
             "mean the same: give one of them"
         )
     if scheduler is None:
-        if settings.workers is not None:
-            options = {**options, "n_workers": settings.workers}
-        return get_client(settings.cluster, **options)
-    if settings.workers is not None or settings.cluster != "auto":
+        if workers is not None:
+            options = {**options, "n_workers": workers}
+        return get_client(cluster, **options)
+    if workers is not None or cluster != "auto":
         raise ValueError(
             "--scheduler connects to a cluster that is running; --workers and --cluster start a "
             "new one: give one or the other"

@@ -6,7 +6,6 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,7 +102,9 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     with wrong_call_exits():
         files = read_file_options(given)
         job = _job(paths, given, files)
-        client = open_client(SimpleNamespace(**files))
+        client = open_client(
+            files["cluster"], files["cluster_options"], files["workers"], files["scheduler"]
+        )
     summary = _run(job, client, given["restart"])
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))

@@ -218,9 +218,8 @@ class DedupJob:
         spec, earlier = self.removal.spec, self.earlier
         if earlier is None:
             return self.duplicates.corpus(self.removal.source.frame(spec))
-        options = {"input_schema": earlier.input_schema, "input_name": earlier.options_name}
-        frames = (self.removal.source.frame(spec), earlier.frame(replace(spec, **options)))
-        return self.duplicates.corpus(*frames)
+        reads = replace(spec, input_schema=earlier.input_schema, input_name=earlier.options_name)
+        return self.duplicates.corpus(self.removal.source.frame(spec), earlier.frame(reads))
 
     def run(self, client: Any = None, report: StepReport | None = None) -> DedupSummary:
         """Run what is not done yet; see `Deduplicate.run`."""
@@ -269,7 +268,7 @@ class DedupJob:
     def _drop(self, steps: Steps) -> DropRows:
         """List the duplicates for people, and the rows that go for the removal."""
         decisions = steps.read("decisions")
-        options = {
+        options: dict[str, Any] = {
             "id_name": self.duplicates.id_field or POSITION,
             "has_similarity": self.duplicates.has_similarity,
             "has_earlier": self.earlier is not None,

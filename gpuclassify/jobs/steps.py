@@ -28,9 +28,12 @@ StepReport = Callable[[str, int, int, JobSummary], None]
 
 
 class StepWriter(ParquetWriter):
-    """Files of a step; a row's position in its frame is no data."""
+    """Files of a step."""
 
-    keeps_index = False  # type: ignore[assignment]
+    @property
+    def keeps_index(self) -> bool:
+        """Never: a row's position in its frame is no data."""
+        return False
 
 
 class Steps:
