@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RAPIDS := .venv-rapids
+PEERS := .venv-peers
 PYTHON_GPU := $(BIN)/python
 # Nothing is installed into an environment that somebody else made.
 GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
@@ -13,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist l
 # What needs no other hardware, packages, system or weights.
 HERE := not gpu and not rapids and not system and not needs_weights
 
-.PHONY: demo test test-all test-system test-rapids test-gpu test-weights lint bench bench-full bench-gpu clean
+.PHONY: demo test test-all test-system test-rapids test-gpu test-weights lint bench bench-full bench-gpu bench-deduplication clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
@@ -61,8 +62,12 @@ bench-full: $(VENV)/.dev
 bench-gpu: $(GPU_READY)
 	PYTHON="$(PYTHON_GPU)" bash benchmarks/gpu.sh
 
+# Beside its peers, which have an environment of their own.
+bench-deduplication: $(VENV)/.dev $(PEERS)/.ready
+	$(BIN)/python -m benchmarks.deduplication
+
 clean:
-	rm -rf $(VENV) $(RAPIDS)
+	rm -rf $(VENV) $(RAPIDS) $(PEERS)
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -86,4 +91,10 @@ $(RAPIDS)/.ready: $(VENV)/.dev tests/rapids.txt
 		--requirement tests/rapids.txt
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> "$$($(RAPIDS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth"
+	touch $@
+
+$(PEERS)/.ready: benchmarks/peers.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		--requirement benchmarks/peers.txt
 	touch $@

@@ -1,4 +1,4 @@
-"""Pictures of results: ratios, shares of the machine's peak, and scaling.
+"""Pictures of results: ratios, shares of the machine's peak, scaling, recall and growth.
 
 ``python -m benchmarks.plots RESULT.json ...`` writes PNG files beside the first result of a kind.
 """
@@ -18,11 +18,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.recall import band_probability
 
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.34
 PANEL_INCHES = 0.75  # of a panel's title and axis
 HEAD_INCHES = 0.8
+CURVE_BARS = 8  # as high as so many bars
 DPI = 150
 # From dark to light, so that a grey print keeps them apart.
 SUBJECT_COLOUR, BASELINE_COLOUR, PEER_COLOUR = "#12355b", "#c8692a", "#b9c9d9"
@@ -58,16 +60,16 @@ def draw_results(results: Sequence[Path], folder: Path) -> list[Path]:
     matplotlib.use("Agg")  # no display is needed
     with plt.rc_context(_TEXT):
         for question, pictures in PICTURES.items():
-            of_question = {
-                path.stem: result
-                for path, result in loaded.items()
-                if result["question"] == question
-            }
-            if not of_question:
-                continue
-            for name, draw in pictures.items():
-                path = folder / f"{next(iter(of_question))}-{name}.png"
-                figure = draw(list(of_question.values()))
+            for name, (part, draw) in pictures.items():
+                shown = {
+                    path.stem: result
+                    for path, result in loaded.items()
+                    if result["question"] == question and part in result
+                }
+                if not shown:
+                    continue
+                path = folder / f"{next(iter(shown))}-{name}.png"
+                figure = draw(list(shown.values()))
                 figure.savefig(path, dpi=DPI)
                 plt.close(figure)
                 paths.append(path)
@@ -151,23 +153,79 @@ def _scaling_panels(result: dict[str, Any]) -> list[ScalingPanel]:
     ]
 
 
-PICTURES: dict[str, dict[str, Callable[[Sequence[dict[str, Any]]], Any]]] = {
-    "throughput": {"ratios": draw_ratios, "peak": draw_peak_shares},
-    "scaling": {"scaling": draw_scaling},
+def draw_recall(results: Sequence[dict[str, Any]]) -> Any:
+    """Which share of similar pairs is found, beside the formula, for each number of bands."""
+    panels = [
+        (bands, found[SUBJECT]["recall"])
+        for result in results
+        for bands, found in result["recall"].items()
+        if "x" in bands and SUBJECT in found
+    ]
+    figure, axes = _figure([CURVE_BARS] * len(panels), "Which similar pairs are found?", results)
+    similarity = np.linspace(0.5, 1, 200)
+    for axis, (bands, bins) in zip(axes, panels, strict=True):
+        middles = [(each["from"] + each["to"]) / 2 for each in bins]
+        low, high = zip(*(each["interval"] for each in bins), strict=True)
+        axis.vlines(middles, low, high, color=PEER_COLOUR, linewidth=8)
+        expected = band_probability(similarity, *map(int, bands.split("x")))
+        axis.plot(similarity, expected, color="black", linewidth=1)
+        axis.plot(middles, [each["found"] for each in bins], "o", color=SUBJECT_COLOUR)
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set_title(f"{bands} bands and rows", loc="left")
+    axes[-1].set_xlabel(
+        "Jaccard similarity (points: share found; line: 1-(1-s^rows)^bands; bars: 95% of chance)"
+    )
+    return figure
+
+
+def draw_growth(results: Sequence[dict[str, Any]]) -> Any:
+    """Seconds for each thousand documents, of more and more of them."""
+    figure, (axis,) = _figure([CURVE_BARS], "How does time grow with the documents?", results)
+    for result in results:
+        documents = [step["documents"] for step in result["growth"]]
+        for way, colour in ((SUBJECT, SUBJECT_COLOUR), (f"{SUBJECT}, verified", BASELINE_COLOUR)):
+            steps = [step["variants"].get(way, {}) for step in result["growth"]]
+            rates = [step.get("seconds_per_thousand", np.nan) for step in steps]
+            axis.plot(documents, rates, "o-", color=colour, label=way)
+        axis.set_xscale("log")
+        axis.set_xticks(documents, [f"{count:,}" for count in documents])
+    axis.minorticks_off()
+    axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
+    axis.set_xlabel("documents")
+    axis.set_ylabel("seconds for each 1,000")
+    axis.legend(frameon=False)
+    return figure
+
+
+Draw = Callable[[Sequence[dict[str, Any]]], Any]
+# By question and picture: the part of a result that is drawn, and how.
+PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
+    "throughput": {"ratios": ("corpora", draw_ratios), "peak": ("corpora", draw_peak_shares)},
+    "scaling": {"scaling": ("rows", draw_scaling)},
+    "deduplication": {
+        "ratios": ("corpora", draw_ratios),
+        "recall": ("recall", draw_recall),
+        "growth": ("growth", draw_growth),
+    },
 }
 
 
 def _panels(results: Iterable[dict[str, Any]]) -> list[Panel]:
     panels = []
     for result in results:
-        settings = result["settings"]
         for kind, corpus in result["corpora"].items():
-            title = (
-                f"{settings['model']}, {settings['shape']['layers']} layers, {kind}: "
-                f"{corpus['documents']} documents, {corpus['real_tokens']:,} tokens"
-            )
-            panels.append((title, corpus))
+            panels.append((_title(result, kind, corpus), corpus))
     return panels
+
+
+def _title(result: dict[str, Any], kind: str, corpus: dict[str, Any]) -> str:
+    if result["question"] == "deduplication":
+        return f"{kind} bands and rows: {corpus['documents']:,} documents"
+    settings = result["settings"]
+    return (
+        f"{settings['model']}, {settings['shape']['layers']} layers, {kind}: "
+        f"{corpus['documents']} documents, {corpus['real_tokens']:,} tokens"
+    )
 
 
 def _ratios(corpus: dict[str, Any]) -> dict[str, float]:

@@ -29,6 +29,32 @@ ANY_VALUE = object()  # among `harmless`: every value passes
 _ONLY_CALLED = Withdrawn((False,), "nothing is removed by finding duplicates: call remove()")
 _NO_FILES = Withdrawn((ANY_VALUE,), "a frame is given and a frame is returned")
 _NO_BATCHES = Withdrawn((ANY_VALUE,), "sizes of batches are chosen by memory")
+_SEMANTIC_BATCHES = (
+    "batched_cosine_similarity",
+    "pairwise_batch_size",
+    "embedding_batch_size",
+    "embedding_model_inference_batch_size",
+    "embedding_max_mem_gb",
+    "kmeans_max_samples_per_batch",
+)
+_SEMANTIC_FILES = (
+    "num_files",
+    "embeddings_save_loc",
+    "clustering_save_loc",
+    "write_embeddings_to_disk",
+    "write_to_filename",
+    "clustering_input_partition_size",
+)
+_KMEANS_ONLY = ("kmeans_tol", "kmeans_init", "kmeans_n_init", "kmeans_oversampling_factor")
+_OF_KMEANS = Withdrawn((ANY_VALUE,), "clusters are fitted to a sample, by scikit-learn")
+_EMBEDDER_ONLY = (
+    "embedding_pooling_strategy",
+    "embedding_pooling",
+    "embedding_max_seq_length",
+    "embedding_max_chars",
+    "embedding_padding_side",
+)
+_OF_EMBEDDER = Withdrawn((None,), "the embedder decides it: pass embedder=Embedder(...) with it")
 _TOKENS_ARE_SHARED = "tokens are never stored in the dataset"
 _PROMPTS_ARE_NOT_STORED = "prompts are never stored in the dataset"
 
@@ -101,9 +127,11 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ("semantic", "sim_metric"): Withdrawn(("cosine",), "similarity is the cosine"),
     ("semantic", "distance_metric"): Withdrawn(("cosine",), "similarity is the cosine"),
     ("semantic", "which_to_keep"): Withdrawn((None,), "keep_by= names the columns that decide"),
-    ("semantic", "batched_cosine_similarity"): _NO_BATCHES,
-    ("semantic", "pairwise_batch_size"): _NO_BATCHES,
-    ("semantic", "embedding_batch_size"): _NO_BATCHES,
+    ("semantic", "ranking_strategy"): Withdrawn((None,), "keep_by= names the columns that decide"),
+    **{("semantic", name): _NO_BATCHES for name in _SEMANTIC_BATCHES},
+    **{("semantic", name): _OF_KMEANS for name in _KMEANS_ONLY},
+    **{("semantic", name): _NO_FILES for name in _SEMANTIC_FILES},
+    **{("semantic", name): _OF_EMBEDDER for name in _EMBEDDER_ONLY},
 }
 
 

@@ -59,6 +59,7 @@ SLOW = {
     "cluster/test_preflight.py",
     "cluster/test_prepare.py",
     "cluster/test_ray.py",
+    "dedup/test_dedup_clusters.py",
     "demo/test_run.py",
     "demo/test_training.py",
     "jobs/estimate/test_plan.py",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask
 import numpy as np
 import pandas as pd
 import psutil
 from dask.utils import format_bytes
+
+from gpuclassify.dedup.corpus import reduce_tree
 
 BYTES_TO_JOIN = 160  # for each row while forests are joined: ten times its own bytes
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
@@ -88,12 +89,9 @@ def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
         One worker holds the result: 16 bytes for each document that is no root, and about five
         times as much while it joins.
     """
-    while len(parts) > 1:
-        parts = [_join(parts[first : first + fan_in]) for first in range(0, len(parts), fan_in)]
-    return parts[0]
+    return reduce_tree(_join, parts, fan_in)
 
 
-@dask.delayed(pure=True)
 def _join(parts: list[pd.DataFrame]) -> pd.DataFrame:
     documents = sum(map(len, parts))
     needed, free = documents * BYTES_TO_JOIN, psutil.virtual_memory().available

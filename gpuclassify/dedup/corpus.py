@@ -144,6 +144,14 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
     return fewer.shuffle(column, shuffle_method=choose_shuffle())
 
 
+def reduce_tree(join: Callable[[list[Any]], Any], parts: Sequence[Any], fan_in: int = 8) -> Any:
+    """What `join` makes of all parts, delayed: it gets lists of at most `fan_in` at a time."""
+    call = dask.delayed(join, pure=True)
+    while len(parts) > 1:
+        parts = [call(list(parts[at : at + fan_in])) for at in range(0, len(parts), fan_in)]
+    return parts[0]
+
+
 def choose_shuffle() -> str | None:
     """What Dask shuffles with: its own choice on a cluster, else in memory."""
     try:

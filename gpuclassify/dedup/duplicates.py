@@ -283,7 +283,7 @@ class Duplicates(ABC):
 
     def _check(self, frame: Any) -> None:
         known = [str(name) for name in frame.columns]
-        for name in (self.text_field, self.id_field, self.by, self.source_field, *self.keep_by):
+        for name in (*self.signature_fields, self.id_field, self.source_field, *self.keep_by):
             if name is not None and name not in (LENGTH, *known):
                 raise ValueError(
                     f"the frame has no column {name!r}.{nearest(name, known)} It has {known}"

@@ -63,16 +63,41 @@ def take_members(
     plain = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
     columns: dict[str, Any] = {"document": documents}
     columns |= {name: found[name].to_numpy() for name in found.columns}
-    columns["id"] = documents if id_field is None else plain[id_field].array
-    for number, name in enumerate(keep_by):
-        is_length = name == LENGTH and LENGTH not in plain.columns
-        columns[f"rank_{number}"] = (
-            pc.utf8_length(texts).to_numpy() if is_length else plain[name].array
-        )
+    columns |= ranking(rows, documents, text_field, id_field, keep_by)
     columns["source"] = "" if source_field is None else plain[source_field].array
     shown = texts if has_text else pc.utf8_slice_codeunits(texts, 0, BEGINNING_CHARS)
     columns["text"] = pd.array(shown, dtype="str")
     return pd.DataFrame(columns).astype({"source": "str"})
+
+
+def ranking(
+    rows: Any,
+    documents: np.ndarray,
+    text_field: str,
+    id_field: str | None,
+    keep_by: Sequence[str],
+) -> dict[str, Any]:
+    """What `ranked` sorts documents by: columns ``id``, ``rank_0`` and on.
+
+    Parameters
+    ----------
+    rows : pandas.DataFrame or cudf.DataFrame
+        The documents.
+    documents : numpy.ndarray
+        Their numbers, int64 (rows,): the ids without `id_field`.
+    text_field, id_field, keep_by
+        See `gpuclassify.dedup.duplicates.Duplicates`.
+    """
+    chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
+    plain = chosen.to_pandas() if hasattr(chosen, "to_pandas") else chosen
+    columns: dict[str, Any] = {"id": documents if id_field is None else plain[id_field].array}
+    for number, name in enumerate(keep_by):
+        if name in plain.columns:
+            columns[f"rank_{number}"] = plain[name].array
+        else:
+            texts = backend_of(rows).text_array(rows, text_field)
+            columns[f"rank_{number}"] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+    return columns
 
 
 def decide(
@@ -94,20 +119,21 @@ def decide(
     pandas.DataFrame
         A row for each of `members`:
 
-        ==============  ==========================================================================
-        ``document``    int64
-        ``id``          as in the frame
-        ``group``       the smallest id among those that are one's duplicates, or one's own
-        ``keep``        bool
-        ``similarity``  float32 to the document that is kept, 1 for that one; NaN if not measured
-        ``compared``    int8, how many documents its text was compared with
-        ``size``        int64, documents in the group
-        ``is_earlier``  bool, whether it is of the earlier corpus
-        ``source``      str
-        ``beginning``   str, of the text of a document that is kept
-        ==============  ==========================================================================
+        ===============  =========================================================================
+        ``document``     int64
+        ``id``           as in the frame
+        ``group``        the smallest id among those that are one's duplicates, or one's own
+        ``keep``         bool
+        ``similarity``   float32 to the document that is kept, 1 for that one; NaN if not measured
+        ``compared``     int8, how many documents its text was compared with
+        ``size``         int64, documents in the group
+        ``near_border``  int64, documents near a border of its cluster, told once a cluster
+        ``is_earlier``   bool, whether it is of the earlier corpus
+        ``source``       str
+        ``beginning``    str, of the text of a document that is kept
+        ===============  =========================================================================
     """
-    members = _ranked(members, own_partitions)
+    members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
     rows = np.arange(len(members))
     starts = np.flatnonzero(np.diff(root, prepend=-1))
@@ -132,6 +158,7 @@ def decide(
             "similarity": similarity,
             "compared": compared,
             "size": sizes[kept],
+            "near_border": members.get("near_border", 0),
             "is_earlier": is_earlier,
             "source": members["source"],
             "beginning": beginnings.where(kept == rows, ""),
@@ -150,13 +177,17 @@ def listed(
     return found.rename(columns={"id": id_name}).reset_index(drop=True)
 
 
-def _ranked(members: pd.DataFrame, own_partitions: int) -> pd.DataFrame:
-    """Sorted by root, and within one the document that is to stay first."""
+def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
+    """Sorted by the column `within`, and for equal values the document that is to stay first.
+
+    Documents of partitions after the own ones are those of an earlier corpus: they come before
+    others, and the column ``is_earlier`` is added.
+    """
     is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
     members = members.assign(is_earlier=is_earlier)
     ranks = [name for name in members.columns if name.startswith("rank_")]
-    by = ["root", "is_earlier", *ranks, "id", "document"]
-    ascending = [name in ("root", "id", "document") for name in by]
+    by = [within, "is_earlier", *ranks, "id", "document"]
+    ascending = [name in (within, "id", "document") for name in by]
     return members.sort_values(by, ascending=ascending, na_position="last", ignore_index=True)
 
 

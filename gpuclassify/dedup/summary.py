@@ -12,6 +12,7 @@ import pandas as pd
 
 MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
 BINS = 20  # of the histogram of similarities, from 0 to 1
+COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
 FEWEST_DOCUMENTS = 1_000  # of a source whose share alone can be refused
 
 
@@ -40,6 +41,9 @@ class DuplicatesSummary:
         Documents that are not kept.
     compared, accepted, rejected : int
         Pairs of candidates whose texts were compared, and those similar enough or not.
+    near_border : int
+        Documents of which a semantic duplicate may have been missed; see
+        `gpuclassify.dedup.semantic.SemanticDuplicates`.
     sources : dict of str to (int, int)
         Documents and those removed, by source.
     similarities : list of int
@@ -54,6 +58,7 @@ class DuplicatesSummary:
     compared: int = 0
     accepted: int = 0
     rejected: int = 0
+    near_border: int = 0
     sources: dict[str, tuple[int, int]] = field(default_factory=dict)
     similarities: list[int] = field(default_factory=lambda: [0] * BINS)
     largest: list[Group] = field(default_factory=list)
@@ -110,13 +115,14 @@ def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFram
             counted[str(source)] += int(count)
     removed: Counter[str] = Counter()
     for part in decisions:
-        for name in ("in_groups", "groups", "removed", "compared", "accepted", "rejected"):
+        for name in COUNTS:
             setattr(total, name, getattr(total, name) + getattr(part, name))
         total.similarities = [
             a + b for a, b in zip(total.similarities, part.similarities, strict=True)
         ]
         total.largest = _largest([*total.largest, *part.largest])
-        removed.update({name: gone for name, (_, gone) in part.sources.items()})
+        for source, (_, gone) in part.sources.items():
+            removed[str(source)] += gone
     total.documents = counted.total()
     total.sources = {name: (counted[name], removed[name]) for name in sorted(counted)}
     return total
@@ -139,6 +145,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
         compared=compared,
         accepted=accepted,
         rejected=compared - accepted,
+        near_border=int(decisions["near_border"].sum()),
         sources={str(name): (0, int(count)) for name, count in sources.items()},
         similarities=np.bincount(bins, minlength=BINS).tolist(),
         largest=_largest([Group(*group) for group in groups]),

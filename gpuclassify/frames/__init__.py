@@ -1,9 +1,9 @@
 """The dataframe backends behind a few verbs.
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
-`string_dtype`, `texts`, `text_array`, `text_digests`, `with_columns` and `take_rows`; cudf's also
-has `device_texts`, which leaves them on the GPU, and `text_minhashes`. What mappers add travels
-between them as Arrow arrays, one a column; the Arrow field says the kind of column on every
+`string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns` and `take_rows`;
+cudf's also has `device_texts`, which leaves them on the GPU, and `text_minhashes`. What mappers add
+travels between them as Arrow arrays, one a column; the Arrow field says the kind of column on every
 backend:
 
 ====================  ==============================  ==============================

@@ -133,6 +133,12 @@ def text_minhashes(
     return lists.list.leaves.to_numpy().reshape(-1, len(a)), (series.str.len() > 0).to_numpy()
 
 
+def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
+    """The values of `column` on the host as an Arrow array, of lists if it holds such."""
+    values = frame[column].to_arrow()
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
 def device_texts(
     frame: cudf.DataFrame, column: str, max_chars: int | None
 ) -> DeviceTexts | list[str | None]:

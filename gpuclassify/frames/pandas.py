@@ -100,6 +100,24 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
     return unpack_digests(digests), has_text.to_numpy(zero_copy_only=False)
 
 
+def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
+    """The values of `column` as an Arrow array, of lists if it holds such; null where null.
+
+    Raises
+    ------
+    TypeError
+        An object column holds values of different kinds.
+    """
+    series = frame[column]
+    try:
+        values = pa.array(series.array, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
+        raise TypeError(
+            f"column {column!r} holds values of different kinds ({err}): convert all to lists"
+        ) from err
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
 def with_columns(
     frame: pd.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: Any
 ) -> pd.DataFrame:

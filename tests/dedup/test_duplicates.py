@@ -1,7 +1,5 @@
 """What exact and fuzzy deduplication have in common, on pandas frames and Dask frames of them."""
 
-import functools
-
 import dask
 import dask.dataframe as dd
 import numpy as np
@@ -10,48 +8,25 @@ import pytest
 
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
-
-# Two passes of few hashes, so that a test takes little time; they find all that is planted.
-FUZZY = {"bands": 10, "rows": 5, "bands_per_pass": 5}
-WAYS = pytest.mark.parametrize(
-    "way",
-    [
-        ExactDuplicates,
-        functools.partial(FuzzyDuplicates, **FUZZY),
-        functools.partial(FuzzyDuplicates, verify=False, **FUZZY),
-    ],
-    ids=["exact", "fuzzy", "unverified"],
-)
-
-
-def expected(corpus, is_exact, keep_by="quality"):
-    """Groups of the ids of each text's copies, and the one of the highest quality among them."""
-    texts = corpus[corpus["text"].fillna("") != ""]
-    groups = texts.groupby("text" if is_exact else "truth")
-    found = []
-    for _, rows in groups:
-        if len(rows) > 1:
-            best = rows.sort_values([keep_by, "id"], ascending=[False, True])["id"].iloc[0]
-            found += [(i, rows["id"].min(), i == best) for i in rows["id"]]
-    return pd.DataFrame(found, columns=["id", "group", "keep"]).sort_values("id", ignore_index=True)
-
-
-def plain(found):
-    """The ids, groups and decisions in the order of ids, with plain strings."""
-    frame = found.compute() if dask.is_dask_collection(found) else found
-    shown = frame[["id", "group", "keep"]].sort_values("id", ignore_index=True)
-    return shown.astype({"id": "str", "group": "str"})
+from tests.dedup.known import FUZZY, WAYS, expected, plain
 
 
 @WAYS
 @pytest.mark.parametrize("npartitions", [1, 7, 100])
-def test_every_partitioning_and_order_gives_the_same(way, npartitions, corpus):
+def test_every_partitioning_and_order_gives_the_same(way, npartitions, corpus, frames):
     duplicates = way(id_field="id", keep_by=["quality"])
-    want = expected(corpus, way is ExactDuplicates)
-    shuffled = corpus.sample(frac=1, random_state=npartitions)
-    for frame in (corpus, shuffled):
-        found = duplicates(dd.from_pandas(frame, npartitions=npartitions, sort=False))
-        pd.testing.assert_frame_equal(plain(found), want.astype({"id": "str", "group": "str"}))
+    want = expected(corpus, way is ExactDuplicates).astype({"id": "str", "group": "str"})
+    frame = corpus.sample(frac=1, random_state=npartitions, ignore_index=True)
+    found = frames.to_pandas(duplicates(frames.lazy(frame, npartitions)))
+    pd.testing.assert_frame_equal(plain(found), want)
+
+
+@WAYS
+def test_a_plain_frame_is_looked_at_once(way, corpus, frames):
+    found = way(id_field="id", keep_by=["quality"])(frames.plain(corpus))
+    assert isinstance(found, frames.frame_type)
+    want = expected(corpus, way is ExactDuplicates).astype({"id": "str", "group": "str"})
+    pd.testing.assert_frame_equal(plain(frames.to_pandas(found)), want)
 
 
 @WAYS
@@ -65,20 +40,20 @@ def test_partitions_have_the_announced_types(way, corpus):
 
 
 @WAYS
-def test_removal_drops_rows_and_nothing_else(way, corpus):
+def test_removal_drops_rows_and_nothing_else(way, corpus, frames):
     labelled = corpus.set_index(pd.Index(np.arange(len(corpus)) // 3, name="label"))
-    frame = dd.from_pandas(labelled, npartitions=5, sort=True)
+    frame = frames.lazy(labelled, npartitions=5, sort=True)
     duplicates = way(id_field="id", keep_by=["quality"])
     kept = duplicates.remove(frame)
     assert kept.divisions == frame.divisions
     want = expected(corpus, way is ExactDuplicates)
     gone = set(want.loc[~want["keep"], "id"])
-    computed = frame.compute()
-    pd.testing.assert_frame_equal(kept.compute(), computed[~computed["id"].isin(gone)])
+    whole, rest = frames.to_pandas(frame), frames.to_pandas(kept)
+    pd.testing.assert_frame_equal(rest, whole[~whole["id"].isin(gone)])
     by_id = remove_duplicates(frame, duplicates(frame))
-    pd.testing.assert_frame_equal(by_id.compute(), kept.compute())
-    elsewhere = remove_duplicates(corpus, duplicates(frame).compute())
-    pd.testing.assert_frame_equal(elsewhere, corpus[~corpus["id"].isin(gone)])
+    pd.testing.assert_frame_equal(frames.to_pandas(by_id), rest)
+    elsewhere = remove_duplicates(frames.plain(corpus), duplicates(frames.plain(labelled)))
+    assert set(corpus["id"]) - set(frames.to_pandas(elsewhere)["id"]) == gone
 
 
 @WAYS
@@ -182,10 +157,12 @@ def test_unusual_texts_are_duplicates_of_themselves_alone(way, text):
 
 
 @WAYS
-def test_null_and_empty_texts_are_no_duplicates(way):
+def test_null_and_empty_texts_are_no_duplicates(way, frames):
     frame = pd.DataFrame({"id": range(6), "text": [None, None, "", "", "one", "one"]})
-    assert sorted(way(id_field="id")(frame)["id"]) == [4, 5]
-    none = pd.DataFrame({"id": range(4), "text": pd.array([None, None, "", ""], "str")})
+    found = frames.to_pandas(way(id_field="id")(frames.plain(frame)))
+    assert sorted(found["id"]) == [4, 5]
+    none = frames.plain(pd.DataFrame({"id": range(4), "text": [None, None, "", ""]}, dtype="str"))
+    none["id"] = none["id"].astype("int64")
     assert not len(way(id_field="id")(none))
     assert not len(way(id_field="id")(none.iloc[:0]))
     assert len(way(id_field="id").remove(dd.from_pandas(none, npartitions=2))) == 4
@@ -321,3 +298,38 @@ def test_older_spellings():
         ExactDuplicates(perform_removal=True)
     with pytest.raises(TypeError, match="'bands' twice"):
         FuzzyDuplicates(bands=3, num_bands=3)
+
+
+def test_components_in_rounds_are_those_of_the_tree(corpus):
+    frame = dd.from_pandas(corpus, npartitions=5)
+    tree, rounds = (
+        FuzzyDuplicates(id_field="id", components=where, **FUZZY)(frame)
+        for where in ("tree", "rounds")
+    )
+    pd.testing.assert_frame_equal(plain(rounds), plain(tree))
+
+
+def test_a_false_chain_is_one_group_only_without_verification():
+    words = [f"word{number}" for number in range(400)]
+    texts = [" ".join(words[first : first + 100]) for first in range(0, 300, 10)]
+    frame = pd.DataFrame({"id": range(len(texts)), "text": texts})
+    options = {"id_field": "id", "bands": 60, "rows": 3}
+    chain = FuzzyDuplicates(verify=False, **options)(frame)
+    assert chain["group"].nunique() == 1
+    assert chain["similarity"].isna().sum() == len(texts) - 1
+    broken = FuzzyDuplicates(min_similarity=0.75, **options)(frame)
+    assert broken["group"].nunique() > 8
+    kept = frame.set_index("id")["text"]
+    for group in broken.groupby("group"):
+        rows = group[1].set_index("keep")
+        best = ngrams(kept[rows.loc[True, "id"]])
+        for row in group[1][~group[1]["keep"]].itertuples():
+            own = ngrams(kept[row.id])
+            assert row.similarity == np.float32(len(own & best) / len(own | best))
+            assert row.similarity >= 0.75
+    assert FuzzyDuplicates(min_similarity=0.75, **options).summarize(frame).rejected > 0
+
+
+def ngrams(text):
+    words = text.split()
+    return {tuple(words[first : first + 3]) for first in range(len(words) - 2)}

