@@ -108,6 +108,9 @@ class Deduplicate:
         source = _source(self.source, self.on_error)
         earlier = None
         identity = {"duplicates": {**_described(self.duplicates), "on_error": self.on_error}}
+        for mapper in self.duplicates.mappers():
+            mapper.prepare()
+            identity[mapper.__name__] = describe(mapper)
         if self.against is not None:
             earlier = _source(self.against, self.on_error)
             found = earlier.identity().items()
@@ -231,7 +234,7 @@ class DedupJob:
                 _clear(removal)
             done = sum(1 for _ in manifest.begin(removal.restart))
             if client is not None and done < manifest.count:
-                check_cluster(client, [], removal.spec.backend)
+                check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
             steps = Steps(removal, client, report)
             counts = self._count(steps)
             self._refuse(counts)
@@ -320,13 +323,11 @@ def _source(given: Any, on_error: str) -> Source:
 
 def _described(duplicates: Duplicates) -> dict[str, Any]:
     """Settings that the result depends on: JSON values, no secret."""
-    values = {own.name: getattr(duplicates, own.name) for own in fields(duplicates)}
     known: dict[str, Any] = {"method": type(duplicates).__name__}
-    for name, value in values.items():
-        if isinstance(value, PartitionMap):
-            value = describe(value)
-        if name not in LIMITS:
-            known[name] = list(value) if isinstance(value, tuple) else value
+    for own in fields(duplicates):
+        value = getattr(duplicates, own.name)
+        if own.name not in LIMITS and not isinstance(value, PartitionMap):
+            known[own.name] = list(value) if isinstance(value, tuple) else value
     return known
 
 

@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 from job_faults import in_process, run_until_link
 
+from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.dedup.exact import ExactDuplicates
 from gpuclassify.dedup.fuzzy import FuzzyDuplicates
+from gpuclassify.dedup.semantic import SemanticDuplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
 from gpuclassify.jobs.deduplicate import Deduplicate
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
@@ -91,6 +94,32 @@ def test_a_job_gives_what_a_call_gives(folder, documents, duplicates):
     )
     stays = duplicates.remove(documents)["id"].tolist()
     assert pd.read_parquet(folder / "out")["id"].tolist() == stays
+
+
+def test_a_job_over_embeddings_gives_what_a_call_gives(tmp_path, documents):
+    generator = np.random.default_rng(5)
+    vectors = generator.normal(size=(40, 8))[np.arange(150) % 40]
+    vectors += generator.normal(size=vectors.shape, scale=0.01)
+    embedded = documents.assign(vector=[*vectors.astype(np.float32)])
+    embedded.to_parquet(tmp_path / "in.parquet", row_group_size=40)
+    settings = SemanticDuplicates(id_field="id", embedding_field="vector", n_clusters=1)
+    reader = ParquetReader(f"{tmp_path}/in.parquet", part_bytes=1)
+    Deduplicate(reader, settings, ParquetWriter(f"{tmp_path}/out")).run()
+    stays = settings.remove(embedded)["id"].tolist()
+    assert len(stays) == 40 + 4  # and those without a text
+    assert pd.read_parquet(tmp_path / "out")["id"].tolist() == stays
+
+
+def test_the_embedder_is_part_of_what_a_job_is(folder, sequence_classifier):
+    semantic = [
+        SemanticDuplicates(
+            id_field="id", embedder=Embedder(model=sequence_classifier(), max_chars=chars)
+        )
+        for chars in (10, 20)
+    ]
+    keys = [job(folder, each).prepare().removal.manifest.key for each in semantic]
+    assert keys[0] != keys[1]
+    assert keys[0] == job(folder, semantic[0]).prepare().removal.manifest.key
 
 
 def test_parquet_and_json_lines_and_columns_that_are_read(folder, documents):
