@@ -24,6 +24,7 @@ from gpuclassify.commands.console import (
     print_summary,
     quiet_dask,
 )
+from gpuclassify.commands.dedup import dedup
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.slurm_script import slurm_script
 
@@ -64,6 +65,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 main.add_command(classify)
+main.add_command(dedup)
 main.add_command(plan)
 main.add_command(report)
 main.add_command(slurm_script)

@@ -63,6 +63,17 @@ def ends_at_second_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextlib.contextmanager
+def interrupt_hint(restart: bool) -> Iterator[None]:
+    """Say after Ctrl-C what not to repeat."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if restart:
+            interrupt.add_note("Leave --restart out, or it starts over again.")
+        raise
+
+
 def _end_at_once(number: int, frame: Any) -> None:
     """End the processes that this one has started, and this one, without any clearing up."""
     import multiprocessing
@@ -123,9 +134,18 @@ def print_summary(summary: JobSummary, console: Console) -> None:
             f"{summary.resumed_parts:,} of {len(summary.files):,} parts were there already, "
             f"with {summary.resumed_rows:,} rows"
         )
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    print_places(summary, console)
+
+
+def print_places(summary: JobSummary, console: Console, *places: str) -> None:
+    """What was left out, and where the report and other results are."""
+    lines = [*places, f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())
-        lines.append(f"Left out: {counted}; see {summary.output}/_quarantine")
+        lines.insert(0, f"Left out: {counted}; see {summary.output}/_quarantine")
+    if summary.commit_url:
+        lines.append(f"Uploaded: {summary.commit_url}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -13,8 +14,9 @@ import click
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.options import DTYPES, LOADERS
 
+MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = ("Classifiers", "Columns and rows", "Files", CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, FILES, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
@@ -36,7 +38,6 @@ class Argument(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
-MODEL, ROWS = GROUPS[:2]
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
@@ -87,9 +88,16 @@ class JobCommand(click.Command):
                 own = parameter.group if isinstance(parameter, GroupedOption) else "Options"
                 groups[own].append(record)
         for group, records in groups.items():
-            if group != self.hidden_group:
+            if records and group != self.hidden_group:
                 with formatter.section(group):
                     formatter.write_dl(records)
+
+
+grouped_option = functools.partial(click.option, cls=GroupedOption)
+restart_option = click.option(
+    "--restart/--resume", default=False,
+    help="Start over and remove what earlier runs wrote, or continue, which is the default.",
+)  # fmt: skip
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,10 +107,56 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a job's files and cluster alone, for a `JobCommand`."""
+    for option in reversed(list(_setting_options({FILES, CLUSTER}))):
+        command = option(command)
+    return command
+
+
+def split_paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
+    """Input and output; with a config file that names the input, the output alone will do."""
+    *inputs, output = paths or (None,)
+    if output is not None and not inputs and config is None:
+        raise ValueError(f"got one path, {output!r}: name the input, and then the output")
+    return {"input": inputs, "output": output}
+
+
+def refuse_file(output: str | None) -> None:
+    """Raise NotADirectoryError if a file is where the output or a directory above it belongs."""
+    path = Path((output or "").removeprefix("file://"))
+    for place in (path, *path.parents):
+        if place.is_file():
+            raise NotADirectoryError(f"{place} is a file: name a directory for the output")
+
+
 def _options() -> Iterator[Callable[[Any], Any]]:
-    option = functools.partial(click.option, cls=GroupedOption)
+    yield from _setting_options({MODEL, FILES, CLUSTER})
+    for argument in ARGUMENTS:
+        kind: dict[str, Any] = {"type": argument.kind}
+        if not argument.is_shared:
+            kind = {"multiple": True}
+        elif argument.kind is bool:
+            kind = {"is_flag": True, "default": None}
+        kind |= {"help": argument.help, "metavar": argument.metavar, "group": argument.group}
+        yield grouped_option(argument.flag, argument.name, **kind)
+    yield grouped_option(
+        "--set", "others", multiple=True, metavar="NAME=VALUE", group=MODEL,
+        help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
+    )  # fmt: skip
+    yield grouped_option(
+        "--config", metavar="FILE", group="Settings",
+        help="Read settings from a YAML file; options of the command line win.",
+    )  # fmt: skip
+    yield grouped_option(
+        "--dump-config", metavar="FILE", group="Settings",
+        help="Write the settings to a YAML file, and stop.",
+    )  # fmt: skip
+
+
+def _setting_options(groups: Collection[str]) -> Iterator[Callable[[Any], Any]]:
     for own in fields(JobSettings):
-        if group := own.metadata["group"]:
+        if (group := own.metadata["group"]) in groups:
             attributes = dict(own.metadata["option"])
             flag = f"--{own.name.replace('_', '-')}"
             if choices := attributes.pop("choices", None):
@@ -111,27 +165,7 @@ def _options() -> Iterator[Callable[[Any], Any]]:
                 flag, attributes["multiple"] = flag.removesuffix("s"), True
             elif own.type == "int | None":
                 attributes["type"] = int
-            yield option(flag, own.name, group=group, **attributes)
-    for argument in ARGUMENTS:
-        kind: dict[str, Any] = {"type": argument.kind}
-        if not argument.is_shared:
-            kind = {"multiple": True}
-        elif argument.kind is bool:
-            kind = {"is_flag": True, "default": None}
-        kind |= {"help": argument.help, "metavar": argument.metavar, "group": argument.group}
-        yield option(argument.flag, argument.name, **kind)
-    yield option(
-        "--set", "others", multiple=True, metavar="NAME=VALUE", group=MODEL,
-        help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
-    )  # fmt: skip
-    yield option(
-        "--config", metavar="FILE", group="Settings",
-        help="Read settings from a YAML file; options of the command line win.",
-    )  # fmt: skip
-    yield option(
-        "--dump-config", metavar="FILE", group="Settings",
-        help="Write the settings to a YAML file, and stop.",
-    )  # fmt: skip
+            yield grouped_option(flag, own.name, group=group, **attributes)
 
 
 def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
@@ -159,19 +193,7 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
 
     values = load_settings(given["config"]) if given["config"] else {}
     values |= {name: path for name, path in paths.items() if path}
-    for own in fields(JobSettings):
-        value = given.get(own.name)
-        if value is None or value == ():
-            continue
-        if own.name == "types":
-            values["types"] = {**(values.get("types") or {}), **_types(value)}
-        elif own.name == "cluster_options":
-            options = _named_values("--cluster-option", "memory_limit=8GB", value)
-            values["cluster_options"] = {**(values.get("cluster_options") or {}), **options}
-        elif own.name == "classifiers":
-            values["classifiers"] = [{"classifier": name} for name in value]
-        else:
-            values[own.name] = list(value) if isinstance(value, tuple) else value
+    _add_given(values, given)
     classifiers = [dict(settings) for settings in values.get("classifiers") or []]
     names = [settings.get("classifier") for settings in classifiers]
     for family, arguments in zip(names, classifiers, strict=True):
@@ -182,13 +204,45 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
             if value is not None:
                 arguments[argument.name] = value
         others = _own("--set", given["others"], family, names)
-        arguments.update(_named_values("--set", "truncated_field=is_cut", others))
+        arguments.update(named_values("--set", "truncated_field=is_cut", others))
     values["classifiers"] = classifiers
     settings = JobSettings.of(values, is_plan="output" not in paths)
     if not given["dump_config"]:
         return settings
     dump_settings(settings, given["dump_config"])
     return None
+
+
+def read_file_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `file_options` by the names of settings, with their defaults.
+
+    Raises
+    ------
+    ValueError
+        A value is no NAME=VALUE or COLUMN=TYPE.
+    """
+    groups = {FILES, CLUSTER}
+    own = [own for own in fields(JobSettings) if own.metadata["group"] in groups]
+    values = {each.name: each.default for each in own}
+    _add_given(values, given)
+    return values
+
+
+def _add_given(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Put the values of options in the place of those of a file."""
+    for own in fields(JobSettings):
+        value = given.get(own.name)
+        if value is None or value == ():
+            continue
+        if own.name == "types":
+            values["types"] = {**(values.get("types") or {}), **_types(value)}
+        elif own.name == "cluster_options":
+            options = named_values("--cluster-option", "memory_limit=8GB", value)
+            values["cluster_options"] = {**(values.get("cluster_options") or {}), **options}
+        elif own.name == "classifiers":
+            values["classifiers"] = [{"classifier": name} for name in value]
+        else:
+            values[own.name] = list(value) if isinstance(value, tuple) else value
 
 
 def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) -> list[str]:
@@ -225,7 +279,7 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
     return _number(argument, values[0], values[0]) if argument.kind is float else values[0]
 
 
-def _named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
+def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
     """Arguments that have no option of their own, from NAME=VALUE."""
     given = {}
     for setting in settings:

@@ -49,7 +49,7 @@ class Corpus:
 
     def empty(self, columns: Sequence[str]) -> pd.DataFrame:
         """A frame without rows with these columns, in pandas also where the dataset is in cudf."""
-        meta = self.dataset._meta[list(columns)]
+        meta = self.dataset._meta[list(dict.fromkeys(columns))]
         return meta.to_pandas() if hasattr(meta, "to_pandas") else meta
 
     def map(

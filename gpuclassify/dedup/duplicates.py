@@ -39,6 +39,7 @@ from gpuclassify.dedup.summary import (
 )
 from gpuclassify.frames import backend_of
 from gpuclassify.old_spellings import modern_spellings
+from gpuclassify.partition_map import PartitionMap
 
 Settings = TypeVar("Settings", bound="type[Duplicates]")
 # ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
@@ -255,6 +256,17 @@ class Duplicates(ABC):
     def signature_fields(self) -> list[str]:
         """Columns that candidates are found by."""
         return [self.text_field, *filter(None, [self.by])]
+
+    def mappers(self) -> list[PartitionMap]:
+        """What signatures are computed with, beside this class."""
+        return []
+
+    @property
+    def input_fields(self) -> list[str]:
+        """Columns that a reader must read; one for "length" is not among them."""
+        named = [self.id_field, self.source_field, *self.keep_by]
+        others = [name for name in named if name not in (None, LENGTH)]
+        return [*self.signature_fields, *map(str, others)]
 
     def member_fields(self, corpus: Corpus) -> list[str]:
         """Columns that decide among candidates."""

@@ -108,15 +108,14 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     wrong = ids[is_null | ids[id_field].duplicated(keep=False)].sort_values("document")
     if not len(wrong):
         return True
-    first = wrong.iloc[0]
-    same = wrong[
-        wrong[id_field].isna() if pd.isna(first[id_field]) else wrong[id_field] == first[id_field]
-    ]
+    first = wrong[id_field].iloc[0]
+    same = wrong[wrong[id_field].isna() if pd.isna(first) else wrong[id_field] == first]
     places = [
         f"row {number & (1 << ROW_BITS) - 1} of partition {number >> ROW_BITS}"
         for number in same["document"].tolist()[:2]
     ]
-    what = "null" if pd.isna(first[id_field]) else repr(first[id_field])
+    shown = first.item() if hasattr(first, "item") else first  # 6 rather than np.int64(6)
+    what = "null" if pd.isna(first) else repr(shown)
     raise ValueError(
         f"id_field={id_field!r} must tell documents apart, and {what} is the id of "
         f"{' and of '.join(places)}: name another column, or leave id_field out, so that "

@@ -42,7 +42,7 @@ from gpuclassify.dedup.embeddings import (
 )
 from gpuclassify.dedup.groups import ranked, ranking
 from gpuclassify.frames import backend_of
-from gpuclassify.partition_map import map_partition
+from gpuclassify.partition_map import PartitionMap, map_partition
 from gpuclassify.workers.retire import on_sound_device
 
 logger = logging.getLogger(__name__)
@@ -166,6 +166,11 @@ class SemanticDuplicates(Duplicates):
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
+
+    def mappers(self) -> list[PartitionMap]:
+        """The embedder, if there is one."""
+        embedder = self.make_embedder()
+        return [] if embedder is None else [embedder]
 
     @property
     def signature_fields(self) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,14 @@ class DuplicatesSummary:
         """Plain values by name, for JSON."""
         groups = [group._asdict() for group in self.largest]
         return {**asdict(self), "removed_share": self.removed_share, "largest": groups}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> DuplicatesSummary:
+        """The summary that `as_dict` gave these values of."""
+        known = {own.name: values[own.name] for own in fields(cls)}
+        known["sources"] = {name: tuple(counts) for name, counts in values["sources"].items()}
+        known["largest"] = [Group(**group) for group in values["largest"]]
+        return cls(**known)
 
 
 def count_documents(frame: Any, partition: int, source_field: str | None) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
+from gpuclassify.jobs.storage import Directory
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.partition_map import Chain
 from gpuclassify.workers.secrets import remember, share_with_workers
@@ -47,7 +48,7 @@ class Job:
     def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
         """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
         summary = JobSummary(output=str(self.manifest.directory))
-        with self._current(client):
+        with self.current(client):
             done = set()
             for record in self.manifest.begin(self.restart):
                 self._add(summary, record, is_resumed=True)
@@ -100,7 +101,7 @@ class Job:
         summary.add(record, f"{summary.output}/{record.name}", is_resumed)
 
     @contextlib.contextmanager
-    def _current(self, client: Any) -> Iterator[None]:
+    def current(self, client: Any) -> Iterator[None]:
         """Hand secrets to the workers, which mappers do through the current client."""
         if client is None:
             yield
@@ -118,6 +119,41 @@ class Job:
             self.spec.chain.prepare()
             share_with_workers([self.spec.input_name, self.spec.output_name])
             yield
+
+
+def make_job(
+    source: Source,
+    chain: Chain,
+    writer: FileWriter,
+    *,
+    backend: str,
+    on_error: str,
+    code: str,
+    restart: bool = False,
+    identity: dict[str, dict[str, Any]] | None = None,
+) -> Job:
+    """A job whose output may be written to; see `gpuclassify.jobs.pipeline.Pipeline.prepare`.
+
+    Parameters
+    ----------
+    source, chain, writer
+        Checked and prepared.
+    backend, on_error
+        As of `Pipeline`.
+    code : str
+        Python code that makes the same job again, for people.
+    restart : bool
+    identity : dict, optional
+        What the job is beside these.
+    """
+    directory = writer.directory
+    _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
+    spec = make_task_spec(source, chain, writer, backend, on_error)
+    whole = {**identity_of(source, spec), **(identity or {})}
+    manifest = Manifest(directory, whole, source.count, writer.encoding.suffix, code=code)
+    manifest.check(restart)
+    writer.check(source.count)
+    return Job(source, spec, manifest, restart, writer)
 
 
 def make_task_spec(
@@ -163,3 +199,18 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
 def _show(report: Report | None, done: int, total: int, summary: JobSummary) -> None:
     if report is not None:
         report(done, total, summary)
+
+
+def _refuse_own_output(directory: Directory, source: Source, part: str) -> None:
+    """Raise ValueError if the job, or its next run, would read what it writes."""
+    for folder in sorted(source.folders()):
+        if directory.holds(f"{folder}/file"):
+            raise ValueError(
+                f"the input in {redacted(folder)} lies in the output directory {directory}: "
+                "choose an output directory outside the input"
+            )
+    if source.would_read(directory, part):
+        raise ValueError(
+            f"the output directory {directory} lies in the input, which would grow by it: "
+            "choose an output directory outside the input"
+        )

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import dask
-
 from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
-from gpuclassify.jobs.files import UnreadableInputError, redacted
-from gpuclassify.jobs.job import Job, identity_of, make_task_spec
-from gpuclassify.jobs.output.manifest import Manifest
+from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.stages import ToBackend, as_chain
-from gpuclassify.jobs.storage import Directory
+from gpuclassify.jobs.stages import ToBackend, as_chain, shown
 from gpuclassify.partition_map import Chain
 
 if TYPE_CHECKING:
@@ -64,7 +60,7 @@ class Pipeline:
         self.on_error = on_error
 
     def __repr__(self) -> str:
-        lines = "".join(f"    {_shown(stage)},\n" for stage in self.stages)
+        lines = "".join(f"    {shown(stage)},\n" for stage in self.stages)
         options = f", backend={self.backend!r}, on_error={self.on_error!r}"
         return f"Pipeline([\n{lines}]{options})"
 
@@ -95,19 +91,15 @@ class Pipeline:
         source = as_source(reader, self.on_error)
         chain = self._chain(source, self.stages[1:-1])
         chain.prepare()
-        directory = writer.directory
-        _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
-        spec = make_task_spec(source, chain, writer, self.backend, self.on_error)
-        manifest = Manifest(
-            directory,
-            identity_of(source, spec),
-            source.count,
-            writer.encoding.suffix,
+        return make_job(
+            source,
+            chain,
+            writer,
+            backend=self.backend,
+            on_error=self.on_error,
             code=repr(self),
+            restart=restart,
         )
-        manifest.check(restart)
-        writer.check(source.count)
-        return Job(source, spec, manifest, restart, writer)
 
     def run(
         self, client: Any = None, *, restart: bool = False, report: Report | None = None
@@ -228,25 +220,3 @@ class Pipeline:
                 'be a reader and its last one a writer, such as ParquetWriter("out/")'
             )
         return self.stages[0], self.stages[-1]
-
-
-def _shown(stage: Any) -> str:
-    """A stage in one line; a Dask frame's own text is long."""
-    if dask.is_dask_collection(stage):
-        return f"<Dask frame of {stage.npartitions} partitions>"
-    return getattr(stage, "__qualname__", None) or repr(stage)
-
-
-def _refuse_own_output(directory: Directory, source: Source, part: str) -> None:
-    """Raise ValueError if the job, or its next run, would read what it writes."""
-    for folder in sorted(source.folders()):
-        if directory.holds(f"{folder}/file"):
-            raise ValueError(
-                f"the input in {redacted(folder)} lies in the output directory {directory}: "
-                "choose an output directory outside the input"
-            )
-    if source.would_read(directory, part):
-        raise ValueError(
-            f"the output directory {directory} lies in the input, which would grow by it: "
-            "choose an output directory outside the input"
-        )

@@ -11,6 +11,7 @@ from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.quarantine import ON_ERROR
 
 if TYPE_CHECKING:
+    from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.jobs.output.writers import FileWriter
     from gpuclassify.jobs.pipeline import Pipeline
 
@@ -167,7 +168,6 @@ class JobSettings:
         TypeError, ValueError
             An argument of a classifier is unknown or wrong.
         """
-        from gpuclassify.jobs.input.readers import FileReader, JsonlReader
         from gpuclassify.jobs.pipeline import Pipeline
         from gpuclassify.jobs.stages import as_chain
 
@@ -182,13 +182,32 @@ class JobSettings:
         read = self.fields
         if read is not None:
             read = [*as_chain(mappers).text_fields, *read]
-        kind, typed = (JsonlReader, {"types": self.types}) if self.types else (FileReader, {})
-        reader = kind(self.input, fields=read, part_bytes=_bytes(self.part_size), **typed)
+        reader = make_reader(self.input, fields=read, types=self.types, part_size=self.part_size)
         stages = [reader, *mappers]
         if self.output is not None:
             options = {"compression": self.compression, "staging": self.staging}
             stages.append(make_writer(self.output, self.format, **options))
         return Pipeline(stages, backend=self.backend, on_error=self.on_error)
+
+
+def make_reader(
+    inputs: list[str],
+    *,
+    fields: list[str] | None = None,
+    types: dict[str, str] | None = None,
+    part_size: int | str | None = None,
+) -> FileReader:
+    """The reader of inputs; `types` are of JSON lines.
+
+    Raises
+    ------
+    ValueError
+        A type or size is none.
+    """
+    from gpuclassify.jobs.input.readers import FileReader, JsonlReader
+
+    options: dict[str, Any] = {"fields": fields, "part_bytes": _bytes(part_size)}
+    return JsonlReader(inputs, types=types, **options) if types else FileReader(inputs, **options)
 
 
 def make_writer(

@@ -19,7 +19,7 @@ from gpuclassify.jobs.input.parts import InputParts, InputSchema
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.storage import Directory, open_directory
-from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
+from gpuclassify.jobs.task import TaskSpec, read_frame, run_part, run_partition
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,22 @@ class FileSource:
             },
         }
 
+    def frame(self, spec: TaskSpec) -> Any:
+        """A lazy frame whose partitions are the parts, read as tasks with this spec read them."""
+        import dask.dataframe as dd
+
+        share_tokens_with_workers(token_names(self.reader.paths))
+        files = {file.path: file for file in self.found.files}
+        parts = self.found.parts
+        return dd.from_map(
+            read_frame,
+            parts,
+            [files[part.path] for part in parts],
+            packed=spec.pack(),
+            meta=self.meta(),
+            label="read",
+        )
+
     def check_unchanged(self) -> None:
         """Raise ChangedInputError unless all files are what they were when the job began."""
         reader = self.reader
@@ -108,15 +124,25 @@ class FileSource:
 
 
 class FrameSource:
-    """The partitions of a Dask frame, which is optimised once: optimising moves partitions."""
+    """The partitions of a Dask frame.
+
+    Parameters
+    ----------
+    frame : dask.dataframe.DataFrame
+        Optimised once, because optimising moves partitions.
+    identity : dict, optional
+        What the frame is, where its key may be another one the next time. It is not optimised then:
+        its partitions stay as many as they are.
+    """
 
     has_index = True
     input_schema = None
     options_name = ""
     storage_options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame.optimize()
+    def __init__(self, frame: Any, identity: dict[str, dict[str, Any]] | None = None) -> None:
+        self._frame = frame.optimize() if identity is None else frame.simplify()
+        self._identity = identity
 
     @property
     def count(self) -> int:
@@ -136,8 +162,14 @@ class FrameSource:
         return False
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """The frame's key, which Dask makes of all that the frame consists of."""
+        """As given, or the frame's key, which Dask makes of all that the frame consists of."""
+        if self._identity is not None:
+            return self._identity
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
+
+    def frame(self, spec: TaskSpec) -> Any:
+        """The frame."""
+        return self._frame
 
     def check_unchanged(self) -> None:
         """Nothing: what a frame was made from is not known here."""

@@ -125,6 +125,15 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
     return {"stage": stage.__name__, **stage.describe(), "code": tokenize(stage)}
 
 
+def shown(stage: Any) -> str:
+    """A stage in one line; a Dask frame's own text is long."""
+    import dask
+
+    if dask.is_dask_collection(stage):
+        return f"<Dask frame of {stage.npartitions} partitions>"
+    return getattr(stage, "__qualname__", None) or repr(stage)
+
+
 def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
     for stage in stages:
         if isinstance(stage, Chain):

@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpuclassify.jobs.files import InputFile, check_unchanged, redacted
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
-from gpuclassify.jobs.output.manifest import check_current, key_in
+from gpuclassify.jobs.output.manifest import check_current, key_in, number_in
 from gpuclassify.jobs.output.records import Record, complete, publish
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
 from gpuclassify.jobs.report.counts import count_labels, count_lengths, count_scores
@@ -56,6 +56,8 @@ class TaskSpec:
         Columns of input files, without storage options.
     input_name, output_name : str
         Under which `gpuclassify.workers.secrets` knows the storage options.
+    before : callable, optional
+        What is done with a part before the stages: a function of its frame and its number.
     """
 
     chain: Chain
@@ -72,6 +74,7 @@ class TaskSpec:
     input_schema: InputSchema | None
     input_name: str
     output_name: str
+    before: Callable[[Any, int], Any] | None = None
 
     @property
     def directory(self) -> Directory:
@@ -102,6 +105,13 @@ def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of {part}", name, spec):
         return _already_written(name, spec) or _read_and_run(part, file, name, spec)
+
+
+def read_frame(
+    part: Part, file: InputFile, packed: bytes, columns: Sequence[str] | None = None
+) -> Any:
+    """The rows of one part that can be read, or some of their columns, as a plain frame."""
+    return _read(part, file, TaskSpec.unpack(packed), columns)[0]
 
 
 @on_sound_device
@@ -142,13 +152,23 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 
 def _read_and_run(part: Part, file: InputFile | None, name: str, spec: TaskSpec) -> Record:
-    assert spec.input_schema is not None
     started = time.perf_counter()
+    frame, problems = _read(part, file, spec)
+    return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
+
+
+def _read(
+    part: Part, file: InputFile | None, spec: TaskSpec, columns: Sequence[str] | None = None
+) -> tuple[Any, list[Problem]]:
+    assert spec.input_schema is not None
     schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
+    # What is wrong with a column leaves out its row, and moves those after it: all must be read.
+    if columns is not None and spec.on_error == "raise":
+        schema = schema.projected(columns)
     with _noticing_changes(file, schema.storage_options):
         table, problems = read_table(part, schema, spec.on_error)
-    frame = to_frame(table, spec.backend)
-    return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
+    chosen = table if columns is None else table.select(list(columns))
+    return to_frame(chosen, spec.backend), problems
 
 
 def _run(
@@ -161,7 +181,8 @@ def _run(
 ) -> Record:
     started = time.perf_counter()
     with collected_stats() as runs:
-        table, failed = _map_rows(frame, source, spec)
+        left = frame if spec.before is None else spec.before(frame, number_in(name))
+        table, failed = _map_rows(left, source, spec)
     mapped = time.perf_counter()
     stats: dict[str, float] = {}
     for each in runs:

@@ -86,6 +86,11 @@ def run_job(folder, stage, most_parts):
 
 
 def run_job_until_link(folder, last_link, is_done):
+    """See `run_until_link`."""
+    run_until_link(job(folder), last_link, is_done)
+
+
+def run_until_link(job, last_link, is_done):
     """A job that dies by its own hand at a call of link(), before or after it is done."""
     link, calls = os.link, []
 
@@ -98,7 +103,7 @@ def run_job_until_link(folder, last_link, is_done):
             os.kill(os.getpid(), signal.SIGKILL)
 
     exclusive.os.link = die
-    job(folder).run()
+    job.run()
 
 
 def race(folder, barrier, answers):

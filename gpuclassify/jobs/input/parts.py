@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -80,6 +81,15 @@ class InputSchema:
     def file_fields(self) -> list[str]:
         """Those of the columns that some file holds."""
         return [name for name in self.arrow.names if name not in self.folder_fields]
+
+    def projected(self, columns: Sequence[str]) -> InputSchema:
+        """Of some of the columns only."""
+        return replace(
+            self,
+            arrow=pa.schema([self.arrow.field(name) for name in columns]),
+            is_projected=True,
+            folder_fields=tuple(name for name in self.folder_fields if name in columns),
+        )
 
     def meta(self) -> pd.DataFrame:
         """The empty frame with the dtypes of every part."""

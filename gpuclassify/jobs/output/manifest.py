@@ -88,9 +88,7 @@ class Manifest:
 
     def names(self) -> list[str]:
         """The names of all parts, in their order."""
-        digits = max(5, len(str(self.count - 1)))
-        key = self.key
-        return [f"part-{number:0{digits}d}-{key}{self.suffix}" for number in range(self.count)]
+        return [part_name(n, self.count, self.key, self.suffix) for n in range(self.count)]
 
     def check(self, restart: bool = False) -> None:
         """Raise unless this job may write here; writes nothing.
@@ -343,6 +341,16 @@ def _warn_of_versions(earlier: dict[str, str]) -> None:
     if changed:
         shown = ", ".join(f"{n} {earlier.get(n)} -> {today.get(n)}" for n in changed)
         logger.warning("the job goes on with other versions than it began with: %s", shown)
+
+
+def part_name(number: int, count: int, key: str, suffix: str) -> str:
+    """The name of one of `count` parts of the job with this key."""
+    return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
+
+
+def number_in(name: str) -> int:
+    """The number of the part with this name."""
+    return int(name.split("-")[1])
 
 
 def key_in(name: str) -> str | None:

@@ -17,6 +17,7 @@ _TIME_NAMES = {
     "wait_device": "waiting for the device",
     "write": "writing",
 }
+_STEP_NAMES = {"ids": "checking ids", "counts": "counting", "removed": "listing rows to remove"}
 
 
 def page(report: dict[str, Any]) -> str:
@@ -27,7 +28,9 @@ def page(report: dict[str, Any]) -> str:
     report : dict
         As `gpuclassify.jobs.report.report.report_of` returns it. All of its text is escaped.
     """
-    return _template().render(report=report, most_labels=MOST_LABELS, time_names=_TIME_NAMES)
+    return _template().render(
+        report=report, most_labels=MOST_LABELS, time_names=_TIME_NAMES, step_names=_STEP_NAMES
+    )
 
 
 @functools.cache
@@ -40,6 +43,7 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "binned": unit_bins,
         "joined": join_bins,
         "percent": "{:.1%}".format,
         "short": short_number,
@@ -64,3 +68,10 @@ def join_bins(
     joined = -(-len(bins) // most)
     groups = [bins[start : start + joined] for start in range(0, len(bins), joined)]
     return [(group[0][0], group[-1][1], sum(count for *_, count in group)) for group in groups]
+
+
+def unit_bins(counts: Sequence[int]) -> list[tuple[float, float, int]]:
+    """Counts in equal bins from 0 to 1 as a histogram, without empty bins at its beginning."""
+    every = [(n / len(counts), (n + 1) / len(counts), count) for n, count in enumerate(counts)]
+    first = next((n for n, count in enumerate(counts) if count), 0)
+    return every[first:]

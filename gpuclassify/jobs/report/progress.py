@@ -92,7 +92,9 @@ class JobProgress:
         """Show that the share `done`, 0 to 1, is done."""
         self._line = f"{self._title}: {done:.0%} {status}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=1.0, status=status)
+            self._bar.update(
+                self._task, description=self._title, completed=done, total=1.0, status=status
+            )
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
         """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report."""
@@ -107,6 +109,11 @@ class JobProgress:
         if summary.left_out:
             status += f", {sum(summary.left_out.values()):,} in quarantine"
         self.share(done / max(1, total), status)
+
+    def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
+        """Show the progress of one of several steps, by its title."""
+        self._title = title
+        self.parts(done, total, summary)
 
     def _log(self) -> None:
         while not self._is_over.wait(self._log_every):

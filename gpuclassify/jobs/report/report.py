@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuclassify.jobs.ledger import read_ledger
 from gpuclassify.jobs.output.manifest import REPORTS, read_job
 from gpuclassify.jobs.output.records import QUARANTINE, RECORDS, Record, parse_record
 from gpuclassify.jobs.report.counts import BIN_WIDTH
@@ -84,6 +85,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         **_speed(summary, times),
         "gpu": _gpu(summary.totals),
+        "deduplication": read_ledger(directory, job["key"]),
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
@@ -211,8 +213,9 @@ def _dense(counts: dict[str, int], edge: Any) -> list[tuple[float, float, int]]:
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """What the job is, with a count instead of the names of all files."""
-    files = identity.get("input file", {})
-    shown = {name: values for name, values in identity.items() if name != "input file"}
-    if files:
-        shown["input"] = {**shown["input"], "files": len(files), "such as": next(iter(files))}
+    listed = {name: values for name, values in identity.items() if name.endswith(" file")}
+    shown = {name: values for name, values in identity.items() if name not in listed}
+    for name, files in listed.items():
+        of = name.removesuffix(" file")
+        shown[of] = {**shown[of], "files": len(files), "such as": next(iter(files))}
     return shown

@@ -1,0 +1,346 @@
+"""Deduplicate: files in, duplicates found, files without them out; continued where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import dask
+
+from gpuclassify.checks import check_choice
+from gpuclassify.dedup.corpus import ROW_BITS, Corpus, choose_shuffle
+from gpuclassify.dedup.duplicates import Duplicates
+from gpuclassify.dedup.groups import listed
+from gpuclassify.dedup.removal import POSITION, drop_rows, removed
+from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
+from gpuclassify.frames import BACKENDS
+from gpuclassify.jobs.job import Job, make_job
+from gpuclassify.jobs.ledger import FOLDER
+from gpuclassify.jobs.output.manifest import key_in, part_name
+from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.probe import check_cluster
+from gpuclassify.jobs.quarantine import ON_ERROR
+from gpuclassify.jobs.report.progress import JobProgress
+from gpuclassify.jobs.report.report import write_report
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.sources import FrameSource, Source, as_source
+from gpuclassify.jobs.stages import as_chain, describe, shown
+from gpuclassify.jobs.steps import StepReport, Steps, read_rows
+from gpuclassify.partition_map import PartitionMap
+from gpuclassify.workers.secrets import remember, share_with_workers
+
+# Settings that refuse a result and do not change it: a job may go on with others.
+LIMITS = ("max_removed_share", "max_group_size")
+# What stays of the steps; signatures and edges are of no use once it is decided what goes.
+KEPT = ("decisions", "duplicates", "removed")
+
+
+class Deduplicate:
+    """A job that removes duplicates: a reader or a Dask frame, settings, and a writer.
+
+    What each step finds is kept in ``_dedup/`` of the output, so that running the same job again
+    continues an interrupted one, with another cluster as well, and leaves a finished one as it is.
+    The rows that stay are written as `Pipeline` writes them: part for part of the input, each once.
+    The documents in groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
+
+    Parameters
+    ----------
+    source : FileReader or dask.dataframe.DataFrame
+        Files are read anew for each step, only the columns that it needs; a frame is computed
+        anew, so write one first that is dear to compute.
+    duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
+    writer : FileWriter
+        As of a `Pipeline`.
+    against : FileReader or dask.dataframe.DataFrame, optional
+        An earlier corpus: documents that have a duplicate there go; nothing there does.
+    backend : {"pandas", "cudf"}
+        Frames that files are read as. With "cudf", only workers touch cudf.
+    on_error : {"raise", "quarantine"}
+        As of a `Pipeline`. Another one is another job, because rows that are left out move others.
+
+    Examples
+    --------
+    >>> Deduplicate(
+    ...     ParquetReader("crawl/"), ExactDuplicates(id_field="id"), ParquetWriter("clean/")
+    ... ).run()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        duplicates: Duplicates,
+        writer: FileWriter,
+        *,
+        against: Any = None,
+        backend: str = "pandas",
+        on_error: str = "raise",
+    ) -> None:
+        if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
+            given = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
+            raise TypeError(
+                f"Deduplicate got {given}: pass settings such as ExactDuplicates(), and then a "
+                'writer such as ParquetWriter("clean/")'
+            )
+        check_choice("backend", backend, BACKENDS)
+        check_choice("on_error", on_error, ON_ERROR)
+        self.source, self.duplicates, self.writer = source, duplicates, writer
+        self.against, self.backend, self.on_error = against, backend, on_error
+
+    def __repr__(self) -> str:
+        given = [self.source, self.duplicates, self.writer]
+        lines = [f"    {shown(value)},\n" for value in given]
+        if self.against is not None:
+            lines.append(f"    against={shown(self.against)},\n")
+        options = f"    backend={self.backend!r},\n    on_error={self.on_error!r},\n"
+        return f"Deduplicate(\n{''.join(lines)}{options})"
+
+    def prepare(self, *, restart: bool = False) -> DedupJob:
+        """Find the parts and check everything that can be checked without workers; writes nothing.
+
+        Raises
+        ------
+        TypeError, ValueError, FileExistsError, NotADirectoryError
+            As `Pipeline.prepare` does; a column is missing, or its type is wrong.
+        """
+        source = _source(self.source, self.on_error)
+        earlier = None
+        identity = {"duplicates": {**_described(self.duplicates), "on_error": self.on_error}}
+        for mapper in self.duplicates.mappers():
+            mapper.prepare()
+            identity[mapper.__name__] = describe(mapper)
+        if self.against is not None:
+            earlier = _source(self.against, self.on_error)
+            found = earlier.identity().items()
+            identity |= {name.replace("input", "against", 1): values for name, values in found}
+            remember(earlier.options_name, earlier.storage_options)
+        removal = make_job(
+            source,
+            as_chain([]),
+            self.writer,
+            backend=self.backend,
+            on_error=self.on_error,
+            code=repr(self),
+            restart=restart,
+            identity=identity,
+        )
+        job = DedupJob(self.duplicates, removal, earlier)
+        job.corpus()
+        return job
+
+    def run(
+        self, client: Any = None, *, restart: bool = False, report: StepReport | None = None
+    ) -> DedupSummary:
+        """Run the job, or continue it.
+
+        Parameters
+        ----------
+        client : distributed.Client, optional
+            Default: everything runs here, one part after another.
+        restart : bool
+            Start over, and remove what earlier runs wrote; nothing else is ever removed.
+        report : callable, optional
+            ``report(step, done, of, summary)``, at first and after every part of a step. Default:
+            as of `Pipeline.run`.
+
+        Returns
+        -------
+        DedupSummary
+
+        Raises
+        ------
+        TooManyDuplicatesError
+            More would go than the settings allow. Nothing is removed; the report has the largest
+            groups, and the same job goes on with higher limits.
+        ValueError
+            Ids are null or occur twice.
+        Exception
+            As of `Pipeline.run`.
+        """
+        job = self.prepare(restart=restart)
+        if report is not None:
+            return job.run(client, report)
+        with JobProgress(type(self.duplicates).__name__, client=client) as progress:
+            return job.run(client, progress.step)
+
+
+@dataclass
+class DedupSummary:
+    """What a deduplication did.
+
+    Attributes
+    ----------
+    duplicates : DuplicatesSummary
+    removal : JobSummary
+        Rows read and kept, and the files written.
+    steps : dict of str to dict
+        Each step before the removal by name: ``rows`` that it gave, None where it gives none, and
+        ``seconds`` of the run that finished it.
+    """
+
+    duplicates: DuplicatesSummary
+    removal: JobSummary
+    steps: dict[str, dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, for JSON."""
+        return {
+            "duplicates": self.duplicates.as_dict(),
+            "removal": self.removal.as_dict(),
+            "steps": self.steps,
+        }
+
+
+@dataclass(frozen=True)
+class DedupJob:
+    """A deduplication that is planned and checked.
+
+    Attributes
+    ----------
+    duplicates : Duplicates
+    removal : Job
+        Its last step, whose output is the job's.
+    earlier : Source, optional
+        The earlier corpus.
+    """
+
+    duplicates: Duplicates
+    removal: Job
+    earlier: Source | None
+
+    def corpus(self) -> Corpus:
+        """The documents, as lazy frames that read them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A column is missing, or its type is wrong.
+        """
+        spec, earlier = self.removal.spec, self.earlier
+        if earlier is None:
+            return self.duplicates.corpus(self.removal.source.frame(spec))
+        reads = replace(spec, input_schema=earlier.input_schema, input_name=earlier.options_name)
+        return self.duplicates.corpus(self.removal.source.frame(spec), earlier.frame(reads))
+
+    def run(self, client: Any = None, report: StepReport | None = None) -> DedupSummary:
+        """Run what is not done yet; see `Deduplicate.run`."""
+        removal, manifest = self.removal, self.removal.manifest
+        with removal.current(client), _shuffling(client):
+            if self.earlier is not None:
+                share_with_workers([self.earlier.options_name])
+            if removal.restart:
+                _clear(removal)
+            done = sum(1 for _ in manifest.begin(removal.restart))
+            if client is not None and done < manifest.count:
+                check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
+            steps = Steps(removal, client, report)
+            counts = self._count(steps)
+            self._refuse(counts)
+            removal = replace(removal, spec=replace(removal.spec, before=self._drop(steps)))
+            summary = removal.run(client, report and functools.partial(report, "removal"))
+        return DedupSummary(counts, summary, steps.ledger["steps"])
+
+    def _count(self, steps: Steps) -> DuplicatesSummary:
+        """Decide what stays, and count it."""
+        if steps.ledger["duplicates"] is None:
+            corpus = self.corpus()
+            if not steps.is_done("ids"):
+                steps.compute("ids", self.duplicates.refuse_repeated_ids(corpus))
+            if not steps.is_done("decisions"):
+                self.duplicates.decisions(corpus, steps.keep)
+            counted = self.duplicates.count(corpus, steps.read("decisions"))
+            (found,) = steps.compute("counts", [counted])
+            steps.count(found.as_dict())
+        steps.remove(but=KEPT)
+        return DuplicatesSummary.of(steps.ledger["duplicates"])
+
+    def _refuse(self, counts: DuplicatesSummary) -> None:
+        directory = self.removal.manifest.directory
+        try:
+            refuse(counts, *(getattr(self.duplicates, name) for name in LIMITS))
+        except TooManyDuplicatesError as err:
+            write_report(directory)
+            err.add_note(
+                f"Nothing is removed. {directory}/_report/report.html shows the largest groups; "
+                "the same job with higher limits goes on from here"
+            )
+            raise
+
+    def _drop(self, steps: Steps) -> DropRows:
+        """List the duplicates for people, and the rows that go for the removal."""
+        decisions = steps.read("decisions")
+        options: dict[str, Any] = {
+            "id_name": self.duplicates.id_field or POSITION,
+            "has_similarity": self.duplicates.has_similarity,
+            "has_earlier": self.earlier is not None,
+        }
+        meta = listed(decisions._meta, **options)
+        steps.keep("duplicates", decisions.map_partitions(listed, meta=meta, **options))
+        columns = decisions[["document", "keep", "is_earlier"]]
+        gone = columns.map_partitions(removed, meta=removed(columns._meta))
+        divisions = [part << ROW_BITS for part in range(self.removal.source.count + 1)]
+        sorted_ = gone.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
+        steps.keep("removed", sorted_.reset_index())
+        path, options_name, names = steps.files("removed")
+        return DropRows(path, options_name, str(key_in(names[0])), len(names))
+
+
+@dataclass(frozen=True)
+class DropRows:
+    """Leaves out the rows of a part whose numbers the part's file of a step lists.
+
+    Attributes
+    ----------
+    path, options_name : str
+        The step's directory, and what its storage options are known as.
+    key : str
+        In the names of its files.
+    count : int
+        Number of parts.
+    """
+
+    path: str
+    options_name: str
+    key: str
+    count: int
+
+    def __call__(self, frame: Any, number: int) -> Any:
+        """The rows of the part with this number that stay."""
+        name = part_name(number, self.count, self.key, ".parquet")
+        gone = read_rows(name, self.path, self.options_name)
+        return drop_rows(frame, number, gone.set_index("document"))
+
+
+def _source(given: Any, on_error: str) -> Source:
+    """The source of a reader or frame; a frame's partitions stay as many as they are."""
+    if dask.is_dask_collection(given) and hasattr(given, "npartitions"):
+        key = {"Dask key": given._name, "partitions": given.npartitions}
+        return FrameSource(given, {"input": key})
+    return as_source(given, on_error)
+
+
+def _described(duplicates: Duplicates) -> dict[str, Any]:
+    """Settings that the result depends on: JSON values, no secret."""
+    known: dict[str, Any] = {"method": type(duplicates).__name__}
+    for own in fields(duplicates):
+        value = getattr(duplicates, own.name)
+        if own.name not in LIMITS and not isinstance(value, PartitionMap):
+            known[own.name] = list(value) if isinstance(value, tuple) else value
+    return known
+
+
+@contextlib.contextmanager
+def _shuffling(client: Any) -> Iterator[None]:
+    """Without the job's client, shuffle in memory, even if another client is there."""
+    method = {} if client is not None else {"dataframe.shuffle.method": "tasks"}
+    with dask.config.set(method):
+        yield
+
+
+def _clear(removal: Job) -> None:
+    """Remove what earlier runs kept of their steps."""
+    directory = removal.manifest.directory
+    with contextlib.suppress(FileNotFoundError):
+        directory.filesystem.rm(directory.path(FOLDER), recursive=True)

@@ -1,0 +1,150 @@
+"""The steps of a deduplication before the removal: what each gives is kept in the output."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import posixpath
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gpuclassify.jobs.execution import compute_tasks
+from gpuclassify.jobs.job import Job, make_job
+from gpuclassify.jobs.ledger import FOLDER, read_ledger, write_ledger
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.sources import FrameSource
+from gpuclassify.jobs.stages import as_chain
+from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.workers.secrets import recall
+
+# ``report(step, done, of, summary)``, at first and after every part of a step.
+StepReport = Callable[[str, int, int, JobSummary], None]
+
+
+class StepWriter(ParquetWriter):
+    """Files of a step."""
+
+    @property
+    def keeps_index(self) -> bool:
+        """Never: a row's position in its frame is no data."""
+        return False
+
+
+class Steps:
+    """Frames and results that one job computes one after another, each of them once.
+
+    A frame is written part by part as the output of a job of its own, and read from there, so that
+    nothing stays in memory between two steps, and an interrupted step goes on part by part.
+
+    Parameters
+    ----------
+    job : Job
+        Whose output has the folder of steps; its key is part of what each step is.
+    client : distributed.Client or None
+    report : callable, optional
+        See `StepReport`.
+
+    Attributes
+    ----------
+    ledger : dict
+        ``steps``, with the rows of each that is done and the seconds of the run that finished it,
+        and ``duplicates``, the counts or None.
+    """
+
+    def __init__(self, job: Job, client: Any, report: StepReport | None) -> None:
+        self._spec, self._key = job.spec, job.manifest.key
+        self._directory = job.manifest.directory
+        self._client, self._report = client, report
+        begun = read_ledger(self._directory, self._key)
+        self.ledger = begun or {"key": self._key, "steps": {}, "duplicates": None}
+
+    def is_done(self, name: str) -> bool:
+        """Whether a step has been noted as done."""
+        return name in self.ledger["steps"]
+
+    def keep(self, name: str, frame: Any) -> Any:
+        """Write what is not yet written of a frame.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            The same rows, read from the files.
+        """
+        step = {"name": name, "partitions": frame.npartitions, "job": self._key}
+        options = recall(self._spec.output_name, {})
+        job = make_job(
+            FrameSource(frame, {"step": step}),
+            as_chain([]),
+            StepWriter(self._path(name), storage_options=options),
+            backend="pandas",
+            on_error="raise",
+            code="",
+        )
+        started = time.perf_counter()
+        done = job.run(self._client, self._report and functools.partial(self._report, name))
+        if not self.is_done(name):
+            self._note(name, done.rows_out, time.perf_counter() - started)
+        return self._stored(name, job.manifest.names(), frame._meta)
+
+    def read(self, name: str) -> Any:
+        """The frame that a finished step has kept, read from its files."""
+        path, options_name, names = self.files(name)
+        return self._stored(name, names, read_rows(names[0], path, options_name).iloc[:0])
+
+    def files(self, name: str) -> tuple[str, str, list[str]]:
+        """Where a finished step's files are, what its storage options are called, and names."""
+        names = [posixpath.basename(path) for path in self._open(name).parts([".parquet"])]
+        return self._path(name), self._spec.output_name, names
+
+    def compute(self, name: str, tasks: Sequence[Any]) -> list[Any]:
+        """Results of delayed tasks, in any order."""
+        results: list[Any] = []
+        started = time.perf_counter()
+        for result in compute_tasks(self._client, list(tasks)):
+            results.append(result)
+            if self._report is not None:
+                self._report(name, len(results), len(tasks), JobSummary())
+        self._note(name, None, time.perf_counter() - started)
+        return results
+
+    def count(self, counts: dict[str, Any]) -> None:
+        """Note the counts of duplicates."""
+        self.ledger["duplicates"] = counts
+        write_ledger(self._directory, self.ledger)
+
+    def remove(self, but: Collection[str]) -> None:
+        """Remove the files of all steps but some."""
+        for name in {*self.ledger["steps"]} - {*but}:
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.filesystem.rm(self._open(name).root, recursive=True)
+
+    def _note(self, name: str, rows: int | None, seconds: float) -> None:
+        self.ledger["steps"][name] = {"rows": rows, "seconds": round(seconds, 3)}
+        write_ledger(self._directory, self.ledger)
+
+    def _path(self, name: str) -> str:
+        return f"{self._spec.output.rstrip('/')}/{FOLDER}/{name}"
+
+    def _open(self, name: str) -> Directory:
+        return open_directory(self._path(name), recall(self._spec.output_name, {}))
+
+    def _stored(self, name: str, names: Sequence[str], meta: pd.DataFrame) -> Any:
+        import dask.dataframe as dd
+
+        where = {"path": self._path(name), "options_name": self._spec.output_name}
+        return dd.from_map(read_rows, names, **where, meta=meta, label=name)
+
+
+def read_rows(
+    name: str, path: str, options_name: str, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """One file of a step, or some of its columns."""
+    content = open_directory(path, recall(options_name, {})).read(name)
+    chosen = None if columns is None else list(columns)
+    return pq.read_table(pa.BufferReader(content), columns=chosen).to_pandas()

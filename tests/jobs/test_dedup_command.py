@@ -1,0 +1,146 @@
+"""The command `gpuclassify dedup`: what options mean, exit codes, and going on."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from distributed import LocalCluster
+
+from gpuclassify.commands.classify import report
+from gpuclassify.commands.dedup import dedup
+from gpuclassify.dedup.fuzzy import FuzzyDuplicates
+
+
+@pytest.fixture(scope="module")
+def address():
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False}
+    with LocalCluster(**options, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture(scope="module")
+def documents():
+    texts = [" ".join(f"w{row % 30}x{place}" for place in range(12)) for row in range(90)]
+    texts[40:50] = ["<b>We use cookies</b> to make this site better for all of you"] * 10
+    sources = ["web", "books", "web"] * 30
+    return pd.DataFrame({"url": [f"u{row}" for row in range(90)], "text": texts, "source": sources})
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, documents, address):
+    """Runs the command in a directory with the files in.jsonl and earlier.parquet."""
+    monkeypatch.chdir(tmp_path)
+    documents.to_json("in.jsonl", orient="records", lines=True)
+    documents[40:41].to_parquet("earlier.parquet")
+
+    def run(*arguments, command=dedup):
+        words = [*map(str, arguments)]
+        words += ["--scheduler", address] if command is dedup else []
+        return CliRunner().invoke(command, words, obj={"debug": False})
+
+    return run
+
+
+def test_options_are_settings(run, tmp_path, documents):
+    done = run(
+        "in.jsonl", "out", "--method", "fuzzy", "--id-field", "url", "--keep-by", "length",
+        "--keep-by", "url", "--source-field", "source", "--threshold", 0.9, "--max-group-size", 40,
+        "--set", "char-ngrams=10", "--set", "measure=containment", "--part-size", "2kB",
+        "--format", "jsonl", "--compression", "gzip", "--field", "source",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    settings = FuzzyDuplicates(
+        id_field="url", keep_by=["length", "url"], threshold=0.9, char_ngrams=10,
+        measure="containment",
+    )  # fmt: skip
+    kept = pd.concat([pd.read_json(p, lines=True) for p in sorted(tmp_path.glob("out/*.jsonl.gz"))])
+    assert kept["url"].tolist() == settings.remove(documents)["url"].tolist()
+    found = settings.summarize(documents)
+    assert f"90 documents, {found.removed} duplicates removed ({found.removed_share:.1%})" in (
+        done.stdout
+    )
+    assert "10 documents: <b>We use cookies</b> to make" in done.stdout
+    assert f"Report: {tmp_path}/out/_report/report.html" in done.stdout
+
+
+def test_json_and_going_on(run):
+    call = ["in.jsonl", "out", "--method", "exact", "--id-field", "url", "--json"]
+    first = json.loads(run(*call).stdout)
+    assert first["duplicates"]["removed"] == 90 - 31
+    assert first["removal"]["rows_out"] == 31
+    again = json.loads(run(*call).stdout)
+    assert again["removal"]["resumed_parts"] == len(again["removal"]["files"])
+    other = run(*call[:-3], "--by", "source")
+    assert other.exit_code == 2
+    assert "--restart" in other.output
+    assert run(*call[:-3], "--by", "source", "--restart").exit_code == 0
+
+
+def test_an_earlier_corpus(run, tmp_path):
+    done = run("in.jsonl", "out", "--method", "exact", "--against", "earlier.parquet")
+    assert done.exit_code == 0, done.output
+    assert not pd.read_parquet(tmp_path / "out")["text"].str.contains("cookies").any()
+
+
+def test_what_cannot_be_read_is_left_out_and_told(run, tmp_path):
+    with (tmp_path / "in.jsonl").open("a") as file:
+        file.write("{broken\n")
+    assert run("in.jsonl", "out", "--method", "exact").exit_code == 2
+    done = run("in.jsonl", "new", "--method", "exact", "--on-error", "quarantine")
+    assert done.exit_code == 3
+    assert "Left out: 1 lines" in done.stdout
+
+
+def test_alarms_fail_with_the_largest_groups_on_the_page(run, tmp_path):
+    done = run("in.jsonl", "out", "--method", "exact", "--max-group-size", 5)
+    assert done.exit_code == 1
+    page = (tmp_path / "out/_report/report.html").read_text()
+    assert "Largest groups" in page
+    assert "&lt;b&gt;We use cookies&lt;/b&gt;" in page
+    assert "<b>We" not in page
+    made = json.loads(run("out", "--json", command=report).stdout)
+    assert made["deduplication"]["duplicates"]["groups"] == 31
+
+
+def test_the_page_shows_similarities_and_sources(run, tmp_path):
+    options = ["--id-field", "url", "--by", "source", "--set", "char_ngrams=10"]
+    assert run("in.jsonl", "out", "--method", "fuzzy", *options).exit_code == 0
+    page = (tmp_path / "out/_report/report.html").read_text()
+    for shown in ("Similarity of removed documents", "Removed by source", "signatures", "removal"):
+        assert shown in page
+    assert "similarity to the document that is kept" in page  # the axis
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["in.jsonl", "out"], "exact,"),
+        (["in.jsonl", "--method", "exact"], "name the input, and then the output"),
+        (["--method", "exact"], "INPUT... OUTPUT"),
+        (["in.jsonl", "out", "--method", "exact", "--threshold", 1], "no setting 'threshold'"),
+        (["in.jsonl", "out", "--method", "fuzzy", "--set", "sed=1"], "Did you mean 'seed'?"),
+        (["in.jsonl", "out", "--method", "exact", "--id-field", "id"], "no column 'id'"),
+        (["in.jsonl", "out", "--method", "exact", "--max-removed-share", 3], "not from 0 to 1"),
+        (["nothing", "out", "--method", "exact"], "no such input"),
+        (["in.jsonl", ".", "--method", "exact"], "outside the input"),
+    ],
+)
+def test_wrong_calls_are_told_before_anything_starts(run, tmp_path, words, says):
+    done = run(*words)
+    assert done.exit_code == 2
+    assert says in done.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_call_ends_in_seconds(run):
+    call = ["-m", "gpuclassify", "dedup", "in.jsonl", "out", "--method", "exact", "--by", "b"]
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, *call], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no column 'b'" in done.stderr
+    assert time.perf_counter() - started < 10  # 2 on a machine with nothing else to do

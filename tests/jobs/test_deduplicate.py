@@ -1,0 +1,299 @@
+"""Whole jobs of deduplication: what stays, going on after a kill, and what is refused."""
+
+import json
+import pickle
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from job_faults import in_process, run_until_link
+
+from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.dedup.exact import ExactDuplicates
+from gpuclassify.dedup.fuzzy import FuzzyDuplicates
+from gpuclassify.dedup.semantic import SemanticDuplicates
+from gpuclassify.dedup.summary import TooManyDuplicatesError
+from gpuclassify.jobs.deduplicate import Deduplicate
+from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
+from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+
+EXACT = ExactDuplicates(id_field="id", keep_by=["score"], source_field="source")
+FUZZY = FuzzyDuplicates(
+    id_field="id", char_ngrams=5, bands=8, rows=3, bands_per_pass=4, min_similarity=0.4
+)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    """Texts of ten words, most of them twice or with one word changed, and null and empty ones."""
+    words = [[f"w{row % 40}x{place}" for place in range(10)] for row in range(150)]
+    for row in range(0, 150, 7):
+        words[row][row % 10] = f"changed{row}"
+    texts = [" ".join(each) for each in words]
+    texts[10:130:30] = ["", None, "", None]
+    columns = {"id": range(150), "text": texts, "score": [row % 11 for row in range(150)]}
+    return pd.DataFrame(columns | {"source": ["web", "books", "web"] * 50})
+
+
+@pytest.fixture
+def folder(tmp_path, documents):
+    """Three files of JSON lines, some eight parts of `job`."""
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        rows = documents[number * 50 : (number + 1) * 50]
+        rows.to_json(tmp_path / f"in/{number}.jsonl", orient="records", lines=True)
+    return tmp_path
+
+
+def job(folder, duplicates=EXACT, out="out", **options):
+    reader = JsonlReader(f"{folder}/in/*.jsonl", part_bytes=3_000)
+    return Deduplicate(reader, duplicates, ParquetWriter(f"{folder}/{out}"), **options)
+
+
+def files(out):
+    """The content of every Parquet file below a directory, by name."""
+    found = sorted(Path(out).rglob("*.parquet"))
+    return {str(path.relative_to(out)): path.read_bytes() for path in found}
+
+
+def best_ids(documents):
+    """What stays of equal texts: the largest score, then the smallest id."""
+    has_text = documents["text"].fillna("") != ""
+    ranked = documents[has_text].sort_values(["score", "id"], ascending=[False, True])
+    return sorted([*ranked.drop_duplicates("text")["id"], *documents[~has_text]["id"]])
+
+
+def test_the_best_of_equal_texts_stay_in_their_order(folder, documents):
+    summary = job(folder).run()
+    kept = pd.read_parquet(folder / "out")
+    assert kept["id"].tolist() == best_ids(documents)
+    assert summary.duplicates.removed == 150 - len(kept)
+    assert (summary.removal.rows_in, summary.removal.rows_out) == (150, len(kept))
+    assert summary.duplicates.sources["web"][0] == 100
+    assert list(summary.steps)[:3] == ["ids", "signatures", "components"]
+    assert {path.name for path in (folder / "out/_dedup").iterdir()} == {
+        *("decisions", "duplicates", "removed", "summary.json")
+    }
+
+
+@pytest.mark.parametrize("duplicates", [EXACT, FUZZY], ids=["exact", "fuzzy"])
+def test_a_job_gives_what_a_call_gives(folder, documents, duplicates):
+    job(folder, duplicates).run()
+    listed = pd.read_parquet(folder / "out/_dedup/duplicates").sort_values("id")
+    called = duplicates(documents).sort_values("id")
+    assert 20 < len(called) < 150
+    pd.testing.assert_frame_equal(
+        listed.reset_index(drop=True), called.reset_index(drop=True), check_dtype=False
+    )
+    stays = duplicates.remove(documents)["id"].tolist()
+    assert pd.read_parquet(folder / "out")["id"].tolist() == stays
+
+
+def test_a_job_over_embeddings_gives_what_a_call_gives(tmp_path, documents):
+    generator = np.random.default_rng(5)
+    vectors = generator.normal(size=(40, 8))[np.arange(150) % 40]
+    vectors += generator.normal(size=vectors.shape, scale=0.01)
+    embedded = documents.assign(vector=[*vectors.astype(np.float32)])
+    embedded.to_parquet(tmp_path / "in.parquet", row_group_size=40)
+    settings = SemanticDuplicates(id_field="id", embedding_field="vector", n_clusters=1)
+    reader = ParquetReader(f"{tmp_path}/in.parquet", part_bytes=1)
+    Deduplicate(reader, settings, ParquetWriter(f"{tmp_path}/out")).run()
+    stays = settings.remove(embedded)["id"].tolist()
+    assert len(stays) == 40 + 4  # and those without a text
+    assert pd.read_parquet(tmp_path / "out")["id"].tolist() == stays
+
+
+def test_the_embedder_is_part_of_what_a_job_is(folder, sequence_classifier):
+    semantic = [
+        SemanticDuplicates(
+            id_field="id", embedder=Embedder(model=sequence_classifier(), max_chars=chars)
+        )
+        for chars in (10, 20)
+    ]
+    keys = [job(folder, each).prepare().removal.manifest.key for each in semantic]
+    assert keys[0] != keys[1]
+    assert keys[0] == job(folder, semantic[0]).prepare().removal.manifest.key
+
+
+def test_parquet_and_json_lines_and_columns_that_are_read(folder, documents):
+    documents.to_parquet(folder / "in.parquet", row_group_size=30)
+    reader = ParquetReader(f"{folder}/in.parquet", part_bytes=1)
+    planned = Deduplicate(reader, EXACT, JsonlWriter(f"{folder}/out")).prepare()
+    read = planned.corpus().dataset[["score"]].simplify().to_delayed(optimize_graph=False)
+    assert [list(part.compute(scheduler="sync").columns) for part in read] == [["score"]] * 5
+    planned.run()
+    lines = [line for path in sorted(folder.glob("out/*.jsonl")) for line in path.open()]
+    assert [json.loads(line)["id"] for line in lines] == best_ids(documents)
+
+
+def test_a_finished_job_is_left_as_it_is(folder):
+    first = job(folder).run()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
+    started = time.perf_counter()
+    again = job(folder).run()
+    assert time.perf_counter() - started < 3
+    assert again.duplicates == first.duplicates
+    assert again.removal.resumed_parts == len(again.removal.files)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("duplicates", "links"), [(EXACT, 17), (FUZZY, 45)])
+def test_a_job_that_is_killed_again_and_again_ends_as_an_undisturbed_one(folder, duplicates, links):
+    job(folder, duplicates, out="whole").run()
+    deaths = 0
+    while True:
+        process = in_process(run_until_link, job(folder, duplicates), links, False)
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        deaths += 1
+    assert deaths > 1
+    whole, found = files(folder / "whole"), files(folder / "out")
+    assert [path.rpartition("-")[0] for path in found] == [p.rpartition("-")[0] for p in whole]
+    assert list(found.values()) == list(whole.values())
+
+
+def stop_at(step, seen):
+    """A report that interrupts the job when a step is done."""
+
+    def report(name, done, of, summary):
+        seen.append(name)
+        if name == step and done == of:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def test_a_job_goes_on_with_a_cluster_and_finished_steps_stay(folder):
+    job(folder, FUZZY, out="whole").run()
+    with pytest.raises(KeyboardInterrupt):
+        job(folder, FUZZY).run(report=stop_at("edges-004", []))
+    signatures = files(folder / "out/_dedup/signatures")
+    assert len(signatures) > 5
+    seen = []
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            job(folder, FUZZY).run(client, report=stop_at("decisions", seen))
+        assert files(folder / "out/_dedup/signatures") == signatures
+        job(folder, FUZZY).run(client, report=stop_at("", seen))
+    assert "ids" not in seen  # noted as done by the first run
+    assert list(files(folder / "out").values()) == list(files(folder / "whole").values())
+
+
+def test_other_settings_and_input_are_refused(folder):
+    job(folder).run()
+    other = ExactDuplicates(id_field="id")
+    with pytest.raises(JobChangedError, match=r"keep_by was .* and is"):
+        job(folder, other).run()
+    with pytest.raises(JobChangedError, match="on_error was 'raise' and is 'quarantine'"):
+        job(folder, on_error="quarantine").run()
+    job(folder, other).run(restart=True)
+    with (folder / "in/2.jsonl").open("a") as file:
+        file.write('{"id": 150, "text": "new", "score": 1, "source": "web"}\n')
+    with pytest.raises(JobChangedError, match=r"input file .*2\.jsonl"):
+        job(folder, other).run()
+    assert job(folder, other).run(restart=True).duplicates.documents == 151
+
+
+def test_alarms_refuse_before_anything_is_removed(folder):
+    limited = ExactDuplicates(id_field="id", max_removed_share=0.1)
+    with pytest.raises(TooManyDuplicatesError, match="max_removed_share") as caught:
+        job(folder, limited).run()
+    assert "report.html" in caught.value.__notes__[0]
+    assert not list((folder / "out").glob("*.parquet"))
+    report = json.loads((folder / "out/_report/report.json").read_text())
+    assert report["parts_done"] == 0
+    assert report["deduplication"]["duplicates"]["largest"][0]["size"] > 1
+    seen = []
+    job(folder, ExactDuplicates(id_field="id")).run(report=stop_at("", seen))
+    assert {*seen} == {"duplicates", "removed", "removal"}
+
+
+def test_repeated_ids_are_refused(folder):
+    for number in range(2):
+        shutil.copy(folder / "in/0.jsonl", folder / f"in/again{number}.jsonl")
+    with pytest.raises(ValueError, match="must tell documents apart, and 0 is the id of"):
+        job(folder).run()
+
+
+@pytest.mark.parametrize("duplicates", [EXACT, FUZZY], ids=["exact", "fuzzy"])
+def test_lines_that_cannot_be_read_are_left_out(folder, documents, duplicates):
+    path = folder / "in/0.jsonl"
+    lines = path.read_text().splitlines()
+    # One that only a reader of all columns finds wrong, before most rows that are to be removed.
+    lines[3:3] = ["{broken", '{"id": 999, "text": "x", "score": "many", "source": "web"}']
+    path.write_text("\n".join(lines) + "\n")
+    summary = job(folder, duplicates, on_error="quarantine").run()
+    assert summary.removal.left_out == {"line": 2}
+    assert (folder / "out/_quarantine").is_dir()
+    stays = duplicates.remove(documents)["id"].tolist()
+    assert pd.read_parquet(folder / "out")["id"].tolist() == stays
+
+
+def test_an_earlier_corpus_stays_and_removes(folder, documents):
+    (folder / "earlier").mkdir()
+    documents[:60].assign(id=range(1_000, 1_060)).to_parquet(folder / "earlier/0.parquet")
+    earlier = ParquetReader(f"{folder}/earlier")
+    job(folder, against=earlier).run()
+    kept = pd.read_parquet(folder / "out")
+    known = set(documents["text"][:60].dropna()) - {""}
+    assert not known & set(kept["text"].dropna())
+    assert kept["id"].tolist() == [
+        row for row in best_ids(documents) if documents["text"][row] not in known
+    ]
+    listed = pd.read_parquet(folder / "out/_dedup/duplicates")
+    assert listed[listed["is_earlier"]]["id"].min() >= 1_000
+    with pytest.raises(JobChangedError, match="against is gone"):
+        job(folder).run()
+
+
+def test_a_frame_keeps_its_index_and_positions_name_documents(tmp_path, documents):
+    frame = documents.drop(columns="id").set_index(pd.Index(range(500, 650), name="row"))
+    lazy = dd.from_pandas(frame, npartitions=4)
+    settings = ExactDuplicates()
+    Deduplicate(lazy, settings, ParquetWriter(f"{tmp_path}/out")).run()
+    kept = pd.read_parquet(tmp_path / "out")
+    pd.testing.assert_frame_equal(kept, settings.remove(lazy).compute(scheduler="sync"))
+    listed = pd.read_parquet(tmp_path / "out/_dedup/duplicates")
+    assert (listed["id"] // 2**40).max() == 3
+    assert len(Deduplicate(lazy, settings, ParquetWriter(f"{tmp_path}/out")).run().steps) == 7
+
+
+def test_storage_options_are_written_nowhere(folder):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.put(f"{folder}/in", "/dedup-in", recursive=True)
+    options = {"key": "hunter2"}
+    made = Deduplicate(
+        JsonlReader("memory://dedup-in/*.jsonl", storage_options=options),
+        EXACT,
+        ParquetWriter("memory://dedup-out", storage_options=options),
+    )
+    assert b"hunter2" not in pickle.dumps(made.prepare().corpus().dataset.expr)
+    assert made.run().duplicates.removed > 20
+    contents = [store.cat_file(path) for path in store.find("/dedup-out")]
+    assert contents
+    assert not any(b"hunter2" in content for content in contents)
+
+
+def test_what_is_no_job_is_refused(folder):
+    with pytest.raises(TypeError, match="pass settings such as ExactDuplicates"):
+        Deduplicate(JsonlReader("in"), "exact", ParquetWriter("out"))
+    with pytest.raises(ValueError, match="no column 'url'"):
+        job(folder, ExactDuplicates(id_field="url")).run()
+    assert not (folder / "out").exists()
