@@ -19,7 +19,8 @@ from gpuclassify import (
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.old_spellings import OLD_SPELLINGS, Renamed, Withdrawn
 
-OLD_NAMES = [(*key, spelling) for key, spelling in OLD_SPELLINGS.items()]
+DEDUP = ("exact", "fuzzy", "semantic")  # which are no mappers, and have tests of their own
+OLD_NAMES = [(*key, spelling) for key, spelling in OLD_SPELLINGS.items() if key[0] not in DEDUP]
 RENAMED = [row for row in OLD_NAMES if isinstance(row[2], Renamed) and row[1] != "hf_token"]
 REFUSED = [row for row in OLD_NAMES if isinstance(row[2], Withdrawn) and row[2].is_refused]
 SAMPLE_VALUES = {"device": "cpu", "batch_size": 32, "model": "owner/model", "keep_raw": True}

@@ -487,18 +487,22 @@ def test_wrong_columns_are_refused_at_the_call():
         duplicates(embedding_field="text")(ddf)
 
 
-def test_older_spellings_are_todays_settings():
-    older = SemanticDuplicates(
-        id_column="id",
-        input_column="body",
-        embedding_model_name_or_path="a/b",
-        eps_to_extract=0.25,
-        random_state=7,
-        max_iter=3,
-        sim_metric="cosine",
-        batched_cosine_similarity=1024,
-        cache_dir="there",
-    )
-    assert older == SemanticDuplicates(
-        id_field="id", text_field="body", embedder="a/b", threshold=0.75, seed=7, max_iter=3
-    )
+@pytest.mark.parametrize(
+    ("older", "today"),
+    [
+        ({"embedding_model_name_or_path": "a/b"}, {"embedder": "a/b"}),
+        ({"model_identifier": "a/b"}, {"embedder": "a/b"}),
+        ({"embedding_column": "e"}, {"embedding_field": "e"}),
+        ({"input_column": "body"}, {"text_field": "body"}),
+        ({"id_column": "key"}, {"id_field": "key"}),
+        ({"eps_to_extract": 0.25}, {"threshold": 0.75}),
+        ({"eps": 0.25}, {"threshold": 0.75}),
+        ({"random_state": 7}, {"seed": 7}),
+        ({"kmeans_random_state": 7}, {"seed": 7}),
+        ({"kmeans_max_iter": 3}, {"max_iter": 3}),
+        ({"sim_metric": "cosine", "which_to_keep": None, "kmeans_tol": 1e-4}, {}),
+        ({"batched_cosine_similarity": 1024, "cache_dir": "there", "num_files": -1}, {}),
+    ],
+)
+def test_older_spellings_are_todays_settings(older, today):
+    assert SemanticDuplicates(**older) == SemanticDuplicates(**today)
