@@ -121,12 +121,14 @@ class FuzzyDuplicates(Duplicates):
         meta = band_frame(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
         parts: list[Any] = []
+        after: Any = None
         count, _ = self.band_shape
         for first in range(0, count, self.bands_per_pass):
             bands = range(first, min(first + self.bands_per_pass, count))
-            after = dask.delayed(sum)([dask.delayed(len)(part) for part in parts])
             edges = keep(f"edges-{first:03}", _edges(keys, bands, after))
-            parts += edges.to_delayed(optimize_graph=False)
+            found = edges.to_delayed(optimize_graph=False)
+            after = dask.delayed(sum)([dask.delayed(len)(part) for part in found])
+            parts += found
         if self.components == "rounds":
             edges = from_parts(parts, edges._meta)
             joined = star_rounds(edges, shuffle_method=choose_shuffle())
@@ -162,20 +164,21 @@ def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.Data
     return pd.DataFrame({name: column[has_text] for name, column in columns.items()})
 
 
-def band_rows(keys: pd.DataFrame, bands: range, after: Any = None) -> pd.DataFrame:
+def band_rows(keys: pd.DataFrame, after: Any = None) -> pd.DataFrame:
     """Columns ``document`` and ``key``, a row for each document and band.
 
     `after` is not looked at: a pass waits for the edges of the one before it, so that no more
     bands are shuffled at a time than are meant to.
     """
-    chosen = keys[[f"band_{band}" for band in bands]].to_numpy()
+    chosen = keys.drop(columns="document").to_numpy()
     documents = np.repeat(keys["document"].to_numpy(), chosen.shape[1])
     return pd.DataFrame({"document": documents, "key": chosen.ravel()})
 
 
 def _edges(keys: dd.DataFrame, bands: range, after: Any) -> dd.DataFrame:
     """From each document to the smallest one that agrees with it in a band."""
-    meta = band_rows(keys._meta, bands)
-    rows = keys.map_partitions(band_rows, bands, after, meta=meta)
+    keys = keys[["document", *(f"band_{band}" for band in bands)]]
+    meta = band_rows(keys._meta)
+    rows = keys.map_partitions(band_rows, after, meta=meta)
     moved = shuffle(rows, "key")
     return moved.map_partitions(bucket_edges, meta=bucket_edges(meta))
