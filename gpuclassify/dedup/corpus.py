@@ -62,8 +62,7 @@ class Corpus:
     ) -> dd.DataFrame:
         """A lazy frame of ``function(frame, partition, *each[partition], **options)``.
 
-        Partitions are read anew for every call, because to keep them from one pass over the corpus
-        to the next would take memory for all of it.
+        Files are read anew for every call: see `read_apart`.
 
         Parameters
         ----------

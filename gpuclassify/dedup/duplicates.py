@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import dask
 import dask.dataframe as dd
@@ -97,7 +98,8 @@ class Duplicates(ABC):
     max_removed_share: float | None = None
     max_group_size: int | None = None
 
-    has_similarity = False  # whether the result has a column of that name
+    has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
+    libraries: ClassVar[tuple[str, ...]] = ()  # that only this class needs
 
     def __post_init__(self) -> None:
         check_text("text_field", self.text_field, "the name of a column")
@@ -118,7 +120,7 @@ class Duplicates(ABC):
         return f"{type(self).__name__}({shown})"
 
     @abstractmethod
-    def find_components(self, corpus: Corpus, checkpoint: Checkpoint) -> dd.DataFrame:
+    def find_components(self, corpus: Corpus, keep: Checkpoint) -> dd.DataFrame:
         """Sets of documents that may be duplicates.
 
         Returns
@@ -131,8 +133,9 @@ class Duplicates(ABC):
     def __call__(self, dataset: Any, *, against: Any = None) -> Any:
         """The duplicates in `dataset`.
 
-        The frame is read twice when the result is computed. Persist or write one first that is
-        dear to compute.
+        When the result is computed, a frame that comes straight from files is read for signatures
+        and again for comparisons. Any other is computed once, and its partitions are kept between:
+        write one first that is larger than the memory of the cluster.
 
         Parameters
         ----------
@@ -170,7 +173,7 @@ class Duplicates(ABC):
     def remove(self, dataset: Any, *, against: Any = None) -> Any:
         """`dataset` without the duplicates that are not kept; nothing else changes.
 
-        Parameters, errors and what is read are those of calling it; the frame is read once more.
+        Parameters and errors are those of the call; files are read once more.
         """
         corpus = self.corpus(dataset, against)
         decisions = self._approved(corpus)[["document", "keep", "is_earlier"]]
@@ -188,9 +191,18 @@ class Duplicates(ABC):
 
         Raises
         ------
+        ModuleNotFoundError
+            A library is missing.
         TypeError, ValueError
             See `__call__`.
         """
+        for name in self.libraries:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(
+                    f"{type(self).__name__} needs {name}, which is not here: "
+                    "pip install 'gpuclassify[dedup]'",
+                    name=name,
+                )
         corpus = Corpus(as_dask(dataset), None if against is None else as_dask(against))
         for frame in (corpus.dataset, corpus.earlier):
             if frame is not None:

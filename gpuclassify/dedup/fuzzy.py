@@ -23,7 +23,6 @@ from gpuclassify.dedup.duplicates import (
     group_hashes,
 )
 from gpuclassify.dedup.groups import Verification
-from gpuclassify.dedup.minhash import frame_band_keys
 
 MEASURES = ("jaccard", "containment")
 COMPONENTS = ("tree", "rounds")
@@ -87,6 +86,7 @@ class FuzzyDuplicates(Duplicates):
     components: str = "tree"
 
     has_similarity = True
+    libraries = ("numba", "scipy")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +149,8 @@ class FuzzyDuplicates(Duplicates):
 
 def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
     """Columns ``document``, ``band_0`` and on (int64): a key for each band of each text."""
+    from gpuclassify.dedup.minhash import frame_band_keys
+
     bands, rows = settings.band_shape
     keys, has_text = frame_band_keys(
         frame,

@@ -105,6 +105,7 @@ class SemanticDuplicates(Duplicates):
     seed: int = 42
 
     has_similarity = True
+    libraries = ("sklearn",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,5 +1,7 @@
 """What exact and fuzzy deduplication have in common, on pandas frames and Dask frames of them."""
 
+import importlib.util
+
 import dask
 import dask.dataframe as dd
 import numpy as np
@@ -259,6 +261,25 @@ def test_a_wrong_column_is_refused_at_the_call(options, error, message, corpus):
 def test_a_wrong_setting_is_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         FuzzyDuplicates(**options)
+
+
+def test_a_missing_library_is_named_with_the_cure(corpus, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "numba" else find(name)
+    )
+    with pytest.raises(ModuleNotFoundError, match=r"needs numba.*pip install 'gpuclassify\[dedup]'"):
+        FuzzyDuplicates(id_field="id")(corpus)
+    assert len(ExactDuplicates(id_field="id")(corpus))
+
+
+def test_settings_load_no_compiler_and_no_framework(run_python):
+    run_python("""
+import sys
+from gpuclassify import ExactDuplicates, FuzzyDuplicates, SemanticDuplicates
+repr((ExactDuplicates(), FuzzyDuplicates(), SemanticDuplicates()))
+assert not {"torch", "numba", "scipy", "sklearn", "cudf"} & set(sys.modules)
+""")
 
 
 def test_what_is_no_result_is_refused(corpus):
