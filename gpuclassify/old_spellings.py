@@ -27,6 +27,10 @@ class Withdrawn:
 
 ANY_VALUE = object()  # among `harmless`: every value passes
 _ONLY_CALLED = Withdrawn((False,), "nothing is removed by finding duplicates: call remove()")
+_FILES_ARE_A_JOB = Withdrawn((None, {}), "it takes a frame; Deduplicate reads and writes files")
+_OF_CLUSTERS = Withdrawn(
+    ("auto", None), "memory and spilling are the cluster's: see get_client", is_refused=False
+)
 _NO_FILES = Withdrawn((ANY_VALUE,), "a frame is given and a frame is returned")
 _NO_BATCHES = Withdrawn((ANY_VALUE,), "sizes of batches are chosen by memory")
 _SEMANTIC_BATCHES = (
@@ -101,6 +105,18 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
             "profile_dir": _NO_FILES,
             "perform_removal": _ONLY_CALLED,
             "assign_id": Withdrawn((True,), "without id_field= positions are the ids"),
+            "input_path": _FILES_ARE_A_JOB,
+            "output_path": _FILES_ARE_A_JOB,
+            "input_filetype": _FILES_ARE_A_JOB,
+            "input_blocksize": _FILES_ARE_A_JOB,
+            "read_kwargs": _FILES_ARE_A_JOB,
+            "write_kwargs": _FILES_ARE_A_JOB,
+            "rmm_pool_size": _OF_CLUSTERS,
+            "lsh_rmm_pool_size": _OF_CLUSTERS,
+            "spill_memory_limit": _OF_CLUSTERS,
+            "lsh_spill_memory_limit": _OF_CLUSTERS,
+            "total_nparts": _OF_CLUSTERS,
+            "lsh_num_output_partitions": _OF_CLUSTERS,
         }.items()
     },
     ("exact", "hash_method"): Withdrawn(("md5",), "texts are always compared by their MD5"),

@@ -63,10 +63,11 @@ class ModelOptions:
     padding_side : {"left", "right"}, optional
         Default: the tokenizer's own.
     autocast : bool
-        Run in the fastest precision that the device does well: bfloat16 where native, else float16
-        on CUDA; float32 on a CPU without native bfloat16. ``False`` means float32.
+        Run in the fastest precision that a GPU does well: bfloat16 where it is native, else
+        float16; on a CPU in float32, so that results do not depend on which one it is. ``False``
+        means float32 everywhere.
     dtype : {"float32", "bfloat16", "float16"}, optional
-        Overrides `autocast`.
+        Overrides `autocast`, such as with "bfloat16" on a CPU with AMX, which multiplies it fast.
     device : str
         "auto" (CUDA, then MPS, then CPU) or a torch device such as "cuda" or "cpu".
     loader : {"sorted", "crossfit"}

@@ -38,9 +38,9 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     """The precision of weights and activations.
 
-    ``dtype`` decides if given; else ``autocast`` picks bfloat16 where the device has it natively,
-    float16 on older CUDA devices, and float32 elsewhere: emulated bfloat16 on a CPU is slower by
-    orders of magnitude.
+    ``dtype`` decides if given; else ``autocast`` picks bfloat16 on CUDA devices that have it
+    natively and float16 on older ones. A CPU runs float32: native bfloat16 is slower on some and
+    faster on others, and moves rows over thresholds, so that two machines would disagree.
     """
     if options.dtype is not None:
         return getattr(torch, options.dtype)
@@ -52,12 +52,4 @@ def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
             if torch.cuda.is_bf16_supported(including_emulation=False)
             else torch.float16
         )
-    if device.type == "cpu" and has_native_bfloat16():
-        return torch.bfloat16
     return torch.float32
-
-
-def has_native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX)."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -90,8 +90,7 @@ class LoraModel(PinnedModel):
 class DecoderRunner(Runner):
     """What runs a decoder with an adapter.
 
-    The decoder is in memory once, whichever adapters and mappers use it. It runs in bfloat16 on
-    CUDA and in float32 on a CPU, unless `dtype` says otherwise.
+    The decoder is in memory once, whichever adapters and mappers use it.
     """
 
     model: LoraModel
@@ -100,15 +99,6 @@ class DecoderRunner(Runner):
     def resident_key(self) -> Hashable:
         """The decoder, whoever uses it."""
         return self.model.checkpoint.base
-
-    def device_and_dtype(self) -> tuple[Any, Any]:
-        """The torch device and dtype; float32 on a CPU unless `dtype` is given."""
-        import torch
-
-        device, dtype = super().device_and_dtype()
-        if device.type == "cpu" and self.options.dtype is None:
-            dtype = torch.float32
-        return device, dtype
 
     def check_weights(self) -> None:
         """Raise CheckpointError if base and adapter do not fit each other."""

@@ -14,7 +14,7 @@ from tests.dedup.known import FUZZY, WAYS, expected, plain
 
 
 @WAYS
-@pytest.mark.parametrize("npartitions", [1, 7, 100])
+@pytest.mark.parametrize("npartitions", [1, 7, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_partitioning_and_order_gives_the_same(way, npartitions, corpus, frames):
     duplicates = way(id_field="id", keep_by=["quality"])
     want = expected(corpus, way is ExactDuplicates).astype({"id": "str", "group": "str"})
@@ -317,6 +317,8 @@ def test_older_spellings():
     assert ExactDuplicates(hash_method="md5", id_field="x") == ExactDuplicates(id_field="x")
     with pytest.raises(TypeError, match="nothing is removed by finding"):
         ExactDuplicates(perform_removal=True)
+    with pytest.raises(TypeError, match="Deduplicate reads and writes files"):
+        FuzzyDuplicates(input_path="crawl/", output_path="clean/")
     with pytest.raises(TypeError, match="'bands' twice"):
         FuzzyDuplicates(bands=3, num_bands=3)
 

@@ -296,7 +296,7 @@ def test_documents_are_estimated_from_a_sample():
 # On frames.
 
 
-@pytest.mark.parametrize("npartitions", [1, 7, 100])
+@pytest.mark.parametrize("npartitions", [1, 7, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_partitioning_and_order_gives_what_brute_force_gives(npartitions):
     rng = np.random.default_rng(14)
     frame = embedded(clustered(rng, 400, spread=0.4), quality=rng.integers(3, size=400))
@@ -393,6 +393,7 @@ def test_partitions_have_the_announced_types():
         pd.testing.assert_series_equal(part.compute().dtypes, found._meta.dtypes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "method"), [(False, "tasks"), (False, "p2p"), (True, "p2p")])
 def test_workers_and_shuffles_give_the_same(processes, method):
     frame = embedded(clustered(np.random.default_rng(20), 300), quality=[1.0, None, 2.0] * 100)
