@@ -49,7 +49,11 @@ _SEMANTIC_FILES = (
     "write_to_filename",
     "clustering_input_partition_size",
 )
-_KMEANS_ONLY = ("kmeans_tol", "kmeans_init", "kmeans_n_init", "kmeans_oversampling_factor")
+_KMEANS_ONLY = (
+    *("kmeans_tol", "kmeans_init", "kmeans_n_init", "kmeans_oversampling_factor"),
+    *("kmeans_fit_data_fraction", "tol", "init", "n_init", "oversampling_factor"),
+    *("fit_data_fraction", "max_samples_per_batch"),
+)
 _OF_KMEANS = Withdrawn((ANY_VALUE,), "clusters are fitted to a sample, by scikit-learn")
 _EMBEDDER_ONLY = (
     "embedding_pooling_strategy",
@@ -105,6 +109,7 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
             "profile_dir": _NO_FILES,
             "perform_removal": _ONLY_CALLED,
             "assign_id": Withdrawn((True,), "without id_field= positions are the ids"),
+            "normalize_text": Withdrawn((False,), "texts are compared as they are"),
             "input_path": _FILES_ARE_A_JOB,
             "output_path": _FILES_ARE_A_JOB,
             "input_filetype": _FILES_ARE_A_JOB,
@@ -142,7 +147,9 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ("semantic", "kmeans_max_iter"): Renamed("max_iter"),
     ("semantic", "sim_metric"): Withdrawn(("cosine",), "similarity is the cosine"),
     ("semantic", "distance_metric"): Withdrawn(("cosine",), "similarity is the cosine"),
-    ("semantic", "which_to_keep"): Withdrawn((None,), "keep_by= names the columns that decide"),
+    ("semantic", "which_to_keep"): Withdrawn(
+        (None,), "keep_by= names the columns that decide", is_refused=False
+    ),
     ("semantic", "ranking_strategy"): Withdrawn((None,), "keep_by= names the columns that decide"),
     **{("semantic", name): _NO_BATCHES for name in _SEMANTIC_BATCHES},
     **{("semantic", name): _OF_KMEANS for name in _KMEANS_ONLY},

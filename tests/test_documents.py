@@ -52,8 +52,8 @@ def test_the_readme_commands_from_exact_to_fuzzy_run(tmp_path, checkpoint):
         model = ["--model", str(checkpoint("fineweb-edu"))] if "classify " in line else []
         command = [sys.executable, "-m", *line.split(), *model, "--cluster", "cpu"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    counts = [len(pd.read_parquet(tmp_path / n)) for n in ("crawl", "distinct", "classified", "clean")]
-    assert counts == [120, 120, 120, 40]
+    folders = ("crawl", "distinct", "classified", "clean")
+    assert [len(pd.read_parquet(tmp_path / name)) for name in folders] == [120, 120, 120, 40]
 
 
 def block_with(words):

@@ -6,6 +6,7 @@ edges: forests of parts, joined, have the forest of the whole.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def join_forests(parts: list[Any], fan_in: int = 8) -> Any:
 
 def _join(parts: list[pd.DataFrame]) -> pd.DataFrame:
     documents = sum(map(len, parts))
-    needed, free = documents * BYTES_TO_JOIN, psutil.virtual_memory().available
+    needed, free = documents * BYTES_TO_JOIN, _free_bytes()
     if needed > free:
         raise MemoryError(
             f"to join the candidates of {documents:,} documents takes {format_bytes(needed)}, and "
@@ -102,6 +103,17 @@ def _join(parts: list[pd.DataFrame]) -> pd.DataFrame:
             "the memory of all workers"
         )
     return forest(pd.concat(parts))
+
+
+def _free_bytes() -> int:
+    """Memory that this process may still take: of the machine, or of the worker that it is."""
+    from distributed import get_worker
+
+    free: int = psutil.virtual_memory().available
+    with contextlib.suppress(ValueError):  # no worker
+        if limit := get_worker().memory_manager.memory_limit:
+            free = min(free, limit - psutil.Process().memory_info().rss)
+    return free
 
 
 def star_rounds(edges: Any, shuffle_method: str | None = None) -> Any:

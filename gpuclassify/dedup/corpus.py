@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import backend_of, to_pandas
 
 # A document's number is ``partition << ROW_BITS | row``: partitions of up to 10^12 rows.
 ROW_BITS = 40
@@ -50,7 +51,7 @@ class Corpus:
     def empty(self, columns: Sequence[str]) -> pd.DataFrame:
         """A frame without rows with these columns, in pandas also where the dataset is in cudf."""
         meta = self.dataset._meta[list(dict.fromkeys(columns))]
-        return meta.to_pandas() if hasattr(meta, "to_pandas") else meta
+        return to_pandas(meta)
 
     def map(
         self,
@@ -89,7 +90,7 @@ class Corpus:
 
 
 def as_dask(frame: Any) -> dd.DataFrame:
-    """A Dask frame as it is, a plain one as a single partition.
+    """A Dask frame with its partitions as they are, a plain one as a single partition.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def as_dask(frame: Any) -> dd.DataFrame:
     """
     if isinstance(frame, dd.DataFrame):
         backend_of(frame._meta)
-        return frame
+        return frame.simplify()  # once: simplified with other columns, it may be cut elsewhere
     backend_of(frame)
     return from_parts([dask.delayed(frame)], frame.iloc[:0])
 
@@ -168,11 +169,14 @@ def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: Any)
     Where the frame is read from files and nothing else, the tasks are copies for this purpose
     (anything that Dask can tokenize), so that no partition is kept in memory for another reader.
     """
-    chosen = frame if columns is None else frame[list(dict.fromkeys(columns))]
-    parts = chosen.simplify().to_delayed(optimize_graph=False)
+    wanted = None if columns is None else list(dict.fromkeys(columns))
+    if not _is_read(frame):
+        parts = frame.to_delayed(optimize_graph=False)
+        pick = dask.delayed(operator.getitem, pure=True)
+        return parts if wanted is None else [pick(part, wanted) for part in parts]
+    chosen = frame if wanted is None else frame[wanted].simplify()
+    parts = chosen.to_delayed(optimize_graph=False)
     graph = dict(parts[0].dask)
-    if not _is_read(chosen):
-        return parts
     seed = tokenize(purpose, columns)
     names = {key: clone_key(key, seed) for key in graph}
     copies = {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
@@ -185,7 +189,7 @@ def _is_read(frame: dd.DataFrame) -> bool:
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
 
-    expression = frame.simplify().expr
+    expression = frame.expr
     while isinstance(expression, Projection):
         expression = expression.frame
     return isinstance(expression, (FromMap, ReadParquet))

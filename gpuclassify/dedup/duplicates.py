@@ -38,13 +38,14 @@ from gpuclassify.dedup.summary import (
     refuse,
     summarize,
 )
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.old_spellings import modern_spellings
 from gpuclassify.partition_map import PartitionMap
 
 Settings = TypeVar("Settings", bound="type[Duplicates]")
 # ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
 Checkpoint = Callable[[str, dd.DataFrame], dd.DataFrame]
+RESULT_FIELDS = ("group", "keep", "similarity", "is_earlier")
 SYNC = {"scheduler": "sync"}
 
 
@@ -108,6 +109,11 @@ class Duplicates(ABC):
         for name in keep_by:
             check_text("keep_by", name, "the name of a column, or a list of such")
         object.__setattr__(self, "keep_by", keep_by)
+        if self.id_field in RESULT_FIELDS:
+            raise ValueError(
+                f"id_field={self.id_field!r} is a column of the result, which has "
+                f"{', '.join(RESULT_FIELDS)}: rename the column of ids"
+            )
         if self.source_field is None:
             object.__setattr__(self, "source_field", self.by)
         if self.max_removed_share is not None:
@@ -207,6 +213,8 @@ class Duplicates(ABC):
         for frame in (corpus.dataset, corpus.earlier):
             if frame is not None:
                 self._check(frame._meta)
+        if corpus.earlier is not None:
+            self._check_types(corpus)
         return corpus
 
     def decisions(self, corpus: Corpus, keep: Checkpoint | None = None) -> dd.DataFrame:
@@ -254,7 +262,7 @@ class Duplicates(ABC):
                 one, name = Corpus(frame), self.id_field
                 meta = numbered_ids(one.empty([name]), 0, name)
                 ids = one.map(numbered_ids, [name], id_field=name, meta=meta)
-                moved = shuffle(ids, name)
+                moved = shuffle(ids, "id")
                 check = dask.delayed(refuse_repeated, pure=True)
                 checks += [check(part, name) for part in moved.to_delayed(optimize_graph=False)]
         return checks
@@ -298,6 +306,20 @@ class Duplicates(ABC):
         passed = dask.delayed(all, pure=True)(checks)
         return decisions.map_partitions(_after, passed, meta=decisions._meta)
 
+    def _check_types(self, corpus: Corpus) -> None:
+        """Raise TypeError unless the columns of both frames can be compared."""
+        names = {*self.input_fields, *({LENGTH} & set(self.keep_by))}
+        for name in sorted(names):
+            ours, theirs = (
+                frame._meta[name].dtype if name in frame.columns else "nothing"
+                for frame in (corpus.dataset, corpus.earlier)
+            )
+            if pd.api.types.is_numeric_dtype(ours) != pd.api.types.is_numeric_dtype(theirs):
+                raise TypeError(
+                    f"column {name!r} holds {ours} here and {theirs} in the earlier corpus: "
+                    "convert one of them"
+                )
+
     def _check(self, frame: Any) -> None:
         known = [str(name) for name in frame.columns]
         for name in (*self.signature_fields, self.id_field, self.source_field, *self.keep_by):
@@ -314,12 +336,15 @@ class Duplicates(ABC):
 
 
 def group_hashes(frame: Any, by: str | None) -> np.ndarray:
-    """A number for each row's value of the column `by`, int64 (rows,); 0 without one."""
-    if by is None:
-        return np.zeros(len(frame), np.int64)
-    values = frame[[by]]
-    plain = values.to_pandas() if hasattr(values, "to_pandas") else values
-    return pd.util.hash_pandas_object(plain[by], index=False).to_numpy().view(np.int64)
+    """A number for each row's value of the column `by`, int64 (rows,); 0 for null."""
+    hashes = np.zeros(len(frame), np.int64)
+    if by is not None:
+        is_given = frame[by].notna().to_numpy().astype(bool)
+        given = backend_of(frame).take_rows(frame[[by]], is_given)  # null makes floats of integers
+        plain = to_pandas(given)
+        found = pd.util.hash_pandas_object(plain[by], index=False)
+        hashes[is_given] = found.to_numpy().view(np.int64)
+    return hashes
 
 
 def check_share(name: str, value: Any) -> None:

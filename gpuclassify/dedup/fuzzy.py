@@ -103,6 +103,7 @@ class FuzzyDuplicates(Duplicates):
             )
         if self.min_similarity is not None:
             check_share("min_similarity", self.min_similarity)
+        _ = self.band_shape  # refuses a threshold that no bands suit
 
     def __repr__(self) -> str:
         bands, rows = self.band_shape
@@ -122,19 +123,20 @@ class FuzzyDuplicates(Duplicates):
         keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
         parts: list[Any] = []
         after: Any = None
+        count_rows = dask.delayed(len, pure=True)
         count, _ = self.band_shape
         for first in range(0, count, self.bands_per_pass):
             bands = range(first, min(first + self.bands_per_pass, count))
             edges = keep(f"edges-{first:03}", _edges(keys, bands, after))
             found = edges.to_delayed(optimize_graph=False)
-            after = dask.delayed(sum)([dask.delayed(len)(part) for part in found])
+            after = dask.delayed(sum, pure=True)([count_rows(part) for part in found])
             parts += found
         if self.components == "rounds":
             edges = from_parts(parts, edges._meta)
             joined = star_rounds(edges, shuffle_method=choose_shuffle())
             found = joined.map_partitions(with_roots, meta=edges._meta)
         else:
-            joined = dask.delayed(with_roots)(join_forests(parts))
+            joined = dask.delayed(with_roots, pure=True)(join_forests(parts))
             found = from_parts([joined], edges._meta)
         return keep("components", found)
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from gpuclassify.dedup.corpus import ROW_BITS
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import backend_of, to_pandas
 
 LENGTH = "length"  # in `keep_by`: of the text in characters, unless the frame has such a column
 BEGINNING_CHARS = 200  # of texts in summaries
@@ -60,7 +60,7 @@ def take_members(
     documents = found.index.to_numpy()
     rows = frame.iloc[documents - (partition << ROW_BITS)]
     texts = backend_of(rows).text_array(rows, text_field)
-    plain = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
+    plain = to_pandas(rows)
     columns: dict[str, Any] = {"document": documents}
     columns |= {name: found[name].to_numpy() for name in found.columns}
     columns |= ranking(rows, documents, text_field, id_field, keep_by)
@@ -89,7 +89,10 @@ def ranking(
         See `gpuclassify.dedup.duplicates.Duplicates`.
     """
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
-    plain = chosen.to_pandas() if hasattr(chosen, "to_pandas") else chosen
+    plain = to_pandas(chosen)
+    for name, dtype in plain.dtypes.items():
+        if isinstance(dtype, pd.CategoricalDtype):  # whose order may be that of appearance
+            plain = plain.astype({name: dtype.categories.dtype})
     columns: dict[str, Any] = {"id": documents if id_field is None else plain[id_field].array}
     for number, name in enumerate(keep_by):
         if name in plain.columns:
@@ -122,7 +125,7 @@ def decide(
         ===============  =========================================================================
         ``document``     int64
         ``id``           as in the frame
-        ``group``        the smallest id among those that are one's duplicates, or one's own
+        ``group``        the smallest id of the group, not of the earlier corpus
         ``keep``         bool
         ``similarity``   float32 to the document that is kept, 1 for that one; NaN if not measured
         ``compared``     int8, how many documents its text was compared with
@@ -153,7 +156,7 @@ def decide(
         {
             "document": members["document"],
             "id": members["id"],
-            "group": members["id"].groupby(kept).transform("min"),
+            "group": members["id"].take(_smallest(members["id"], kept, is_earlier)).array,
             "keep": kept == rows,
             "similarity": similarity,
             "compared": compared,
@@ -164,6 +167,17 @@ def decide(
             "beginning": beginnings.where(kept == rows, ""),
         }
     )
+
+
+def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
+    """Of each row the row of the smallest id in its group, int64 (rows,)."""
+    order = ids.array.argsort()
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    place[is_earlier] += len(order)  # both corpora may have an id: theirs name no group of ours
+    smallest = np.full(len(order), 2 * len(order))
+    np.minimum.at(smallest, kept, place)
+    return order[smallest[kept] % max(len(order), 1)]
 
 
 def listed(

@@ -20,7 +20,7 @@ from gpuclassify.dedup.corpus import (
     like,
     read_apart,
 )
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import backend_of, to_pandas
 
 POSITION = "id"  # the column of positions, where documents have no ids
 
@@ -87,7 +87,7 @@ def drop_rows(frame: Any, partition: int, gone: pd.DataFrame) -> Any:
 
 def removed(duplicates: Any) -> pd.DataFrame:
     """The ids, in the first column, of documents that go."""
-    plain = duplicates.to_pandas() if hasattr(duplicates, "to_pandas") else duplicates
+    plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
     if "is_earlier" in plain:
         goes &= ~plain["is_earlier"].astype(bool)
@@ -95,21 +95,21 @@ def removed(duplicates: Any) -> pd.DataFrame:
 
 
 def numbered_ids(frame: Any, partition: int, id_field: str) -> pd.DataFrame:
-    """The ids of a partition, and the document numbers that they stand for."""
+    """Columns ``id`` and ``document`` of a partition: its ids, and the numbers they stand for."""
     ids = frame[[id_field]]
-    plain = ids.to_pandas() if hasattr(ids, "to_pandas") else ids
+    plain = to_pandas(ids)
     numbers = document_numbers(partition, len(plain))
-    return pd.DataFrame({id_field: plain[id_field].array, "document": numbers})
+    return pd.DataFrame({"id": plain[id_field].array, "document": numbers})
 
 
 def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     """Raise ValueError if one of these ids is null or occurs twice; else True."""
-    is_null = ids[id_field].isna()
-    wrong = ids[is_null | ids[id_field].duplicated(keep=False)].sort_values("document")
+    is_null = ids["id"].isna()
+    wrong = ids[is_null | ids["id"].duplicated(keep=False)].sort_values("document")
     if not len(wrong):
         return True
-    first = wrong[id_field].iloc[0]
-    same = wrong[wrong[id_field].isna() if pd.isna(first) else wrong[id_field] == first]
+    first = wrong["id"].iloc[0]
+    same = wrong[wrong["id"].isna() if pd.isna(first) else wrong["id"] == first]
     places = [
         f"row {number & (1 << ROW_BITS) - 1} of partition {number >> ROW_BITS}"
         for number in same["document"].tolist()[:2]
@@ -126,12 +126,12 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
     """The document numbers of ids."""
     meta = numbered_ids(corpus.empty([id_name]), 0, id_name)
-    ours, theirs = meta[id_name].dtype, gone._meta[id_name].dtype
+    ours, theirs = meta["id"].dtype, gone._meta[id_name].dtype
     if pd.api.types.is_numeric_dtype(ours) != pd.api.types.is_numeric_dtype(theirs):
         raise TypeError(
             f"column {id_name!r} holds {ours} in the frame and {theirs} in duplicates: "
             "convert one of them"
         )
     ids = corpus.map(numbered_ids, [id_name], id_field=id_name, meta=meta)
-    gone = gone.astype({id_name: ours})  # such as one kind of string to another
-    return ids.merge(gone, on=id_name, shuffle_method=choose_shuffle())[["document"]]
+    gone = gone.rename(columns={id_name: "id"}).astype({"id": ours})  # such as kinds of strings
+    return ids.merge(gone, on="id", shuffle_method=choose_shuffle())[["document"]]

@@ -20,6 +20,7 @@ from gpuclassify.dedup.corpus import (
     MEMBERS_GATHERED,
     Corpus,
     document_numbers,
+    from_parts,
     read_apart,
     reduce_tree,
     shuffle,
@@ -49,12 +50,13 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_DOCUMENTS = 2_000  # on average, unless n_clusters= says otherwise
 CENTROID_SAMPLES = 50  # that a centroid needs at least
+NO_CENTROID = np.zeros((1, 0), np.float32)  # where there are no documents
 MOST_NEAR_BORDERS = 0.1  # of the documents, without a warning
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have different products
 
 
 @accepts_old_spellings("semantic")
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SemanticDuplicates(Duplicates):
     """Documents whose embeddings are similar, whatever words they use.
 
@@ -154,8 +156,11 @@ class SemanticDuplicates(Duplicates):
             take = dask.delayed(take_sample, pure=True)
             parts = [take([part], self.sample_size) for part in read_apart(signatures, SAMPLE, "")]
         sample = reduce_tree(functools.partial(take_sample, size=self.sample_size), parts)
-        centroids = dask.delayed(find_centroids, pure=True)(sample, self)
-        meta = to_clusters(meta, np.zeros((1, 0), np.float32), self.threshold)
+        fitted = dask.delayed(find_centroids, pure=True)(sample, self)
+        # A step of its own: fitted again, on another machine, they may differ in their last bits.
+        found = keep("centroids", from_parts([fitted], meta[["embedding"]]))
+        (centroids,) = found.to_delayed(optimize_graph=False)
+        meta = to_clusters(meta, pd.DataFrame({"embedding": pack(NO_CENTROID)}), self.threshold)
         clusters = signatures.map_partitions(to_clusters, centroids, self.threshold, meta=meta)
         moved = shuffle(clusters, "key", MEMBERS_GATHERED)
         matched = {"own_partitions": corpus.own_partitions, "threshold": self.threshold}
@@ -231,11 +236,11 @@ def sample_frame(
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
 
 
-def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> np.ndarray:
-    """Centroids of the clusters, float32 (clusters, width); warns if borders part too much."""
+def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
+    """Centroids of the clusters as rows of ``embedding``; warns if borders part too much."""
     vectors = unpack(sample["embedding"])
     if not len(vectors):
-        return np.zeros((1, 0), np.float32)
+        return pd.DataFrame({"embedding": pack(NO_CENTROID)})
     documents = estimate_documents(sample["number"].to_numpy(), settings.sample_size)
     most = max(len(vectors) // CENTROID_SAMPLES, 1)
     chosen = settings.n_clusters or min(max(documents // CLUSTER_DOCUMENTS, 1), most)
@@ -250,16 +255,18 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> np.nda
             100 * share,
             count,
         )
-    return centroids
+    return pd.DataFrame({"embedding": pack(centroids)})
 
 
 @on_sound_device
-def to_clusters(embeddings: pd.DataFrame, centroids: np.ndarray, threshold: float) -> pd.DataFrame:
+def to_clusters(
+    embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
+) -> pd.DataFrame:
     """Embeddings with ``key`` (int64), which tells clusters apart, and ``near_border`` (bool)."""
-    vectors = unpack(embeddings["embedding"])
-    clusters, distances = assign(vectors, centroids)
+    vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
+    clusters, distances = assign(vectors, centres)
     keys = embeddings["within"].to_numpy() ^ (clusters.view(np.uint64) * _GOLDEN).view(np.int64)
-    near = distances < border_width(threshold, centroids.shape[1])
+    near = distances < border_width(threshold, centres.shape[1])
     return embeddings.drop(columns=["number", "within"]).assign(key=keys, near_border=near)
 
 

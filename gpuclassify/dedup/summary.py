@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from gpuclassify.frames import to_pandas
+
 MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
 SHOWN = 5  # sources and groups, as text
 BINS = 20  # of the histogram of similarities, from 0 to 1
@@ -105,7 +107,7 @@ def count_documents(frame: Any, partition: int, source_field: str | None) -> pd.
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
     values = frame[[source_field]]
-    plain = values.to_pandas() if hasattr(values, "to_pandas") else values
+    plain = to_pandas(values)
     counts = source_names(plain[source_field]).value_counts()
     names = pd.array(counts.index.to_numpy(), "str")
     return pd.DataFrame({"source": names, "documents": counts.to_numpy()})

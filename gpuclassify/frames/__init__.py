@@ -56,6 +56,11 @@ def unpack_digests(digests: bytes) -> np.ndarray:
     return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
 
 
+def to_pandas(frame: Any) -> Any:
+    """The frame in pandas: one of cudf is copied to the host, in types that hold null."""
+    return frame.to_pandas(nullable=True) if hasattr(frame, "to_pandas") else frame
+
+
 def name_row(frame: Any, row: int) -> str:
     """What messages call the row at position `row` of `frame`."""
     label = frame.index[row]

@@ -10,6 +10,7 @@ from typing import Any
 
 import dask
 
+from gpuclassify._version import __version__
 from gpuclassify.checks import check_choice
 from gpuclassify.dedup.corpus import ROW_BITS, Corpus, choose_shuffle
 from gpuclassify.dedup.duplicates import Duplicates
@@ -18,7 +19,7 @@ from gpuclassify.dedup.removal import POSITION, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
-from gpuclassify.jobs.ledger import FOLDER
+from gpuclassify.jobs.ledger import FOLDER, LEDGER
 from gpuclassify.jobs.output.manifest import key_in, part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
@@ -90,8 +91,9 @@ class Deduplicate:
         self.against, self.backend, self.on_error = against, backend, on_error
 
     def __repr__(self) -> str:
-        given = [self.source, self.duplicates, self.writer]
-        lines = [f"    {shown(value)},\n" for value in given]
+        settings = Duplicates.__repr__(self.duplicates)  # code, without what some tell beside it
+        given = [shown(self.source), settings, shown(self.writer)]
+        lines = [f"    {each},\n" for each in given]
         if self.against is not None:
             lines.append(f"    against={shown(self.against)},\n")
         options = f"    backend={self.backend!r},\n    on_error={self.on_error!r},\n"
@@ -323,7 +325,7 @@ def _source(given: Any, on_error: str) -> Source:
 
 def _described(duplicates: Duplicates) -> dict[str, Any]:
     """Settings that the result depends on: JSON values, no secret."""
-    known: dict[str, Any] = {"method": type(duplicates).__name__}
+    known: dict[str, Any] = {"method": type(duplicates).__name__, "version": __version__}
     for own in fields(duplicates):
         value = getattr(duplicates, own.name)
         if own.name not in LIMITS and not isinstance(value, PartitionMap):
@@ -342,5 +344,6 @@ def _shuffling(client: Any) -> Iterator[None]:
 def _clear(removal: Job) -> None:
     """Remove what earlier runs kept of their steps."""
     directory = removal.manifest.directory
+    directory.remove(LEDGER)  # first: a folder that is only half removed counts for nothing
     with contextlib.suppress(FileNotFoundError):
         directory.filesystem.rm(directory.path(FOLDER), recursive=True)

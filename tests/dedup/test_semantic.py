@@ -471,7 +471,6 @@ def test_each_partition_is_embedded_once(monkeypatch):
         ({"embedding_field": None, "embedder": 3}, TypeError, "embedder=3"),
         ({"embedding_field": None, "embedder": Embedder(text_field="x")}, ValueError, "'x'"),
         ({"embedding_field": 3}, TypeError, "embedding_field=3"),
-        ({"which_to_keep": "hard"}, TypeError, "keep_by="),
         ({"embedding_max_chars": 100}, TypeError, r"embedder=Embedder"),
     ],
 )
@@ -507,3 +506,8 @@ def test_wrong_columns_are_refused_at_the_call():
 )
 def test_older_spellings_are_todays_settings(older, today):
     assert SemanticDuplicates(**older) == SemanticDuplicates(**today)
+
+
+def test_the_published_choice_of_what_stays_is_warned_of():
+    with pytest.warns(UserWarning, match="which_to_keep='hard' has no effect.*keep_by="):
+        SemanticDuplicates(embedding_field="embedding", which_to_keep="hard")
