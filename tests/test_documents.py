@@ -42,14 +42,16 @@ def test_the_readme_example_with_a_model_of_its_own_runs(tmp_path):
 
 def test_the_readme_commands_from_exact_to_fuzzy_run(tmp_path, checkpoint):
     """The lines as they stand, with a small model in place of the published one."""
-    texts = [f"document {number % 40} says " + "river bank " * 30 for number in range(120)]
-    frame = pd.DataFrame({"id": range(120), "text": [f"{t}{n % 3}" for n, t in enumerate(texts)]})
+    texts = [" ".join(f"word{number % 40}-{n}" for n in range(60)) for number in range(120)]
+    frame = pd.DataFrame(
+        {"id": range(120), "text": [f"{t} {n // 40}" for n, t in enumerate(texts)]}
+    )
     (tmp_path / "crawl").mkdir()
     frame.to_parquet(tmp_path / "crawl/part.parquet")
     blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
     (block,) = [block for block in blocks if "--method exact" in block]
     for line in block.splitlines():
-        model = ["--model", str(checkpoint("fineweb-edu"))] if "classify " in line else []
+        model = ["--model", str(checkpoint("fineweb-edu"))] if line.split()[1] == "classify" else []
         command = [sys.executable, "-m", *line.split(), *model, "--cluster", "cpu"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     folders = ("crawl", "distinct", "classified", "clean")
