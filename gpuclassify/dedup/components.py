@@ -14,7 +14,7 @@ import pandas as pd
 import psutil
 from dask.utils import format_bytes
 
-from gpuclassify.dedup.corpus import reduce_tree
+from gpuclassify.dedup.corpus import choose_shuffle, reduce_tree
 
 BYTES_TO_JOIN = 160  # for each row while forests are joined: ten times its own bytes
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
@@ -116,7 +116,7 @@ def _free_bytes() -> int:
     return free
 
 
-def star_rounds(edges: Any, shuffle_method: str | None = None) -> Any:
+def star_rounds(edges: Any) -> Any:
     """The forest of edges that no worker can hold alone. Computes when called.
 
     Alternates the large-star and small-star operations of Kiveris et al., "Connected Components
@@ -129,16 +129,13 @@ def star_rounds(edges: Any, shuffle_method: str | None = None) -> Any:
     ----------
     edges : dask.dataframe.DataFrame
         Columns `document` and `root`, int64, as `forest` takes them.
-    shuffle_method : str, optional
-        As of `dask.dataframe.DataFrame.shuffle`. By default p2p with a distributed client, and
-        "tasks" without one.
 
     Returns
     -------
     dask.dataframe.DataFrame
         The rows of `forest`, sorted by document within each partition.
     """
-    method = shuffle_method or _shuffle_method()
+    method = choose_shuffle()
     edges = edges.map_partitions(forest, meta=FOREST)
     while True:
         pairs = edges.map_partitions(_both_ways, meta=_NEIGHBOURS)
@@ -180,14 +177,3 @@ def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}
     )
     return forest(edges[pairs["neighbour"] > pairs["document"]])
-
-
-def _shuffle_method() -> str | None:
-    """None, which is Dask's choice, with a distributed client; else not the disk."""
-    from distributed import default_client
-
-    try:
-        default_client()
-    except ValueError:
-        return "tasks"
-    return None

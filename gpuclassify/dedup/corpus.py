@@ -124,14 +124,10 @@ def document_numbers(partition: int, rows: int) -> np.ndarray:
     return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
-def by_partition(frame: dd.DataFrame, npartitions: int) -> list[Any]:
-    """The rows of `frame` for each partition that its column ``document`` names, delayed.
-
-    Each is a frame of the other columns, with the document's number as its index.
-    """
+def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
+    """The rows of `frame` in the partitions that its column ``document`` names, as the index."""
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
-    moved = frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
-    return moved.to_delayed(optimize_graph=False)
+    return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
 
 
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:

@@ -166,14 +166,7 @@ class Duplicates(ABC):
             than `max_removed_share` and `max_group_size` allow.
         """
         corpus = self.corpus(dataset, against)
-        options: dict[str, Any] = {
-            "id_name": self.id_field or POSITION,
-            "has_similarity": self.has_similarity,
-            "has_earlier": against is not None,
-        }
-        decisions = self._approved(corpus)
-        meta = listed(decisions._meta, **options)
-        found = like(dataset, decisions.map_partitions(listed, meta=meta, **options))
+        found = like(dataset, self.listing(corpus, self._approved(corpus)))
         return found if isinstance(dataset, dd.DataFrame) else found.reset_index(drop=True)
 
     def remove(self, dataset: Any, *, against: Any = None) -> Any:
@@ -221,7 +214,8 @@ class Duplicates(ABC):
         """What becomes of each document that may have a duplicate: see `groups.decide`."""
         keep = keep or _as_it_is
         components = self.find_components(corpus, keep)
-        found = by_partition(components, corpus.npartitions)
+        moved = by_partition(components, corpus.npartitions)
+        found = moved.to_delayed(optimize_graph=False)
         columns = self.member_fields(corpus)
         options: dict[str, Any] = {
             "text_field": self.text_field,
@@ -240,6 +234,16 @@ class Duplicates(ABC):
         }
         meta = decide(meta, **decided)
         return keep("decisions", moved.map_partitions(decide, meta=meta, **decided))
+
+    def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
+        """Of decisions what users get: see `__call__`."""
+        options: dict[str, Any] = {
+            "id_name": self.id_field or POSITION,
+            "has_similarity": self.has_similarity,
+            "has_earlier": corpus.earlier is not None,
+        }
+        meta = listed(decisions._meta, **options)
+        return decisions.map_partitions(listed, meta=meta, **options)
 
     def count(self, corpus: Corpus, decisions: dd.DataFrame) -> Any:
         """A delayed `DuplicatesSummary` of decisions."""

@@ -14,7 +14,7 @@ import pandas as pd
 from gpuclassify.checks import check_choice, check_count, check_flag
 from gpuclassify.dedup.bands import choose_bands, curve
 from gpuclassify.dedup.components import bucket_edges, join_forests, star_rounds, with_roots
-from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers, from_parts, shuffle
+from gpuclassify.dedup.corpus import Corpus, document_numbers, from_parts, shuffle
 from gpuclassify.dedup.duplicates import (
     Checkpoint,
     Duplicates,
@@ -133,7 +133,7 @@ class FuzzyDuplicates(Duplicates):
             parts += found
         if self.components == "rounds":
             edges = from_parts(parts, edges._meta)
-            joined = star_rounds(edges, shuffle_method=choose_shuffle())
+            joined = star_rounds(edges)
             found = joined.map_partitions(with_roots, meta=edges._meta)
         else:
             joined = dask.delayed(with_roots, pure=True)(join_forests(parts))

@@ -66,7 +66,7 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
     """The dataset without the documents whose numbers `gone` has, each in its own partition."""
-    lists = by_partition(gone, dataset.npartitions)
+    lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
         drop(part, number, numbers)

@@ -12,10 +12,9 @@ import dask
 
 from gpuclassify._version import __version__
 from gpuclassify.checks import check_choice
-from gpuclassify.dedup.corpus import ROW_BITS, Corpus, choose_shuffle
+from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
-from gpuclassify.dedup.groups import listed
-from gpuclassify.dedup.removal import POSITION, drop_rows, removed
+from gpuclassify.dedup.removal import drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
@@ -56,7 +55,8 @@ class Deduplicate:
     writer : FileWriter
         As of a `Pipeline`.
     against : FileReader or dask.dataframe.DataFrame, optional
-        An earlier corpus: documents that have a duplicate there go; nothing there does.
+        An earlier corpus: documents that have a duplicate there go; nothing there does. What
+        cannot be read there stops the job, whatever `on_error` says.
     backend : {"pandas", "cudf"}
         Frames that files are read as. With "cudf", only workers touch cudf.
     on_error : {"raise", "quarantine"}
@@ -114,7 +114,7 @@ class Deduplicate:
             mapper.prepare()
             identity[mapper.__name__] = describe(mapper)
         if self.against is not None:
-            earlier = _source(self.against, self.on_error)
+            earlier = _source(self.against, "raise")
             found = earlier.identity().items()
             identity |= {name.replace("input", "against", 1): values for name, values in found}
             remember(earlier.options_name, earlier.storage_options)
@@ -223,7 +223,12 @@ class DedupJob:
         spec, earlier = self.removal.spec, self.earlier
         if earlier is None:
             return self.duplicates.corpus(self.removal.source.frame(spec))
-        reads = replace(spec, input_schema=earlier.input_schema, input_name=earlier.options_name)
+        reads = replace(
+            spec,
+            input_schema=earlier.input_schema,
+            input_name=earlier.options_name,
+            on_error="raise",
+        )
         return self.duplicates.corpus(self.removal.source.frame(spec), earlier.frame(reads))
 
     def run(self, client: Any = None, report: StepReport | None = None) -> DedupSummary:
@@ -273,18 +278,10 @@ class DedupJob:
     def _drop(self, steps: Steps) -> DropRows:
         """List the duplicates for people, and the rows that go for the removal."""
         decisions = steps.read("decisions")
-        options: dict[str, Any] = {
-            "id_name": self.duplicates.id_field or POSITION,
-            "has_similarity": self.duplicates.has_similarity,
-            "has_earlier": self.earlier is not None,
-        }
-        meta = listed(decisions._meta, **options)
-        steps.keep("duplicates", decisions.map_partitions(listed, meta=meta, **options))
+        steps.keep("duplicates", self.duplicates.listing(self.corpus(), decisions))
         columns = decisions[["document", "keep", "is_earlier"]]
         gone = columns.map_partitions(removed, meta=removed(columns._meta))
-        divisions = [part << ROW_BITS for part in range(self.removal.source.count + 1)]
-        sorted_ = gone.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
-        steps.keep("removed", sorted_.reset_index())
+        steps.keep("removed", by_partition(gone, self.removal.source.count).reset_index())
         path, options_name, names = steps.files("removed")
         return DropRows(path, options_name, str(key_in(names[0])), len(names))
 
