@@ -277,8 +277,8 @@ class _Sketches(NamedTuple):
     Attributes
     ----------
     owners : ndarray of int64, shape (slots, _OWNERS)
-        Rows of the last documents that have the slot's hash. A slot is free if they are not of
-        this group: groups come in order, so that their rows are smaller.
+        Rows, and 1, of the last documents that have the slot's hash. A slot is free if they are not
+        of this group: groups come in order, so that their rows are smaller.
     hashes : ndarray of uint64, shape (slots,)
     counts : ndarray of int64, shape (slots,)
         How many documents that stay have the hash.
@@ -322,7 +322,7 @@ def _empty_sketches(starts):
     for group in range(len(starts) - 1):
         slots = max(slots, _slots(starts[group + 1] - starts[group]))
     return _Sketches(
-        np.full((slots, _OWNERS), -1),
+        np.zeros((slots, _OWNERS), np.int64),  # takes memory where it is written
         np.empty(slots, np.uint64),
         np.empty(slots, np.int64),
         np.zeros(starts[-1]),
@@ -381,7 +381,7 @@ def _slot(sketches, ngram, first):
     """Where a hash is, or the free place for it."""
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
-    while sketches.owners[slot, 0] >= first and sketches.hashes[slot] != ngram:
+    while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
         slot = (slot + np.uint64(1)) & last
     return slot
 
@@ -397,9 +397,9 @@ def _own(sketches, ngrams, first, row):
 @njit(nogil=True, cache=True)
 def _enter(sketches, ngram, first, row):
     slot = _slot(sketches, ngram, first)
-    if sketches.owners[slot, 0] < first:
+    if sketches.owners[slot, 0] <= first:
         sketches.hashes[slot], sketches.counts[slot] = ngram, 0
-    sketches.owners[slot, sketches.counts[slot] % _OWNERS] = row
+    sketches.owners[slot, sketches.counts[slot] % _OWNERS] = row + 1
     sketches.counts[slot] += 1
 
 
@@ -419,20 +419,21 @@ def _most_shared(sketches, ngrams, first):
     A hash that many have says little of any: it counts for one part in as many. Of rows that share
     as much, it is the first.
     """
-    equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0]
+    equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:
         return equal
     most = -1
     votes = sketches.votes
     for ngram in ngrams[:_SKETCH_HASHES]:
         slot = _slot(sketches, ngram, first)
-        for row in sketches.owners[slot]:
+        for owner in sketches.owners[slot]:
+            row = owner - 1
             if row > first:
                 votes[row] += 1 / sketches.counts[slot]
                 is_equal = votes[row] == votes[most]
                 if most < 0 or votes[row] > votes[most] or (is_equal and row < most):
                     most = row
     for ngram in ngrams[:_SKETCH_HASHES]:
-        for row in sketches.owners[_slot(sketches, ngram, first)]:
-            votes[row] = 0
+        for owner in sketches.owners[_slot(sketches, ngram, first)]:
+            votes[owner - 1] = 0
     return most
