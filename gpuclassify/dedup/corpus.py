@@ -99,7 +99,10 @@ def as_dask(frame: Any) -> dd.DataFrame:
     """
     if isinstance(frame, dd.DataFrame):
         backend_of(frame._meta)
-        return frame.simplify()  # once: simplified with other columns, it may be cut elsewhere
+        # Once and for all: with fewer columns Dask may cut it elsewhere, and a filter may take away
+        # partitions, which are the user's.
+        simple = frame.simplify()
+        return simple if simple.npartitions == frame.npartitions else frame
     backend_of(frame)
     return from_parts([dask.delayed(frame)], frame.iloc[:0])
 

@@ -97,6 +97,20 @@ def test_partitions_that_dask_cuts_by_size_stay_as_they_are(corpus):
     assert len(kept) == len(ExactDuplicates(id_field="id").remove(corpus))
 
 
+@pytest.mark.parametrize("filesystem", ["fsspec", "arrow"])
+def test_partitions_that_a_filter_empties_stay(tmp_path, corpus, filesystem):
+    """Dask would leave out files of other folders, and with them partitions."""
+    parts = corpus.drop(columns="id").assign(part=[number % 6 for number in range(len(corpus))])
+    parts.to_parquet(tmp_path, partition_cols=["part"])
+    frame = dd.read_parquet(tmp_path, filesystem=filesystem)
+    frame = frame[frame["part"] == 1]
+    kept = ExactDuplicates().remove(frame)
+    assert kept.npartitions == frame.npartitions == 6
+    whole = frame.compute().fillna({"text": ""})
+    expected_rows = (whole["text"] == "").sum() + whole.loc[whole["text"] != "", "text"].nunique()
+    assert len(kept) == expected_rows
+
+
 def test_values_of_by_are_the_same_beside_null():
     years = pd.array([2020, 2021, None, 2020], dtype=pd.ArrowDtype(pa.int32()))
     frame = pd.DataFrame({"id": range(4), "text": ["a", "a", "a", "a"], "year": years})
