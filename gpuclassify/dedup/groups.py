@@ -209,7 +209,8 @@ def _verified(
     members: pd.DataFrame, starts: np.ndarray, verification: Verification
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each row the row that stays for it, their similarity, and comparisons made."""
-    from gpuclassify.dedup.ngrams import match_groups, ngram_sets
+    from gpuclassify.dedup.matching import match_groups
+    from gpuclassify.dedup.ngrams import ngram_sets
 
     texts = backend_of(members).text_array(members, "text")
     bounds = np.append(starts, len(members))

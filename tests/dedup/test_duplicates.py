@@ -12,6 +12,7 @@ import pytest
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
 from tests.dedup.known import FUZZY, WAYS, expected, plain
+from tests.dedup.ngram_oracle import ngrams_of
 
 
 @WAYS
@@ -431,14 +432,9 @@ def test_a_false_chain_is_one_group_only_without_verification():
     kept = frame.set_index("id")["text"]
     for group in broken.groupby("group"):
         rows = group[1].set_index("keep")
-        best = ngrams(kept[rows.loc[True, "id"]])
+        best = ngrams_of(kept[rows.loc[True, "id"]], 3)
         for row in group[1][~group[1]["keep"]].itertuples():
-            own = ngrams(kept[row.id])
+            own = ngrams_of(kept[row.id], 3)
             assert row.similarity == np.float32(len(own & best) / len(own | best))
             assert row.similarity >= 0.75
     assert FuzzyDuplicates(min_similarity=0.75, **options).summarize(frame).rejected > 0
-
-
-def ngrams(text):
-    words = text.split()
-    return {tuple(words[first : first + 3]) for first in range(len(words) - 2)}

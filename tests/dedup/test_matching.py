@@ -1,0 +1,154 @@
+"""Matches against brute force over sets of n-grams in plain Python."""
+
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gpuclassify.dedup.matching import match_groups
+from gpuclassify.dedup.ngrams import ngram_sets
+from tests.dedup.ngram_oracle import ngrams_of
+
+
+def sets_of(texts):
+    return ngram_sets(pa.array(texts, pa.large_string()), 3)
+
+
+def match(texts, starts=None, is_fixed=None, threshold=0.8, measure="jaccard"):
+    starts = np.array(starts or [0, len(texts)])
+    is_fixed = np.zeros(len(texts), bool) if is_fixed is None else np.array(is_fixed)
+    return match_groups(sets_of(texts), starts, is_fixed, threshold=threshold, measure=measure)
+
+
+def similarity_of(text, other, measure):
+    some, others = ngrams_of(text, 3), ngrams_of(other, 3)
+    return len(some & others) / len(some if measure == "containment" else some | others)
+
+
+def edited(rng, words, share):
+    return np.where(rng.random(len(words)) < share, rng.integers(10**6, size=len(words)), words)
+
+
+def near_duplicates(clusters, copies, share=0.01, shared_words=0, words=120, seed=0):
+    """Texts of clusters one by one, each with the same beginning and of words of its own."""
+    rng = np.random.default_rng(seed)
+    start = rng.integers(10**6, size=shared_words)
+    originals = rng.integers(10**6, size=(clusters, words))
+    return [
+        " ".join(map(str, [*start, *edited(rng, original, share)]))
+        for _ in range(copies)
+        for original in originals
+    ]
+
+
+@pytest.mark.parametrize("measure", ["jaccard", "containment"])
+@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.8, 1.0])
+def test_matches_hold_by_brute_force(measure, threshold):
+    rng = np.random.default_rng(1)
+    texts = near_duplicates(40, 6, share=0.04, shared_words=60)
+    starts = [0, 0, 1, 3, *sorted(rng.integers(3, len(texts), size=30)), len(texts)]
+    is_fixed = rng.random(len(texts)) < 0.1
+    found = match(texts, starts, is_fixed, threshold, measure)
+    first = np.repeat(starts[:-1], np.diff(starts))
+    for row, kept in enumerate(found.kept):
+        if kept == row:
+            assert found.similarity[row] == 1
+            at_first = similarity_of(texts[row], texts[first[row]], measure)
+            assert row == first[row] or is_fixed[row] or at_first < threshold
+        else:
+            assert not is_fixed[row]
+            assert first[row] <= kept < row
+            assert found.kept[kept] == kept
+            share = similarity_of(texts[row], texts[kept], measure)
+            assert share >= threshold
+            assert found.similarity[row] == np.float32(share)
+    candidates = (~is_fixed & (first != np.arange(len(texts)))).sum()
+    assert candidates <= found.compared.sum() <= 2 * candidates
+    assert (found.compared > 0).sum() == candidates
+
+
+def test_a_chain_breaks():
+    words = list("abcdefghijklmnopqrstuvwxyz0123456789")
+    chain = [" ".join(words[first : first + 24]) for first in range(0, 6, 2)]
+    assert similarity_of(chain[0], chain[1], "jaccard") == similarity_of(*chain[1:], "jaccard")
+    found = match(chain, threshold=similarity_of(chain[0], chain[1], "jaccard"))
+    assert found.kept.tolist() == [0, 0, 2]
+    assert found.compared.tolist() == [0, 1, 1]
+
+
+def test_containment_is_of_the_document_that_would_go():
+    texts = ["a b c d e f g h i j k l", "a b c d e f"]
+    assert match(texts, measure="containment").kept.tolist() == [0, 0]
+    assert match(texts, measure="jaccard").kept.tolist() == [0, 1]
+    assert match(texts[::-1], measure="containment").kept.tolist() == [0, 1]
+
+
+def test_a_short_text_in_a_long_one():
+    long = " ".join(map(str, range(5000)))
+    found = match([long, "17 18 19 20", "4000 4001 4002 1"], measure="containment", threshold=0.6)
+    assert found.kept.tolist() == [0, 0, 2]
+
+
+def test_fixed_documents_stay_and_others_go_for_them():
+    texts = near_duplicates(2, 3, share=0)
+    found = match(texts, is_fixed=[True, True, True, False, False, False])
+    assert found.kept.tolist() == [0, 1, 2, 1, 0, 1]
+    assert found.compared.sum() == 5
+
+
+def test_groups_are_apart():
+    assert match(["a b c"] * 6, starts=[0, 2, 2, 3, 6]).kept.tolist() == [0, 0, 2, 3, 3, 3]
+
+
+def test_sketches_find_the_second_cluster_of_a_false_merger():
+    """Half of each text but the first is the same, and each of 300 clusters has ten texts."""
+    texts = near_duplicates(300, 10, shared_words=120)
+    found = match(["a text of its own", *texts]).kept[1:] - 1
+    cluster = np.arange(len(texts)) % 300
+    assert (cluster[found] == cluster).all()
+    similar = [
+        similarity_of(text, texts[row % 300], "jaccard") >= 0.8 for row, text in enumerate(texts)
+    ]
+    assert (found != np.arange(len(texts))).sum() >= 0.999 * (sum(similar) - 300)
+
+
+def test_equal_texts_find_each_other_among_many_that_share_nearly_all():
+    """Each differs from every other in one of thirteen words: too much, and no sketch tells."""
+    common = "one two three four five six seven eight nine ten eleven twelve"
+    texts = [f"{common} {number}" for number in range(200)]
+    found = match([*texts, *reversed(texts)], threshold=0.95)
+    assert found.kept.tolist() == [*range(200), *reversed(range(200))]
+
+
+@pytest.mark.parametrize("share", [0, 1], ids=["equal", "unlike"])
+def test_time_is_linear_in_the_size_of_a_group(share):
+    texts = near_duplicates(1, 80_000, share, words=40)
+
+    def seconds(documents):
+        sets = sets_of(texts[:documents])
+        starts, is_fixed = np.array([0, documents]), np.zeros(documents, bool)
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            found = match_groups(sets, starts, is_fixed, threshold=0.8, measure="jaccard")
+            times.append(time.process_time() - start)
+        assert (found.compared[1:] == 1).all()
+        assert (found.kept != np.arange(documents)).sum() == (0 if share else documents - 1)
+        return min(times)
+
+    seconds(100)
+    # Four times as many: quadratic would take 16 times as long. Fewer fit into the cache.
+    assert seconds(80_000) < 12 * seconds(20_000)
+
+
+def test_mismatched_arguments_are_refused():
+    with pytest.raises(ValueError, match="measure='dice' is not one of"):
+        match(["a"], measure="dice")
+    with pytest.raises(ValueError, match="of 2, 3 and 2 documents"):
+        match(["a", "b"], starts=[0, 3])
+
+
+def test_no_documents():
+    found = match([], starts=[0])
+    assert len(found.kept) == len(found.compared) == 0
