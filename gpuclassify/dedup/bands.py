@@ -72,4 +72,4 @@ def curve(bands: int, rows: int) -> str:
     points = (0.5, 0.6, 0.7, 0.8, 0.9)
     shares = (f"{point}: {catch_probability(point, bands, rows):.0%}" for point in points)
     half = (1 - 0.5 ** (1 / bands)) ** (1 / rows)
-    return f"finds by Jaccard similarity {', '.join(shares)} of pairs; half at {half:.2f}"
+    return f"find by Jaccard similarity {', '.join(shares)} of pairs; half at {half:.2f}"

@@ -50,7 +50,7 @@ def test_pairs_share_a_key_as_often_as_the_formula_says(similarity, bands, rows)
 
 def test_the_curve_in_words():
     assert curve(20, 13) == (
-        "finds by Jaccard similarity 0.5: 0%, 0.6: 3%, 0.7: 18%, 0.8: 68%, 0.9: 100% of pairs; "
+        "find by Jaccard similarity 0.5: 0%, 0.6: 3%, 0.7: 18%, 0.8: 68%, 0.9: 100% of pairs; "
         "half at 0.77"
     )
     assert catch_probability(0.765, 20, 13) < 0.5 < catch_probability(0.775, 20, 13)

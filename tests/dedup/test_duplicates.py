@@ -1,6 +1,7 @@
 """What exact and fuzzy deduplication have in common, on pandas frames and Dask frames of them."""
 
 import importlib.util
+import re
 
 import dask
 import dask.dataframe as dd
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from scipy.stats import binom
 
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
@@ -348,6 +350,19 @@ def test_a_wrong_column_is_refused_at_the_call(options, error, message, corpus):
 def test_a_wrong_setting_is_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         FuzzyDuplicates(**options)
+
+
+@pytest.mark.parametrize(("options", "shape"), [({}, (26, 10)), ({"bands": 4, "rows": 2}, (4, 2))])
+def test_the_repr_shows_bands_and_what_they_find(options, shape):
+    bands, rows = shape
+    shown = repr(FuzzyDuplicates(**options))
+    given = ", ".join(f"{name}={value}" for name, value in options.items())
+    assert shown.startswith(f"FuzzyDuplicates({given}): {bands} bands of {rows}, which find by")
+    shares = re.findall(r"(0\.\d): (\d+)%", shown)
+    assert [similarity for similarity, _ in shares] == ["0.5", "0.6", "0.7", "0.8", "0.9"]
+    for similarity, percent in shares:
+        found = binom.sf(0, bands, float(similarity) ** rows)  # one band in agreement, or more
+        assert float(percent) == pytest.approx(100 * found, abs=0.51)
 
 
 def test_a_missing_library_is_named_with_the_cure(corpus, monkeypatch):
