@@ -116,6 +116,11 @@ def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def split_paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
     """Input and output; with a config file that names the input, the output alone will do."""
+    if "-" in paths:
+        raise ValueError(
+            "'-' is no path: a job reads its input in parts and goes on after an interruption, "
+            "which needs files. (A file of this name is ./-)"
+        )
     *inputs, output = paths or (None,)
     if output is not None and not inputs and config is None:
         raise ValueError(f"got one path, {output!r}: name the input, and then the output")

@@ -126,6 +126,11 @@ def test_the_page_shows_similarities_and_sources(run, tmp_path):
         (["in.jsonl", "out", "--method", "exact", "--id-field", "id"], "no column 'id'"),
         (["in.jsonl", "out", "--method", "exact", "--max-removed-share", 3], "not from 0 to 1"),
         (["nothing", "out", "--method", "exact"], "no such input"),
+        (["", "out", "--method", "exact"], "path='' is not a path"),
+        (["in.jsonl", "", "--method", "exact"], "path='' is not a path"),
+        (["in.jsonl", "out", "--method", "exact", "--against", ""], "path='' is not a path"),
+        (["-", "out", "--method", "exact"], "which needs files"),
+        (["in.jsonl", "-", "--method", "exact"], "which needs files"),
         (["in.jsonl", ".", "--method", "exact"], "outside the input"),
     ],
 )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_count
+from gpuclassify.checks import check_count, check_text
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, redacted
@@ -40,6 +40,11 @@ class FileReader:
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
         alone, and not in the reader.
+
+    Raises
+    ------
+    TypeError
+        A path is empty.
     """
 
     file_format: ClassVar[str | None] = None
@@ -58,6 +63,8 @@ class FileReader:
     ) -> None:
         check_count("part_bytes", part_bytes)
         self.paths = _names(paths)
+        for path in self.paths:
+            check_text("path", path, "a path: '.' is the current directory")
         self.fields = None if fields is None else tuple(dict.fromkeys(_names(fields)))
         self.part_bytes = part_bytes
         self.storage_options = keep_tokens(self.paths, storage_options or {})

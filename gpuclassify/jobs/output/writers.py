@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
-from gpuclassify.checks import check_choice
+from gpuclassify.checks import check_choice, check_text
 from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.files import JSONL, PARQUET, redacted
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
@@ -27,6 +27,11 @@ class FileWriter:
         See the classes.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
+
+    Raises
+    ------
+    TypeError
+        The path is empty.
     """
 
     file_format: str
@@ -40,6 +45,7 @@ class FileWriter:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_choice("compression", compression, self.compressions)
+        check_text("path", str(path), "a path: '.' is the current directory")
         if str(path).startswith(SCHEME):
             raise ValueError(
                 f"{redacted(str(path))}: on the Hub, each file would be a commit of its own; "
