@@ -70,7 +70,7 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
     if len(formats) > 1:
         one, other, *_ = formats.values()
         raise UnreadableInputError(
-            f"inputs are of several formats, such as {one} and {other}: classify them separately"
+            f"inputs are of several formats, such as {one} and {other}: read them separately"
         )
     return list(found.values())
 
@@ -233,8 +233,9 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
     readable = [p for p in data if file_format(p) is not None]
     if not readable:
         shown = sorted(map(posixpath.basename, found))[:8]
+        what = "is no file to read:" if path in found else f"holds no file to read: found {shown},"
         raise UnreadableInputError(
-            f"{redacted(name)} holds no file to read: found {shown}, wanted names ending in "
+            f"{redacted(name)} {what} wanted names ending in "
             f"{', '.join((*PARQUET_SUFFIXES, *JSONL_SUFFIXES))} "
             f"(JSON lines also with {', '.join(COMPRESSIONS)})"
         )

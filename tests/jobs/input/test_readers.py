@@ -184,6 +184,8 @@ def test_errors_name_file_and_cure(tmp_path, records):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UnreadableInputError, match=r"notes\.txt.*wanted names ending in \.parquet"):
         read_files([str(tmp_path)])
+    with pytest.raises(UnreadableInputError, match=r"notes\.txt is no file to read: wanted names"):
+        read_files([str(tmp_path / "notes.txt")])
     (tmp_path / "bad.parquet").write_bytes(b"not parquet")
     with pytest.raises(UnreadableInputError, match=r"bad\.parquet cannot be read"):
         read_files([str(tmp_path / "bad.parquet")])
