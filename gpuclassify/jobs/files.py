@@ -166,7 +166,8 @@ def reading(
         except (pa.ArrowException, ValueError, EOFError, OSError) as err:
             if file.failure is not None:
                 raise file.failure from None
-            raise BrokenContentError(str(err)) from err
+            reason = " ".join(str(err).split())  # Arrow's may be of several lines
+            raise BrokenContentError(reason) from err
 
 
 class WatchedFile:

@@ -148,6 +148,7 @@ def test_parquet_files_that_are_broken_or_do_not_fit_are_left_out(tmp_path):
     assert len(rows(tmp_path)) == 2_900
     reasons = {p["source"].removeprefix(f"{tmp_path}/in/"): p["reason"] for p in problems(tmp_path)}
     assert "b.parquet, row groups 0 to 0" in reasons
+    assert all(reason == " ".join(reason.split()) for reason in reasons.values())
     assert "text is list" in reasons["other.parquet"]
 
 
