@@ -114,7 +114,7 @@ class Deduplicate:
             mapper.prepare()
             identity[mapper.__name__] = describe(mapper)
         if self.against is not None:
-            earlier = _source(self.against, "raise")
+            earlier = _source(self.against, "whole")
             found = earlier.identity().items()
             identity |= {name.replace("input", "against", 1): values for name, values in found}
             remember(earlier.options_name, earlier.storage_options)
@@ -227,7 +227,7 @@ class DedupJob:
             spec,
             input_schema=earlier.input_schema,
             input_name=earlier.options_name,
-            on_error="raise",
+            on_error="whole",
         )
         return self.duplicates.corpus(self.removal.source.frame(spec), earlier.frame(reads))
 

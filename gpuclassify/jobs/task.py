@@ -45,7 +45,8 @@ class TaskSpec:
     output : str
         Directory, absolute, or URL.
     encoding : Encoding
-    on_error : {"raise", "quarantine"}
+    on_error : {"raise", "quarantine", "whole"}
+        See `gpuclassify.jobs.input.find_parts.find_parts`.
     backend : {"pandas", "cudf"}
         Of the frames that files are read as.
     keep_index : bool
@@ -163,7 +164,7 @@ def _read(
     assert spec.input_schema is not None
     schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
     # What is wrong with a column leaves out its row, and moves those after it: all must be read.
-    if columns is not None and spec.on_error == "raise":
+    if columns is not None and spec.on_error != "quarantine":
         schema = schema.projected(columns)
     with _noticing_changes(file, schema.storage_options):
         table, problems = read_table(part, schema, spec.on_error)
@@ -230,7 +231,7 @@ def _map_rows(frame: Any, source: dict[str, Any], spec: TaskSpec) -> tuple[pa.Ta
         mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
         return conform(arrow_table(mapped, spec.keep_index), spec.schema)
 
-    if spec.on_error == "raise" or not len(frame):
+    if spec.on_error != "quarantine" or not len(frame):
         return run(0, len(frame)), []
     tables, problems = [], []
     for row, found in isolate_bad_rows(run, 0, len(frame), row_errors()):

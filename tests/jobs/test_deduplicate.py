@@ -20,6 +20,7 @@ from gpuclassify.dedup.fuzzy import FuzzyDuplicates
 from gpuclassify.dedup.semantic import SemanticDuplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
 from gpuclassify.jobs.deduplicate import Deduplicate
+from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
 from gpuclassify.jobs.output.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
@@ -259,6 +260,19 @@ def test_an_earlier_corpus_stays_and_removes(folder, documents):
     assert listed[listed["is_earlier"]]["id"].min() >= 1_000
     with pytest.raises(JobChangedError, match="against is gone"):
         job(folder).run()
+
+
+@pytest.mark.parametrize("damaged", [slice(None), slice(4, 200)], ids=["at once", "when read"])
+def test_an_earlier_corpus_is_read_whole_or_not_at_all(folder, documents, damaged):
+    path = folder / "earlier.parquet"
+    documents.to_parquet(path)
+    content = bytearray(path.read_bytes())
+    content[damaged] = b"\xff" * len(content[damaged])
+    path.write_bytes(content)
+    earlier = ParquetReader(str(path))
+    with pytest.raises(UnreadableInputError, match=r"earlier\.parquet.* leave it out of against="):
+        job(folder, against=earlier, on_error="quarantine").run()
+    assert not list((folder / "out").glob("*.parquet"))
 
 
 def test_a_frame_keeps_its_index_and_positions_name_documents(tmp_path, documents):

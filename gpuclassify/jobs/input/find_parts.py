@@ -60,8 +60,9 @@ def find_parts(
     ----------
     inputs, fields, part_bytes, storage_options
         As of `gpuclassify.jobs.input.readers.FileReader`.
-    on_error : {"raise", "quarantine"}
-        With "quarantine", files that cannot be read become parts that say so.
+    on_error : {"raise", "quarantine", "whole"}
+        With "quarantine", files that cannot be read become parts that say so. "whole" raises as
+        well, in an earlier corpus, which no job leaves anything out of.
     types : mapping of str to str, optional
         As of `gpuclassify.jobs.input.readers.JsonlReader`.
     samples, sample_bytes : int
@@ -177,11 +178,11 @@ class _Finder:
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
         """Raise UnreadableInputError for the first problem, if the job cannot go on."""
-        if self.on_error != "raise" and not is_all:
+        if self.on_error == "quarantine" and not is_all:
             return
         for part, problem in problems:
-            if self.on_error == "raise":
-                raise unreadable(part, problem)
+            if self.on_error != "quarantine":
+                raise unreadable(part, problem, self.on_error)
             raise UnreadableInputError(
                 f"nothing of the input can be read; {part}: {problem.reason}"
             )

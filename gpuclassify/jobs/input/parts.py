@@ -23,6 +23,13 @@ from gpuclassify.jobs.input.parquet import good_rows, read_groups
 from gpuclassify.jobs.input.schema import to_pandas, with_folder_values
 from gpuclassify.jobs.quarantine import FILE, LINE, ROW, Problem, shortened
 
+# What to do about what cannot be read, by the `on_error` that raises it.
+CURES = {
+    "raise": 'To go on without it: on_error="quarantine" of a Pipeline (--on-error quarantine).',
+    "whole": "An earlier corpus is read whole, whatever on_error= says: mend the file, or leave "
+    "it out of against= (--against).",
+}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -125,6 +132,8 @@ def read_table(
 ) -> tuple[pa.Table, list[Problem]]:
     """The rows of one part that can be read, and what cannot.
 
+    `on_error` is one of `CURES`, or "quarantine".
+
     Raises
     ------
     UnreadableInputError
@@ -137,8 +146,8 @@ def read_table(
         table, problems = (_read_parquet if is_parquet else _read_json)(part, schema)
     except BrokenContentError as err:
         table, problems = schema.arrow.empty_table(), [Problem(FILE, str(part), str(err))]
-    if problems and on_error == "raise":
-        raise unreadable(part, problems[0])
+    if problems and on_error != "quarantine":
+        raise unreadable(part, problems[0], on_error)
     return table, problems
 
 
@@ -170,14 +179,13 @@ def _read_json(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]
     return table, problems
 
 
-def unreadable(part: Part, problem: Problem) -> UnreadableInputError:
-    """The error that names the first problem of a part, and what leaves it out."""
+def unreadable(part: Part, problem: Problem, on_error: str = "raise") -> UnreadableInputError:
+    """The error that names the first problem of a part, and what to do about it."""
     where = str(part)
     if problem.offset is not None:
         where = f"{redacted(part.path)}, from byte {problem.offset}"
     elif problem.row is not None:
         where = f"{part}, row {problem.row}"
     return UnreadableInputError(
-        f"{where} cannot be read: {problem.reason.rstrip('.')}. To go on without it: "
-        'on_error="quarantine" of a Pipeline (--on-error quarantine).'
+        f"{where} cannot be read: {problem.reason.rstrip('.')}. {CURES[on_error]}"
     )

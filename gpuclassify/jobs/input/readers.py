@@ -81,8 +81,8 @@ class FileReader:
 
         Parameters
         ----------
-        on_error : {"raise", "quarantine"}
-            With "quarantine", files that cannot be read become parts that say so.
+        on_error : {"raise", "quarantine", "whole"}
+            As of `gpuclassify.jobs.input.find_parts.find_parts`.
 
         Raises
         ------
