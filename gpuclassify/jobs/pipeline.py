@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify.checks import check_choice, check_count
 from gpuclassify.frames import BACKENDS
-from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
@@ -192,18 +191,7 @@ class Pipeline:
         )
 
     def _chain(self, source: Source, stages: list[Any]) -> Chain:
-        """The stages between the ends, checked for the source's columns.
-
-        Raises
-        ------
-        UnreadableInputError
-            There are no columns, because nothing is in the files.
-        """
-        if not len(source.meta().columns):
-            raise UnreadableInputError(
-                "the input has neither rows nor columns: its files are empty, or hold no line of "
-                "JSON that can be read"
-            )
+        """The stages between the ends, checked for the source's columns."""
         is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
         chain.check(source.meta())

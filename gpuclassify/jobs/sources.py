@@ -14,7 +14,7 @@ import dask
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import token_names
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
-from gpuclassify.jobs.files import check_all_unchanged, file_format, redacted
+from gpuclassify.jobs.files import UnreadableInputError, check_all_unchanged, file_format, redacted
 from gpuclassify.jobs.input.parts import InputParts, InputSchema
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.records import Record
@@ -196,10 +196,16 @@ def as_source(reader: Any, on_error: str) -> Source:
     TypeError
         It is neither a reader nor a Dask frame.
     UnreadableInputError
-        See `FileReader.find_parts`.
+        See `FileReader.find_parts`; or there are no columns, because nothing is in the files.
     """
     if isinstance(reader, FileReader):
-        return FileSource(reader, reader.find_parts(on_error))
+        source = FileSource(reader, reader.find_parts(on_error))
+        if not len(source.meta().columns):
+            raise UnreadableInputError(
+                "the input has neither rows nor columns: its files are empty, or hold no line of "
+                "JSON that can be read"
+            )
+        return source
     if dask.is_dask_collection(reader):
         import dask.dataframe as dd
 

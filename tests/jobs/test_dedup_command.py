@@ -36,6 +36,7 @@ def run(tmp_path, monkeypatch, documents, address):
     monkeypatch.chdir(tmp_path)
     documents.to_json("in.jsonl", orient="records", lines=True)
     documents[40:41].to_parquet("earlier.parquet")
+    (tmp_path / "empty.jsonl").touch()
 
     def run(*arguments, command=dedup):
         words = [*map(str, arguments)]
@@ -131,6 +132,7 @@ def test_the_page_shows_similarities_and_sources(run, tmp_path):
         (["in.jsonl", "out", "--method", "exact", "--against", ""], "path='' is not a path"),
         (["-", "out", "--method", "exact"], "which needs files"),
         (["in.jsonl", "-", "--method", "exact"], "which needs files"),
+        (["empty.jsonl", "out", "--method", "exact"], "neither rows nor columns"),
         (["in.jsonl", ".", "--method", "exact"], "outside the input"),
     ],
 )
