@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuclassify.checks import check_choice
 from gpuclassify.cluster.check_options import check_options, check_whole, names_of
 from gpuclassify.cluster.security import make_security, warn_if_open
 from gpuclassify.cluster.sizing import (
@@ -174,11 +175,9 @@ def get_client(
 
 
 def _check_choice(cluster_type: str) -> None:
-    if cluster_type in CLUSTER_TYPES:
-        return
-    is_address = isinstance(cluster_type, str) and "://" in cluster_type
-    cure = f"pass address={cluster_type!r}" if is_address else f"give one of {CLUSTER_TYPES}"
-    raise ValueError(f"cluster_type={cluster_type!r} is none of {CLUSTER_TYPES}; {cure}")
+    if isinstance(cluster_type, str) and "://" in cluster_type:
+        raise ValueError(f"cluster_type={cluster_type!r} is an address: pass it as address=")
+    check_choice("cluster_type", cluster_type, CLUSTER_TYPES)
 
 
 def _start_elsewhere(

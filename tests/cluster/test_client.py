@@ -257,8 +257,9 @@ def test_options_of_a_connection_are_those_of_the_client():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cluster_type": "tpu"}, r"is none of \('auto', 'gpu', 'cpu', 'slurm', 'coiled'\)"),
-        ({"cluster_type": "tcp://10.0.0.1:8786"}, "pass address='tcp://10.0.0.1:8786'"),
+        ({"cluster_type": "tpu"}, "is not one of 'auto', 'gpu', 'cpu', 'slurm', 'coiled'"),
+        ({"cluster_type": "slurmy"}, "Did you mean 'slurm'"),
+        ({"cluster_type": "tcp://10.0.0.1:8786"}, "is an address: pass it as address="),
         ({"cluster_type": "cpu", "address": "tcp://10.0.0.1:8786"}, "one or the other"),
         ({"n_workers": 2, "scheduler_file": "x.json"}, "one or the other"),
         ({"address": "tcp://10.0.0.1:8786", "scheduler_file": "x.json"}, "give one of them"),
