@@ -51,6 +51,25 @@ def backend_of(frame: Any) -> ModuleType:
     )
 
 
+def import_cudf() -> Any:
+    """The cudf library.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        It is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module("cudf")
+    except ModuleNotFoundError as err:
+        if err.name != "cudf":
+            raise
+        raise ModuleNotFoundError(
+            "frames of cudf need cudf on every worker: pip install 'gpuclassify[gpu]' "
+            "('gpuclassify[gpu-cu12]' for a driver of CUDA 12), or choose backend='pandas'"
+        ) from err
+
+
 def unpack_digests(digests: bytes) -> np.ndarray:
     """Digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
     return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuclassify.checks import check_choice
 from gpuclassify.code_digest import code_digest
-from gpuclassify.frames import BACKENDS, backend_of
+from gpuclassify.frames import BACKENDS, backend_of, import_cudf
 from gpuclassify.partition_map import Chain, PartitionMap
 
 
@@ -99,9 +99,7 @@ class ToBackend(PartitionMap):
             return frame
         if self.name == "pandas":
             return frame.to_pandas()
-        import cudf
-
-        return cudf.from_pandas(frame)
+        return import_cudf().from_pandas(frame)
 
 
 def as_chain(stages: Iterable[Any]) -> Chain:

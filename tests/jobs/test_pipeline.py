@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -16,6 +17,7 @@ from distributed import Client
 from gpuclassify import DomainClassifier, QualityClassifier
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
+from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.manifest import REPORTS, JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -102,6 +104,15 @@ def test_a_job_gives_what_the_classifiers_give(
     assert summary.columns["quality_pred"] == {"High": len(expected)}
     assert summary.totals["rows"] == 84  # of both classifiers
     assert sum(summary.lengths["text"].values()) == 41
+
+
+def test_missing_cudf_is_told_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudf", None)
+    frame = pd.DataFrame({"text": ["a"]})
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'gpuclassify\[gpu]'"):
+        to_frame(pa.table(frame), "cudf")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'gpuclassify\[gpu]'"):
+        ToBackend("cudf").map_frame(frame)
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "zstd"])

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from gpuclassify.checks import nearest
+from gpuclassify.frames import import_cudf
 from gpuclassify.jobs.files import UnreadableInputError, redacted
 
 
@@ -186,9 +187,7 @@ def to_frame(table: pa.Table, backend: str) -> Any:
     """A plain frame of `backend`, "pandas" or "cudf"."""
     if backend == "pandas":
         return to_pandas(table)
-    import cudf
-
-    return cudf.DataFrame.from_arrow(table)
+    return import_cudf().DataFrame.from_arrow(table)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
