@@ -7,8 +7,8 @@ thread and ends with its ``with`` block:
 - `workers.run_stats.collected_stats`: a job's task collects what the mappers within it did.
 - `tokenizing.token_cache.shared_tokens`: mappers that run over one partition share its tokens;
   each reads the store once, and hands it to its `HostSource`.
-- `models.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers model, runs
-  transformers' own code.
+- `inference.packed.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers
+  model, runs transformers' own code.
 - `inference.packed.packed_attention.current_layout`: an attention function, which transformers
   calls, knows where the texts of the batch lie.
 """

@@ -25,9 +25,9 @@ from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device_use import torch_peak, watched
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halve_on_oom
+from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.inference.to_device import stage, to_device
-from gpuclassify.models.disentangled import reference_forward
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
 

@@ -18,10 +18,16 @@ from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.packed.disentangled import (
+    DisentangledEncoder,
+    fast_encoder,
+    speed_up_deberta,
+)
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
 from gpuclassify.inference.to_device import StagedTokens, stage
 from gpuclassify.models.checkpoint import (
+    LINEAR_HEAD,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
 )
@@ -92,7 +98,7 @@ class LoadedModel:
     identity: str | None = None
     _tokenizers: dict[tuple[int, int | None], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
-    _packed_layers: PackedLayers | NotPackableError | None = None
+    _packed_layers: PackedLayers | DisentangledEncoder | NotPackableError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(
@@ -146,7 +152,7 @@ class LoadedModel:
                 logger.info("padding changes outputs: only texts of equal length share a batch")
         return self._padding_safety[side]
 
-    def packed_layers(self) -> PackedLayers:
+    def packed_layers(self) -> PackedLayers | DisentangledEncoder:
         """The module's layers, if they can be run without padding; found out once.
 
         Raises
@@ -157,10 +163,7 @@ class LoadedModel:
         if self._packed_layers is None:
             try:
                 self._packed_layers = with_memory_released(self._measure_packing)
-                part = (
-                    ", its last layer first tokens" if self._packed_layers.is_first_enough else ""
-                )
-                logger.info("%s runs without padding%s", type(self.module).__name__, part)
+                logger.info("%s runs without padding", type(self.module).__name__)
             except NotPackableError as err:
                 self._packed_layers = err
                 logger.info("%s runs with padding: %s", type(self.module).__name__, err)
@@ -176,9 +179,12 @@ class LoadedModel:
         return False
 
     @torch.inference_mode()
-    def _measure_packing(self) -> PackedLayers:
+    def _measure_packing(self) -> PackedLayers | DisentangledEncoder:
         if self.needs_single_rows:
             raise NotPackableError("it has no padding id to find the end of a text by")
+        encoder = fast_encoder(self.module)
+        if encoder is not None and not self.is_autocast:
+            return encoder
         config = getattr(_backbone(self.module), "config", None)
         tokens = self._probe(probe_lengths(config, self.max_tokens))
 
@@ -241,6 +247,7 @@ def load_model(
     is_autocast = build is not None and dtype != torch.float32
     weights_dtype = torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, build).to(device)
+    speed_up_deberta(module, build is None and checkpoint.layout == LINEAR_HEAD)
     backbone = _backbone(module)
     config = getattr(backbone, "config", None)
     return LoadedModel(
@@ -252,7 +259,7 @@ def load_model(
         pad_id=_pad_id(config, tokenizer),
         max_tokens=longest_input(checkpoint, tokenizer, config),
         accepts_positions=_accepts_positions(module, backbone),
-        score_rule=_score_rule(config, dtype),
+        score_rule=None if fast_encoder(module) else _score_rule(config, dtype),
         output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
         unpacks=unpacks,

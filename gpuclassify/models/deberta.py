@@ -106,7 +106,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         def build(config: dict[str, Any]) -> Deberta:
             return cls(config, random_backbone(checkpoint.sizes, model_id))
 
-        module: Any = load_module(checkpoint, directory, torch.float32, build, is_reference=True)
+        module: Any = load_module(checkpoint, directory, torch.float32, build)
         return module.requires_grad_(True)  # to be trained further
 
 

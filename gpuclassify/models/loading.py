@@ -17,7 +17,6 @@ from torch import nn
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
-    LINEAR_HEAD,
     OWN_MODULE,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
@@ -25,7 +24,6 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
     position_limit,
 )
-from gpuclassify.models.disentangled import speed_up_deberta
 from gpuclassify.models.networks import FirstTokenHead, PooledEmbedding, PooledHeads
 from gpuclassify.models.tensors import (
     LEGACY_BUFFERS,
@@ -50,7 +48,6 @@ def load_module(
     directory: Path,
     dtype: torch.dtype,
     build: Build | None = None,
-    is_reference: bool = False,
 ) -> nn.Module:
     """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
 
@@ -61,8 +58,6 @@ def load_module(
     dtype : torch.dtype
     build : callable, optional
         Makes the module from the parsed ``config.json``, for the layout "own_module".
-    is_reference : bool
-        Keep every forward as transformers has it.
 
     Raises
     ------
@@ -74,10 +69,7 @@ def load_module(
             module = _load_by_transformers(checkpoint, directory, dtype)
         else:
             module = _load_strictly(checkpoint, directory, dtype, build)
-        module = module.eval().requires_grad_(False)
-        if not is_reference:
-            speed_up_deberta(module, build is None and checkpoint.layout == LINEAR_HEAD)
-    return module
+    return module.eval().requires_grad_(False)
 
 
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:

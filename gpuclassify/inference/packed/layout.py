@@ -67,6 +67,8 @@ class Layout:
     width : int
         Of the padded batch.
     device : torch.device
+    first_columns : ndarray of int64, shape (texts,), optional
+        Where texts begin that are padded on the left.
 
     Attributes
     ----------
@@ -74,15 +76,45 @@ class Layout:
         In falling order.
     """
 
-    def __init__(self, lengths: np.ndarray, width: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        width: int,
+        device: torch.device,
+        first_columns: np.ndarray | None = None,
+    ) -> None:
         order = np.argsort(-lengths, kind="stable")
         self.lengths = lengths[order]
         starts = np.cumsum(self.lengths) - self.lengths
+        if first_columns is not None:
+            starts = starts - first_columns[order]
         rows = np.repeat(order, self.lengths)
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)
+
+    @classmethod
+    def of_mask(cls, mask: torch.Tensor) -> Layout | None:
+        """The layout of padded texts; None if there is padding within one.
+
+        Parameters
+        ----------
+        mask : Tensor, shape (texts, width)
+            1 for a token, 0 for padding. A row of padding alone counts as one token.
+        """
+        is_token = mask.cpu().numpy().astype(bool)
+        lengths = np.maximum(is_token.sum(1), 1)
+        first = is_token.argmax(1)
+        last = is_token.shape[1] - 1 - is_token[:, ::-1].argmax(1)
+        if (last - first + 1 != lengths)[is_token.any(1)].any():
+            return None
+        return cls(lengths, is_token.shape[1], mask.device, first)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest text."""
+        return int(self.lengths[0])
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:
         """(texts or 1, width, ...) as (1, tokens, ...); any other shape as it is."""
@@ -94,14 +126,23 @@ class Layout:
         return value[self._rows, self._columns][None]
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """(1, tokens, size) as (texts, width, size), with zeros for padding."""
+        """(1, tokens, size) as (texts, width, size), with zeros for padding.
+
+        What follows the tokens, as kernels may want it to, is left out.
+        """
         padded = states.new_zeros(*self._shape, states.shape[-1])
-        padded[self._rows, self._columns] = states[0]
+        padded[self._rows, self._columns] = states[0, : len(self._rows)]
         return padded
 
     def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """(1, tokens, size) as (1, texts, size): each text's first token."""
         return states[:, self.ends[:-1]]
+
+    def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """(1, texts, size) as (texts, width, size), the same in every column of a text."""
+        by_row = torch.empty_like(states[0])
+        by_row[self._rows[self.ends[:-1]]] = states[0]
+        return by_row[:, None].expand(-1, self._shape[1], -1)
 
     def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """(1, texts, size) as (texts, width, size), with NaN for all other tokens."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -35,6 +37,16 @@ _WITHOUT_EFFECT = {
 }
 
 current_layout: ContextVar[Layout] = ContextVar("current_layout")
+
+
+@contextlib.contextmanager
+def within(layout: Layout) -> Iterator[None]:
+    """Make it this thread's `current_layout`."""
+    token = current_layout.set(layout)
+    try:
+        yield
+    finally:
+        current_layout.reset(token)
 
 
 def packed_attention(

@@ -3,10 +3,13 @@
 import copy
 import logging
 import pickle
+import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from transformers import (
     BertConfig,
     BertModel,
@@ -17,13 +20,20 @@ from transformers import (
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
 from gpuclassify import hub
-from gpuclassify.models import disentangled
-from gpuclassify.models.checkpoint import read_checkpoint
-from gpuclassify.models.disentangled import (
+from gpuclassify.inference.loaded_model import load_model
+from gpuclassify.inference.packed import (
+    disentangled,
+    disentangled_attention,
+    fused_attention,
+)
+from gpuclassify.inference.packed.disentangled import (
     DisentangledEncoder,
     reference_forward,
     speed_up_deberta,
 )
+from gpuclassify.inference.packed.disentangled_attention import DisentangledAttention
+from gpuclassify.inference.packed.fused_attention import FusedAttention
+from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.models.loading import load_module
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -126,7 +136,7 @@ def test_any_lengths_give_the_states_of_transformers(lengths):
 
 @pytest.mark.parametrize("part_bytes", [1, 40_000, 400_000, 10**9])
 def test_the_size_of_parts_changes_nothing(monkeypatch, part_bytes):
-    monkeypatch.setattr(disentangled, "CPU_PART_BYTES", part_bytes)
+    monkeypatch.setattr(disentangled_attention, "CPU_PART_BYTES", part_bytes)
 
     for lengths in ([60, 3, 59, 41, 8], [140, 2, 77]):
         assert_close(*both(batch(lengths)))
@@ -192,14 +202,17 @@ def test_the_first_token_alone_has_the_state_that_it_has_in_company(layout, side
     assert_close(found[rows, first], expected[rows, first])
 
 
-@pytest.mark.parametrize(("family", "count"), [("quality", 1), ("prompt-task-complexity", 40)])
+def load_both(described, folder, dtype=torch.float32):
+    """The module as transformers has it, and sped up."""
+    cpu = torch.device("cpu")
+    return load_module(described, folder, dtype), load_model(described, folder, cpu, dtype).module
+
+
+@pytest.mark.parametrize(("family", "count"), [("quality", 4), ("prompt-task-complexity", 84)])
 def test_the_last_layer_runs_what_the_head_reads(checkpoint, family, count):
     inputs = batch([40, 3, 40, 1])
     described = read_checkpoint(hub.resolve(str(checkpoint(family))))
-    plain, module = (
-        load_module(described, checkpoint(family), torch.float32, is_reference=is_reference)
-        for is_reference in (True, False)
-    )
+    plain, module = load_both(described, checkpoint(family))
     [encoder] = [part for part in module.modules() if isinstance(part, DebertaV2Encoder)]
     rows = []
     encoder.layer[-1].intermediate.register_forward_hook(
@@ -225,7 +238,7 @@ def test_transformers_classifier_has_its_logits_from_first_tokens_alone(side):
         speed_up_deberta(model)
         found = model(**inputs).logits
 
-    assert rows == [*lengths, 1]
+    assert rows == [*lengths, len(lengths)]
     assert_close(found, expected)
 
 
@@ -430,9 +443,118 @@ def test_checkpoints_load_sped_up_unless_asked_otherwise(
     of = sequence_classifier if family == "deberta-v2" else checkpoint
     described = read_checkpoint(hub.resolve(str(of(family))))
 
-    def encoder(**settings):
-        module = load_module(described, of(family), dtype, **settings)
-        return next(part for part in module.modules() if isinstance(part, DebertaV2Encoder))
+    types = [
+        type(next(part for part in module.modules() if isinstance(part, DebertaV2Encoder)))
+        for module in load_both(described, of(family), dtype)
+    ]
+    assert types == [DebertaV2Encoder, DisentangledEncoder]
 
-    assert type(encoder()) is DisentangledEncoder
-    assert type(encoder(is_reference=True)) is DebertaV2Encoder
+
+def test_padding_within_a_text_is_left_to_transformers():
+    model = plain_model()
+    inputs = batch([9, 5])
+    inputs["attention_mask"][0, 4] = 0
+    expected = states(model, inputs)
+    speed_up_deberta(model)
+
+    assert torch.equal(states(model, inputs), expected)
+
+
+# One compiled kernel. It is for GPUs, and computes the same on a CPU.
+
+WIDE_HEADS = {"hidden_size": 32, "num_attention_heads": 2}  # kernels take heads of 16 and more
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(fused_attention, "_compiled", lambda is_dynamic: fused_attention._attend)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("lengths", [[130, 1, 7, 300], [2], [257, 128, 128, 50]], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fused_attention_gives_the_states_of_transformers(layout, lengths):
+    model = plain_model(**{**LAYOUTS[layout], **WIDE_HEADS})
+    inputs = batch(lengths)
+    expected = states(model, inputs)
+    speed_up_deberta(model)
+    model.encoder.attention_type = FusedAttention
+
+    assert_close(states(model, inputs), expected)
+
+
+@pytest.mark.slow
+def test_compiled_attention_gives_the_states_of_transformers(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = plain_model(**WIDE_HEADS)
+    inputs = batch([130, 1, 7, 100])
+    expected = states(model, inputs)
+    speed_up_deberta(model)
+    model.encoder.attention_type = FusedAttention
+    compiled = counters["stats"]["unique_graphs"]
+
+    for _ in range(2):
+        assert_close(states(model, inputs), expected)
+    assert counters["stats"]["unique_graphs"] - compiled == 1  # for all layers and both runs
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_fused_attention_is_used_where_it_is_the_same_and_faster(monkeypatch, caplog):
+    monkeypatch.setattr(disentangled, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(disentangled, "FUSED_LENGTHS", (130, 7))
+    time_attention = disentangled._time_attention
+    used = []
+    for fused_seconds in (1.0, 3.0):
+        seconds = {DisentangledAttention: 2.0, FusedAttention: fused_seconds}
+
+        def timed(encoder, attention_type, *given, seconds=seconds):
+            return time_attention(encoder, attention_type, *given)[0], seconds[attention_type]
+
+        monkeypatch.setattr(disentangled, "_time_attention", timed)
+        model = plain_model(**WIDE_HEADS)
+        with caplog.at_level(logging.INFO, logger="gpuclassify"):
+            speed_up_deberta(model)
+        used.append(model.encoder.attention_type)
+
+    assert used == [FusedAttention, DisentangledAttention]
+    assert "attention is fused: 0.5 of the time" in caplog.text
+    assert "attention is not fused: 1.5 of the time" in caplog.text
+
+
+def another_scale(attention, query, key, value, tables, scale):
+    return DisentangledAttention.__call__(attention, query, key, value, tables, 2 * scale)
+
+
+def no_compiler(*_):
+    raise RuntimeError("no working compiler\nwas found")
+
+
+@pytest.mark.parametrize(
+    ("attend", "reason"),
+    [(another_scale, "difference"), (no_compiler, "RuntimeError: no working compiler$")],
+)
+def test_fused_attention_that_differs_or_fails_is_not_used(monkeypatch, caplog, attend, reason):
+    monkeypatch.setattr(disentangled, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(disentangled, "FUSED_LENGTHS", (130, 7))
+    monkeypatch.setattr(FusedAttention, "__call__", attend)
+    model = plain_model()
+    with caplog.at_level(logging.INFO, logger="gpuclassify"):
+        speed_up_deberta(model)
+
+    assert model.encoder.attention_type is DisentangledAttention
+    [line] = [record.getMessage() for record in caplog.records]
+    assert re.search(reason, line)
+
+
+@pytest.mark.parametrize("lengths", [[1], [128], [129], [5] * 60, [300, 2, 130, 128, 1]], ids=str)
+def test_blocks_hold_every_pair_of_a_text(lengths):
+    numbers, counts, blocks = fused_attention._text_blocks(np.array(lengths))
+    whole = len(numbers) // 128
+    assert len(numbers) % 128 == 0
+    assert np.bincount(numbers)[: len(lengths)].tolist() == lengths
+    pairs = numbers[:, None] == numbers
+    needed = pairs.reshape(whole, 128, whole, 128).any((1, 3))
+    for row in range(whole):
+        assert (
+            blocks[0, 0, row, : counts[0, 0, row]].tolist() == np.flatnonzero(needed[row]).tolist()
+        )
