@@ -156,8 +156,8 @@ class TextTokenizer:
         """
         ends = [prefix_end(text, chars) for text in texts]
         prefixes = [text[:end] for text, end in zip(texts, ends, strict=True)]
-        encodings = self._backend.encode_batch_fast(prefixes, add_special_tokens=False)
-        rows = [encoding.ids for encoding in encodings]
+        encode = functools.partial(self._backend.encode_batch_fast, add_special_tokens=False)
+        rows = [encoding.ids for encoding in encode(prefixes)]
         unproven = [
             place
             for place, (text, end) in enumerate(zip(texts, ends, strict=True))

@@ -91,6 +91,7 @@ def test_windows_and_whether_a_text_is_cut_are_those_of_the_whole_text(tokenizer
     @given(texts=st.lists(TEXTS, min_size=1, max_size=3), limit=LIMITS)
     @example(texts=[" ".join(WORDS * 3)], limit=9)
     @example(texts=["学习语言" * 100, "x" * 400, "\n " * 300, "a b" + " " * 300], limit=9)
+    @example(texts=["a " * 6 + "y" * 130 + " b c"], limit=9)  # a prefix just fills BERT's window
     @example(texts=["".join(f"{word} \x00\n  \u3000" * 40) for word in WORDS[:3]], limit=24)
     def check(texts, limit):
         if limit not in ours:
