@@ -28,6 +28,7 @@ from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
 from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.tokenizing import timed, tokenizer_speed
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
 from gpuclassify.cluster.sizing import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
@@ -42,7 +43,6 @@ PEERS = ("Curator's stages, best batch", "loader=crossfit")
 BALLAST_SHARE = 0.4  # of the GPU, held by a cudf frame beside the model
 BALLAST_COLUMNS = 8  # a column has at most 2**31 - 1 rows
 RMM_ALIGNMENT_BYTES = 256
-TOKENIZE_REPEATS = 3
 # Of cuBLAS, which torch allocates at the first product: a measurement kept from an earlier process
 # was made with it in place, and does not have it.
 WORKSPACE_BYTES = 2**27
@@ -150,7 +150,7 @@ def _tokens_and_idle(
     texts = _texts(options, tokenizer)
     found: dict[str, Any] = {}
     if "tokens" in options.parts:
-        found["tokens"] = {"host": measure_tokens(texts, tokenizer)}
+        found["tokens"] = {"host": tokenizer_speed(texts, tokenizer)}
         if _is_gpu(options.device) and _has_cudf():
             try:
                 found["tokens"]["gpu"] = measure_gpu_tokens(texts, tokenizer)
@@ -169,20 +169,8 @@ def _is_gpu(device: str) -> bool:
     return torch.device(device).type == "cuda"
 
 
-def measure_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
-    """The most texts and tokens a second that the host's tokenizer gives, by its own threads.
-
-    No way that tokenizes on the host can be faster.
-    """
-    backend = tokenizer.backend_tokenizer
-    backend.enable_truncation(MAX_TOKENS)
-    backend.no_padding()
-    timings, encodings = _timed(lambda: backend.encode_batch_fast(list(texts)))
-    return _speed(texts, sum(len(encoding.ids) for encoding in encodings), timings)
-
-
 def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
-    """The same by gpuclassify's tokenization on the GPU, of texts that are there.
+    """What `tokenizer_speed` says, of gpuclassify's tokenization on the GPU, of texts there.
 
     Raises
     ------
@@ -200,28 +188,8 @@ def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
         torch.cuda.synchronize()
         return tokens
 
-    timings, tokens = _timed(run)
-    speed = _speed(texts, int(tokens.offsets[-1]), timings)
+    tokens, speed = timed(run, len(texts))
     return speed | {"left_to_host": len(tokens.fallback_rows)}
-
-
-def _timed(run: Callable[[], Any]) -> tuple[list[float], Any]:
-    timings = []
-    for _ in range(TOKENIZE_REPEATS):
-        started = time.perf_counter()
-        made = run()
-        timings.append(time.perf_counter() - started)
-    return timings, made
-
-
-def _speed(texts: Sequence[str], tokens: int, timings: list[float]) -> dict[str, Any]:
-    seconds = min(timings)
-    return {
-        "seconds": timings,
-        "tokens": tokens,
-        "documents_per_second": len(texts) / seconds,
-        "tokens_per_second": tokens / seconds,
-    }
 
 
 def measure_idle(texts: Sequence[str], directory: str, device: str) -> dict[str, Any]:

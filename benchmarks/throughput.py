@@ -30,6 +30,7 @@ from benchmarks.models import SHAPES, TINY_SIZES, Shape, write_model
 from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.recipes import MAX_TOKENS, PIPELINE_BATCH_SIZE
 from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.tokenizing import load, tokenizer_speed
 from benchmarks.ways import (
     TOLERANCES,
     Choice,
@@ -143,6 +144,7 @@ def measure(kind: str, setting: Setting) -> dict[str, Any]:
         "variants": {
             way.name: _findings(run, way, texts, sum(lengths), operations, peaks) for way in ways
         },
+        "tokenizer": tokenizer_speed(texts, load(setting.directory)),
         "speed_up": {name: run.speed_up(SUBJECT, name) for name in run.seconds if name != SUBJECT},
         "job": _job(texts, ways[-1], setting),
         "footprints": _footprints(texts, ways, setting),
@@ -250,6 +252,7 @@ def table(result: dict[str, Any]) -> str:
             f"{SUBJECT:>13}",
         ]
         lines += [_variant_line(name, corpus) for name in corpus["variants"]]
+        lines.append(_tokenizer_line(corpus))
         lines += [*_search_lines(corpus), *_job_lines(corpus), *_footprint_lines(corpus)]
     lines += [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
     return "\n".join(lines)
@@ -270,6 +273,14 @@ def _variant_line(name: str, corpus: dict[str, Any]) -> str:
         f"  {name:28}{found['median_seconds']:10.2f}{spread:>16}"
         f"{found['documents_per_second']:9.2f}{found['real_tokens_per_second']:10.0f}"
         f"{found['share_of_peak']:9.0%}{ratio:12.2f}x"
+    )
+
+
+def _tokenizer_line(corpus: dict[str, Any]) -> str:
+    found = corpus["tokenizer"]
+    return (
+        f"  the tokenizer alone gives at most {found['documents_per_second']:,.0f} docs/s, "
+        f"{found['tokens_per_second']:,.0f} tokens/s"
     )
 
 

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from benchmarks.harness import (
     run_interleaved,
 )
 from benchmarks.models import TINY_SIZES, Shape, write_model
-from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.texts import LENGTHS, docstrings, texts_of_lengths
 from gpuclassify.cluster.sizing import usable_cores
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_batch import TokenBatch
@@ -34,6 +34,8 @@ QUESTION = "tokenizing"
 GPU = "gpu"
 MAX_TOKENS = 512
 TRIES = 3
+SHORT_CHARS, LONG_CHARS = 5_000, 1_000_000
+LENGTH_DOCUMENTS = 200
 MANY_CORES = 16  # as there are about to each GPU of a large machine
 
 
@@ -104,6 +106,7 @@ def measure(texts: list[str], directory: str, options: argparse.Namespace) -> di
     return counts | {
         "variants": found,
         "ceiling": ceiling(cpu_seconds, python_seconds, model_tokens),
+        "lengths": measure_lengths(directory),
     }
 
 
@@ -136,6 +139,59 @@ def ceiling(cpu_seconds: float, python_seconds: float, tokens: int) -> dict[str,
     }
 
 
+def tokenizer_speed(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
+    """Documents and real tokens a second of the host's tokenizer alone, by all its threads.
+
+    No way that tokenizes on the host can be faster.
+
+    Parameters
+    ----------
+    texts : sequence of str
+    tokenizer : transformers tokenizer
+        That nobody else uses.
+    """
+    tokenize = TextTokenizer(tokenizer, MAX_TOKENS, counts_rest=False)
+    return timed(lambda: tokenize(texts), len(texts))[1]
+
+
+def timed(tokenize: Callable[[], Any], documents: int) -> tuple[Any, dict[str, Any]]:
+    """Tokens with `offsets`, as `tokenize` gives them, and how fast it does."""
+    timings = []
+    for _ in range(TRIES):
+        started = time.perf_counter()
+        tokens = tokenize()
+        timings.append(time.perf_counter() - started)
+    count, seconds = int(tokens.offsets[-1]), min(timings)
+    return tokens, {
+        "seconds": timings,
+        "tokens": count,
+        "documents_per_second": documents / seconds,
+        "tokens_per_second": count / seconds,
+    }
+
+
+def measure_lengths(directory: str) -> dict[str, Any]:
+    """Seconds of the processor for a short and a long document, both cut to `MAX_TOKENS`."""
+    words = " ".join(docstrings())
+    text = words * (1 + LONG_CHARS // len(words))
+    tokenize = TextTokenizer(load(directory), MAX_TOKENS, counts_rest=False)
+    seconds: dict[int, list[float]] = {SHORT_CHARS: [], LONG_CHARS: []}
+    for _ in range(TRIES):
+        for chars, own in seconds.items():
+            texts = [text[:chars]] * LENGTH_DOCUMENTS
+            started = time.process_time()
+            tokenize(texts)
+            own.append((time.process_time() - started) / LENGTH_DOCUMENTS)
+    short, long = map(min, seconds.values())
+    return {
+        "short_chars": SHORT_CHARS,
+        "long_chars": LONG_CHARS,
+        "short_seconds": short,
+        "long_seconds": long,
+        "time_ratio": long / short,
+    }
+
+
 def count_tokens(texts: list[str], directory: str) -> tuple[int, int]:
     """Tokens of all texts, and those of them that a model gets to see."""
     tokens = TextTokenizer(load(directory), MAX_TOKENS)(texts)
@@ -143,7 +199,7 @@ def count_tokens(texts: list[str], directory: str) -> tuple[int, int]:
 
 
 def summary(tokens: TokenBatch) -> np.ndarray:
-    """What variants must agree in: length, whole length and a sum over ids and places of each text.
+    """What variants must agree in: length, whether it is cut, a sum over ids and places of a text.
 
     Returns
     -------
@@ -152,7 +208,7 @@ def summary(tokens: TokenBatch) -> np.ndarray:
     ids = tokens.ids if tokens.is_on_host else tokens.ids.cpu().numpy()
     places = np.arange(len(ids)) - np.repeat(tokens.offsets[:-1], tokens.lengths)
     sums = np.add.reduceat(ids * (places % 251 + 1.0), tokens.offsets[:-1])
-    return np.stack([tokens.lengths, tokens.whole_lengths, sums], axis=1).astype(np.float64)
+    return np.stack([tokens.lengths, tokens.seen_share < 1, sums], axis=1).astype(np.float64)
 
 
 class HostProcess:
@@ -198,7 +254,8 @@ def _start(cores: int, directory: str, texts: list[str]) -> None:
     global _texts, _tokenizer
     os.environ["RAYON_NUM_THREADS"] = str(cores)  # read when the library is first used
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    _texts, _tokenizer = texts, TextTokenizer(load(directory), MAX_TOKENS)
+    _texts = texts
+    _tokenizer = TextTokenizer(load(directory), MAX_TOKENS, counts_rest=False)
 
 
 def _summary() -> np.ndarray:
@@ -259,6 +316,11 @@ def table(result: dict[str, Any]) -> str:
         f"  one core gives {ceiling['model_tokens_per_second_and_core']:,.0f} model tokens/s; "
         f"{ceiling['cores']} that share the library's work and not Python's give at most "
         f"{ceiling['model_tokens_per_second']:,.0f}"
+    )
+    lengths = result["lengths"]
+    lines.append(
+        f"  a document of {lengths['long_chars']:,} characters takes {lengths['time_ratio']:.2f} "
+        f"times as long as one of {lengths['short_chars']:,}"
     )
     return "\n".join(lines)
 

@@ -18,7 +18,8 @@ class ReadShare:
     ----------
     windows : ndarray of int64, shape (texts,)
     seen_share : ndarray of float32, shape (texts,)
-        Share of the tokens.
+        Share of the tokens: below 1 if the text was cut; how far, only with `seen_field`, because
+        the tokens behind a cut are not counted for anything else.
     """
 
     windows: np.ndarray

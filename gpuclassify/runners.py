@@ -323,8 +323,10 @@ class EncoderRunner(Runner):
         return HostSource(on_host, prompted, self._scores_windows, current_store())
 
     def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        length = self.options.max_seq_length or model.max_tokens
-        return model.text_tokenizer(length, self.options.overlap_of(length))
+        options = self.options
+        length = options.max_seq_length or model.max_tokens
+        counts_rest = options.seen_field is not None
+        return model.text_tokenizer(length, options.overlap_of(length), counts_rest=counts_rest)
 
     @property
     def _scores_windows(self) -> bool:

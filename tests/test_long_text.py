@@ -13,6 +13,7 @@ from gpuclassify import (
     PromptTaskComplexityClassifier,
 )
 from gpuclassify.testing import sample_texts
+from gpuclassify.workers.run_stats import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -180,6 +181,22 @@ def test_asking_what_was_read_changes_no_score(sequence_classifier):
         stacked(plain["s"][is_text]),
         probabilities(raw_outputs(model, [t[:100] for t in FRAME["text"][is_text]])),
     )
+
+
+def test_which_texts_are_cut_is_known_without_reading_them_whole(sequence_classifier):
+    model = sequence_classifier("bert")
+    one = AutoTokenizer.from_pretrained(model)
+    fits = ["the river " * n for n in range(5, 16)]
+    texts = [*fits, *(text + " " * 5_000 for text in fits), *TEXTS, "the river " * 5_000]
+    options = {"model": model, "max_seq_length": SIZE, "truncated_field": "cut"}
+
+    with collected_stats() as runs:
+        found = DistributedDataClassifier(**options)(pd.DataFrame({"text": texts}))
+
+    is_cut = [len(one(text)["input_ids"]) > SIZE for text in texts]
+    assert found["cut"].tolist() == is_cut
+    assert sum(stats.truncated_texts for stats in runs) == sum(is_cut)
+    assert 3 < sum(is_cut[: len(fits)]) < len(fits)
 
 
 def test_windows_with_everything_read_are_not_called_cut(sequence_classifier):

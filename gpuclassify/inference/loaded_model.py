@@ -96,24 +96,28 @@ class LoadedModel:
     unpacks: bool = True
     is_autocast: bool = False
     identity: str | None = None
-    _tokenizers: dict[tuple[int, int | None], TextTokenizer] = field(default_factory=dict)
+    _tokenizers: dict[tuple[int, int | None, bool], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
     _packed_layers: PackedLayers | DisentangledEncoder | NotPackableError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(
-        self, max_tokens: int | None = None, overlap: int | None = None
+        self,
+        max_tokens: int | None = None,
+        overlap: int | None = None,
+        *,
+        counts_rest: bool = True,
     ) -> TextTokenizer:
-        """The tokenizer that cuts at `max_tokens`, or at the model's own limit.
-
-        With an `overlap`, it makes windows, neighbours of which share so many tokens.
-        """
+        """The `TextTokenizer` that cuts so, at the model's own limit if no other is given."""
         length = max_tokens or self.max_tokens
+        key = (length, overlap, counts_rest)
         with self._lock:
-            if (length, overlap) not in self._tokenizers:
-                tokenizer = TextTokenizer(self.new_tokenizer(), length, overlap)
-                self._tokenizers[length, overlap] = tokenizer
-            return self._tokenizers[length, overlap]
+            if key not in self._tokenizers:
+                tokenizer = self.new_tokenizer()
+                self._tokenizers[key] = TextTokenizer(
+                    tokenizer, length, overlap, counts_rest=counts_rest
+                )
+            return self._tokenizers[key]
 
     def padding_side(self, wanted: str | None) -> str:
         """The side to pad: what the user wants, else the tokenizer's."""

@@ -103,6 +103,8 @@ def refused(options: ModelOptions, reason: object) -> NotEligibleError:
 def _build(on_host: TextTokenizer) -> GpuWordPiece | NotEligibleError:
     if on_host.backend is None:
         return NotEligibleError("its tokenizer is written in Python: tokenize on the host")
+    if on_host.cuts_left:
+        return NotEligibleError("it cuts texts on the left: tokenize on the host")
     from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece
 
     try:

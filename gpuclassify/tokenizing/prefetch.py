@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def char_counts(self) -> np.ndarray:
-        """Characters of each text, int64 (texts,)."""
+        """Characters of each text that are tokenized, int64 (texts,)."""
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
         """Tokenize the texts from `start` to `stop`; `stats` counts which tokenizer did."""
@@ -77,8 +77,8 @@ class HostSource:
 
     @property
     def char_counts(self) -> np.ndarray:
-        """Characters of each text, int64 (texts,)."""
-        return np.fromiter(map(len, self._texts), dtype=np.int64, count=len(self._texts))
+        """Characters of each text that are tokenized, int64 (texts,)."""
+        return self._tokenizer.char_counts(self._texts)
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
         """Tokenize the texts from `start` to `stop`, those that no other mapper had before."""
@@ -183,7 +183,7 @@ class TokenStream:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that is run, float32 (texts,)."""
+        """Share of each text's tokens that is run, as `TokenBatch.seen_share` tells it."""
         return np.concatenate([block.seen_share for block in self.blocks])
 
     @property

@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gpuclassify.tokenizing.text_prefix import ends_words_in_gaps, prefix_end
 from gpuclassify.tokenizing.token_batch import TokenBatch, flat_batch
+
+# Of English text; WordPiece and Unigram vocabularies have 4 to 5, and another look costs more.
+_MOST_CHARS_PER_TOKEN = 6
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class TextTokens:
     type_ids : list of ndarray of int32, optional
         Segment ids of each window.
     whole_length : int
-        Tokens of the whole text; more than the only window has if it was cut.
+        Tokens of the whole text, special tokens included. Where only a prefix was tokenized, those
+        of the prefix: also more than the only window has, because the text was cut.
     """
 
     windows: list[np.ndarray]
@@ -45,6 +51,9 @@ class TextTokenizer:
         Most tokens of a text, special tokens included.
     overlap : int, optional
         Cut long texts into windows that share this many tokens, instead of dropping their rest.
+    counts_rest : bool
+        Whether `TextTokens.whole_length` has to be known of texts that are cut. If not, no more
+        of a long text is tokenized than a prefix that is proven to begin with the same tokens.
 
     Raises
     ------
@@ -52,13 +61,21 @@ class TextTokenizer:
         Special tokens and overlap leave a window no room.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: int, overlap: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_tokens: int,
+        overlap: int | None = None,
+        *,
+        counts_rest: bool = True,
+    ) -> None:
         self.max_tokens = max_tokens
         self.overlap = overlap
+        self.counts_rest = counts_rest
         self._tokenizer = tokenizer
         self._special_tokens = tokenizer.num_special_tokens_to_add(pair=False)
-        room = max_tokens - self._special_tokens
-        if room < 1 or (overlap or 0) >= room:
+        self._room = max_tokens - self._special_tokens
+        if self._room < 1 or (overlap or 0) >= self._room:
             shared = "" if overlap is None else f" and window_overlap={overlap}"
             raise ValueError(
                 f"max_seq_length={max_tokens} leaves no room for text beside "
@@ -68,12 +85,15 @@ class TextTokenizer:
         if "token_type_ids" in tokenizer.model_input_names:
             found = tokenizer("a probe", return_token_type_ids=True)  # which resets its backend
             self._has_type_ids = any(found["token_type_ids"])
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._first_chars = sys.maxsize
         if self._backend is not None:
             self._backend.no_padding()
-            self._backend.enable_truncation(
-                max_tokens, stride=overlap or 0, direction=tokenizer.truncation_side
-            )
+            self._backend.no_truncation()
+            self._frame = _frame(self._backend)
+            reads_prefix = overlap is None and not counts_rest and not self.cuts_left
+            if reads_prefix and ends_words_in_gaps(self._backend):
+                self._first_chars = _MOST_CHARS_PER_TOKEN * self._room
         fillers = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         self._filler: int = next((number for number in fillers if number is not None), 0)
 
@@ -81,6 +101,16 @@ class TextTokenizer:
     def backend(self) -> Any:
         """The ``tokenizers.Tokenizer`` that does the work; None for one written in Python."""
         return self._backend
+
+    @property
+    def cuts_left(self) -> bool:
+        """Whether the end of a long text is kept, and not its beginning."""
+        return self._tokenizer.truncation_side == "left"
+
+    @property
+    def cut(self) -> Hashable:
+        """Equal for tokenizers that make the same of a text of too many equal tokens."""
+        return (self.max_tokens, self.overlap, self.counts_rest)
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
@@ -94,8 +124,7 @@ class TextTokenizer:
         description.pop("truncation")
         description.pop("padding")
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        side = self._tokenizer.truncation_side
-        return (digest, side, self._has_type_ids, self._filler)
+        return (digest, self.cuts_left, self._has_type_ids, self._filler)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
         """Tokenize `texts`, special tokens included: of each text its first window."""
@@ -104,49 +133,75 @@ class TextTokenizer:
         types = [row.type_ids[0] for row in rows if row.type_ids is not None]
         return flat_batch([row.windows[0] for row in rows], types, whole)
 
+    def char_counts(self, texts: Sequence[str]) -> np.ndarray:
+        """Characters of each text that are tokenized unless they prove too few, int64 (texts,)."""
+        ends = (prefix_end(text, self._first_chars) for text in texts)
+        return np.fromiter(ends, dtype=np.int64, count=len(texts))
+
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize each of `texts`.
 
         An empty text of a tokenizer without special tokens becomes its first-or-last-of-text token,
         because a model cannot read nothing.
         """
-        if self._backend is None:
-            return list(map(self._encode_slowly, texts))
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=True)
-        return list(map(self._read, encodings))
+        if self._backend is not None:
+            return list(map(self._cut, self._ids(texts, self._first_chars)))
+        ids_of = functools.partial(self._tokenizer, add_special_tokens=False, verbose=False)
+        return [self._cut(ids_of(text)["input_ids"]) for text in texts]
 
-    def _read(self, encoding: Any) -> TextTokens:
-        pieces = [encoding, *encoding.overflowing]
-        inner = sum(map(len, pieces)) - self._special_tokens * len(pieces)
-        repeated = (self.overlap or 0) * (len(pieces) - 1)
-        whole_length = inner - repeated + self._special_tokens
-        kept = pieces[:1] if self.overlap is None else pieces
-        types = [piece.type_ids for piece in kept] if self._has_type_ids else None
-        return self._text_tokens([piece.ids for piece in kept], types, whole_length)
+    def _ids(self, texts: Sequence[str], chars: int) -> list[list[int]]:
+        """Ids of each text, or of a prefix of about `chars` characters and more ids than fit.
 
-    def _encode_slowly(self, text: str) -> TextTokens:
-        """For the few tokenizers that are written in Python, which cut but give no rest."""
-        tokenizer = self._tokenizer
-        inner = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        room = self.max_tokens - self._special_tokens
-        overlap = self.overlap or 0
-        starts = range(0, max(len(inner) - overlap, 1), room - overlap)
-        pieces = [inner[start : start + room] for start in starts]
-        if tokenizer.truncation_side == "left":
-            ends = [len(inner) - start for start in starts]
-            pieces = [inner[max(end - room, 0) : end] for end in ends]
-        whole_length = len(inner) + self._special_tokens
-        if self.overlap is None:
-            pieces = pieces[:1]
-        ids = [tokenizer.build_inputs_with_special_tokens(piece) for piece in pieces]
-        types = [tokenizer.create_token_type_ids_from_sequences(piece) for piece in pieces]
-        return self._text_tokens(ids, types if self._has_type_ids else None, whole_length)
+        Without special tokens.
+        """
+        ends = [prefix_end(text, chars) for text in texts]
+        prefixes = [text[:end] for text, end in zip(texts, ends, strict=True)]
+        encode = functools.partial(self._backend.encode_batch_fast, add_special_tokens=False)
+        rows = [encoding.ids for encoding in encode(prefixes)]
+        unproven = [
+            place
+            for place, (text, end) in enumerate(zip(texts, ends, strict=True))
+            if end < len(text) and len(rows[place]) <= self._room
+        ]
+        if unproven:
+            longer = self._ids([texts[place] for place in unproven], 2 * chars)
+            for place, ids in zip(unproven, longer, strict=True):
+                rows[place] = ids
+        return rows
 
-    def _text_tokens(
-        self, ids: list[list[int]], type_ids: list[list[int]] | None, whole_length: int
-    ) -> TextTokens:
-        windows = [np.asarray(window or [self._filler], dtype=np.int32) for window in ids]
+    def _cut(self, ids: list[int]) -> TextTokens:
+        """The windows, or the only one, of a text with these ids."""
+        overlap, room = self.overlap or 0, self._room
+        starts = range(0, max(len(ids) - overlap, 1), room - overlap)
+        bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
+        if self.cuts_left:
+            bounds = [(max(len(ids) - stop, 0), len(ids) - start) for start, stop in bounds]
+        framed = [self._framed(ids[start:stop]) for start, stop in bounds]
+        windows = [np.asarray(own or [self._filler], dtype=np.int32) for own, _ in framed]
         types = None
-        if type_ids is not None:
-            types = [np.asarray(window or [0], dtype=np.int32) for window in type_ids]
-        return TextTokens(windows, types, max(whole_length, 1))
+        if self._has_type_ids:
+            types = [np.asarray(own or [0], dtype=np.int32) for _, own in framed]
+        return TextTokens(windows, types, max(len(ids) + self._special_tokens, 1))
+
+    def _framed(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """Ids with the special tokens around them, and the segment ids of all."""
+        if self._backend is None:
+            types = self._tokenizer.create_token_type_ids_from_sequences(ids)
+            return self._tokenizer.build_inputs_with_special_tokens(ids), types
+        around, types, place = self._frame
+        own_types = types[place : place + 1] * len(ids)
+        behind = place + 1
+        return (
+            around[:place] + ids + around[behind:],
+            types[:place] + own_types + types[behind:],
+        )
+
+
+def _frame(backend: Any) -> tuple[list[int], list[int], int]:
+    """Ids and segment ids that a tokenizer gives a text of one token, and the place of that one."""
+    from tokenizers import Tokenizer, models
+
+    found = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
+    if backend.post_processor is not None:
+        found = backend.post_processor.process(found)
+    return found.ids, found.type_ids, found.special_tokens_mask.index(0)

@@ -24,7 +24,8 @@ class TokenBatch:
     type_ids : ndarray of int32, shape (tokens,), optional
         Segment ids, only for tokenizers that give a single text other ids than zero.
     whole_lengths : ndarray of int64, shape (texts,), optional
-        Tokens that each text had before it was cut. ``None``: nothing was cut.
+        Tokens that each text had before it was cut, or some number above its length if it was cut
+        and they were not counted. ``None``: nothing was cut.
     """
 
     ids: Any
@@ -66,7 +67,10 @@ class TokenBatch:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each whole text's tokens that are here, float32 (texts,)."""
+        """Share of each whole text's tokens that are here, float32 (texts,).
+
+        Below 1 if the text was cut; how far, only if the tokens behind the cut were counted.
+        """
         if self.whole_lengths is None:
             return np.ones(len(self), dtype=np.float32)
         return (self.lengths / self.whole_lengths).astype(np.float32)

@@ -14,7 +14,7 @@ class TokenStore:
     """Remembers every text's tokens by tokenizer; tokenizes what it does not know.
 
     Tokens that another mapper made are used where they are the same by necessity: the tokenizers
-    have equal fingerprints, and both cut at the same length or neither cuts this text. The text
+    have equal fingerprints, and both cut in the same way or neither cuts this text. The text
     itself is the key, so mappers with different `max_chars` share the texts that both leave whole.
     """
 
@@ -26,7 +26,7 @@ class TokenStore:
     ) -> tuple[list[TextTokens], int]:
         """Tokens of each text, and how many of them were known."""
         uncut = self._known[tokenizer.fingerprint]
-        cut = self._known[(tokenizer.fingerprint, tokenizer.max_tokens, tokenizer.overlap)]
+        cut = self._known[tokenizer.fingerprint, tokenizer.cut]
         found = {text: cut[text] for text in texts if text in cut}
         for text in texts:
             if text in uncut and uncut[text].whole_length <= tokenizer.max_tokens:

@@ -31,7 +31,7 @@ class Windows:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that is run, float32 (texts,)."""
+        """Share of each text's tokens that is run, as `TokenBatch.seen_share` tells it."""
         if self.tokens.whole_lengths is None:
             return np.ones(len(self.counts), dtype=np.float32)
         return self.tokens.seen_share

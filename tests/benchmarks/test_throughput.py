@@ -15,6 +15,7 @@ def test_a_smoke_run_of_throughput_writes_a_complete_result(throughput_run):
     assert list(result["corpora"]) == ["short"]
     check_corpus(result["corpora"]["short"], result["settings"])
     assert "a job's time: plan" in table
+    assert "the tokenizer alone gives at most" in table
     assert "tokens run for each real one" in table
 
 
@@ -39,5 +40,9 @@ def check_corpus(corpus, settings):
     check_speed_up(speed_up, seconds["pipeline held"], seconds["gpuclassify"])
     assert set(corpus["searches"]) == {"Curator's stages, best batch", "crossfit-original"}
     assert all(found["batch_size"] == 16 for found in corpus["searches"].values())
+    alone = corpus["tokenizer"]
+    assert alone["tokens"] == corpus["real_tokens"]
+    for name, count in (("documents", corpus["documents"]), ("tokens", alone["tokens"])):
+        assert alone[f"{name}_per_second"] == pytest.approx(count / min(alone["seconds"]))
     assert corpus["job"]["tokens"] == corpus["real_tokens"]
     assert corpus["footprints"] == {}

@@ -25,6 +25,11 @@ def test_a_smoke_run_writes_a_complete_result(smoke_run):
     ceiling = result["ceiling"]
     one, many = ceiling["model_tokens_per_second_and_core"], ceiling["model_tokens_per_second"]
     assert ceiling["library_cpu_seconds"] > ceiling["python_cpu_seconds"] > 0
+    lengths = result["lengths"]
+    ratio = lengths["long_seconds"] / lengths["short_seconds"]
+    assert lengths["time_ratio"] == pytest.approx(ratio)
+    assert lengths["long_chars"] == 200 * lengths["short_chars"]
+    assert f"takes {ratio:.2f} times as long" in printed
     assert one < many <= ceiling["cores"] * one * (1 + 1e-9)
 
 

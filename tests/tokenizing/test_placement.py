@@ -395,6 +395,12 @@ def test_what_stands_in_for_a_tokenizer_is_built_once_and_forgotten_with_it(educ
     assert len(placement._found) == known - 1
 
 
+def test_nothing_stands_in_for_a_tokenizer_that_cuts_on_the_left(checkpoint):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("fineweb-edu"), truncation_side="left")
+    with pytest.raises(NotEligibleError, match="cuts texts on the left"):
+        placement.gpu_tokenizer(TextTokenizer(tokenizer, MAX_TOKENS))
+
+
 def test_settings_and_keys_tell_where_texts_are_tokenized(checkpoint):
     def make(**options):
         return FineWebEduClassifier(model=checkpoint("fineweb-edu"), **options)

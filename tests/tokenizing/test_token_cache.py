@@ -12,9 +12,9 @@ TEXTS = ["", *sample_texts(40, max_words=150)]
 
 @pytest.fixture(scope="module")
 def tokenizer_of(sequence_classifier):
-    def tokenizer(architecture="bert", length=24, overlap=None, **options):
+    def tokenizer(architecture="bert", length=24, overlap=None, counts_rest=True, **options):
         loaded = AutoTokenizer.from_pretrained(sequence_classifier(architecture), **options)
-        return TextTokenizer(loaded, length, overlap)
+        return TextTokenizer(loaded, length, overlap, counts_rest=counts_rest)
 
     return tokenizer
 
@@ -54,6 +54,13 @@ def test_windows_and_cut_texts_are_not_mixed(tokenizer_of):
     assert shares(tokenizer_of(), tokenizer_of(overlap=4)) == short
     assert shares(tokenizer_of(overlap=4), tokenizer_of(overlap=5)) == short
     assert shares(tokenizer_of(overlap=4), tokenizer_of(overlap=4)) == len(TEXTS)
+
+
+def test_counts_are_not_taken_from_who_does_not_count(tokenizer_of):
+    short = sum(tokens.whole_length <= 24 for tokens in tokenizer_of().encode(TEXTS))
+
+    assert shares(tokenizer_of(counts_rest=False), tokenizer_of()) == short < len(TEXTS)
+    assert shares(*[tokenizer_of(counts_rest=False)] * 2) == len(TEXTS)
 
 
 def test_other_sides_are_other_tokenizers(tokenizer_of):
