@@ -18,6 +18,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import torch
+from gpuclassify.models.disentangled import DisentangledEncoder
 from transformers import AutoTokenizer
 
 from benchmarks.harness import (
@@ -34,7 +35,6 @@ from benchmarks.recipes import gpuclassify_scores
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify.inference.packed.packed_layers import PackedLayers
 from gpuclassify.models import disentangled
-from gpuclassify.models.disentangled import DisentangledEncoder
 
 QUESTION = "parts"
 ALL = "all parts"

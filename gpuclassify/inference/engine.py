@@ -27,6 +27,7 @@ from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halve_on_oom
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
+from gpuclassify.inference.streams import run_in_streams
 from gpuclassify.inference.to_device import stage, to_device
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_stats import RunStats
@@ -165,23 +166,30 @@ def _run_batches(
         stats.raise_peak("peak_planned_bytes", found.planned_bytes)
         return _limits(model, found, settings, side, is_packed)
 
+    counting = threading.Lock()
+
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
         part = batch.part(start, stop)
         output = model.forward(part, side)
-        stats.batches += 1
-        stats.padded_tokens += part.run_tokens
+        with counting:
+            stats.batches += 1
+            stats.padded_tokens += part.run_tokens
         return output
 
     def remember(batch: PaddedBatch, count: int) -> None:
-        stats.out_of_memory += 1
+        with counting:
+            stats.out_of_memory += 1
         limits.lower(count, -(-batch.run_tokens // len(batch.rows)))
 
-    for batch in _batches(model, tokens, settings, side, current_limits):
+    def run_batch(batch: PaddedBatch) -> tuple[np.ndarray, torch.Tensor]:
         batch = replace(batch, is_packed=is_packed)
         outputs = halve_on_oom(
             functools.partial(step, batch), 0, len(batch.rows), functools.partial(remember, batch)
         )
-        yield batch.rows, torch.cat(outputs)
+        return batch.rows, torch.cat(outputs)
+
+    batches = _batches(model, tokens, settings, side, current_limits)
+    return run_in_streams(run_batch, batches, model.device)
 
 
 def _batches(
@@ -211,7 +219,7 @@ def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
 
 
 def _is_packed(model: LoadedModel, settings: BatchSettings) -> bool:
-    if settings.loader == "crossfit" or settings.engine not in ("auto", "packed"):
+    if settings.engine not in ("auto", "packed"):
         return False
     if settings.engine == "auto":
         return model.is_packable

@@ -252,6 +252,7 @@ def load_model(
     weights_dtype = torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, build).to(device)
     speed_up_deberta(module, build is None and checkpoint.layout == LINEAR_HEAD)
+    is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = _backbone(module)
     config = getattr(backbone, "config", None)
     return LoadedModel(
@@ -263,7 +264,7 @@ def load_model(
         pad_id=_pad_id(config, tokenizer),
         max_tokens=longest_input(checkpoint, tokenizer, config),
         accepts_positions=_accepts_positions(module, backbone),
-        score_rule=None if fast_encoder(module) else _score_rule(config, dtype),
+        score_rule=None if is_fast else _score_rule(config, dtype),
         output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
         unpacks=unpacks,

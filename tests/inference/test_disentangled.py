@@ -521,8 +521,8 @@ def test_fused_attention_is_used_where_it_is_the_same_and_faster(monkeypatch, ca
     assert "attention is not fused: 1.5 of the time" in caplog.text
 
 
-def another_scale(attention, query, key, value, tables, scale):
-    return DisentangledAttention.__call__(attention, query, key, value, tables, 2 * scale)
+def another_scale(query, key, value, *others):
+    return fused_attention._attend(2 * query, key, value, *others)
 
 
 def no_compiler(*_):
@@ -531,12 +531,15 @@ def no_compiler(*_):
 
 @pytest.mark.parametrize(
     ("attend", "reason"),
-    [(another_scale, "difference"), (no_compiler, "RuntimeError: no working compiler$")],
+    [
+        (another_scale, "not fused: .* difference"),
+        (no_compiler, "not fused: RuntimeError: no working compiler$"),
+    ],
 )
 def test_fused_attention_that_differs_or_fails_is_not_used(monkeypatch, caplog, attend, reason):
     monkeypatch.setattr(disentangled, "FUSED_DEVICES", {"cpu"})
     monkeypatch.setattr(disentangled, "FUSED_LENGTHS", (130, 7))
-    monkeypatch.setattr(FusedAttention, "__call__", attend)
+    monkeypatch.setattr(fused_attention, "_compiled", lambda is_dynamic: attend)
     model = plain_model()
     with caplog.at_level(logging.INFO, logger="gpuclassify"):
         speed_up_deberta(model)

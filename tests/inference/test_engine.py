@@ -19,6 +19,7 @@ from gpuclassify.inference.memory import (
     FOUND_LIMITS,
     BatchLimits,
     DocumentTooLargeError,
+    ScoreRule,
     cpu_limits,
 )
 from gpuclassify.testing import ARCHITECTURES, sample_texts
@@ -196,7 +197,7 @@ def test_a_model_that_needs_single_rows_gets_them(bert, bert_tokens, expected_of
 
 
 def test_limits_hold_and_scores_are_bounded_for_relative_attention(model_of, tokens_of, key):
-    model = watched(model_of("deberta-v2"))
+    model = dataclasses.replace(watched(model_of("deberta-v2")), score_rule=ScoreRule(4, 64, 4))
     limits = dataclasses.replace(cpu_limits(model.score_rule), max_score_bytes=2 * 2**20)
     FOUND_LIMITS.for_run(key, lambda: limits)
 

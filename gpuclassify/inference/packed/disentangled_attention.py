@@ -9,7 +9,7 @@ which a view with another stride puts straight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -168,7 +168,7 @@ def _relative_scores(
 ) -> torch.Tensor:
     """Both relative terms, (heads, texts, queries, keys)."""
     scores = query.new_empty(*query.shape[:3], key.shape[2])
-    write = torch.Tensor.copy_
+    write: Callable[..., torch.Tensor] = torch.Tensor.copy_
     for states, table, target in (
         (query, tables.keys, scores),
         (key, tables.queries, scores.mT),

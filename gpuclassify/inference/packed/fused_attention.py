@@ -75,7 +75,7 @@ class FusedAttention(DisentangledAttention):
 
 @functools.cache
 def _compiled(is_dynamic: bool) -> Any:
-    """For batches of any size, which torch 2.13 cannot compile for a CPU, or for each of its own."""
+    """For batches of any size, or for one: torch 2.13 cannot compile the former for a CPU."""
     return torch.compile(_attend, dynamic=is_dynamic)
 
 

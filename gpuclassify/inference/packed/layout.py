@@ -74,6 +74,8 @@ class Layout:
     ----------
     lengths : ndarray of int64, shape (texts,)
         In falling order.
+    calls : int
+        Of layers, that have run on this layout.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Layout:
             starts = starts - first_columns[order]
         rows = np.repeat(order, self.lengths)
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
+        self.calls = 0
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)

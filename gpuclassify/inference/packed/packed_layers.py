@@ -8,6 +8,7 @@ nothing need be known of them; the layers between are transformers' own.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gpuclassify.inference.packed.layout import Layout
-from gpuclassify.inference.packed.packed_attention import ATTENTION, current_layout
+from gpuclassify.inference.packed.packed_attention import ATTENTION, current_layout, within
 
 
 class NotPackableError(ValueError):
@@ -53,6 +54,9 @@ class PackedLayers:
         self.layers = next(lists, nn.ModuleList())
         self.calls = 0
         self.is_first_enough = False
+        self._users = 0
+        self._changing = threading.Lock()
+        self._changes = contextlib.ExitStack()
         self._configs: list[Any] = list({id(part.config): part.config for part in models}.values())
         if not len(self.layers):
             raise NotPackableError("it has no list of transformers layers")
@@ -69,35 +73,46 @@ class PackedLayers:
             Of the padded batch.
         device : torch.device
         """
-        if lengths.min() == width and not self.is_first_enough:  # nothing to leave out
+        with self._changed_layers(), within(Layout(lengths, width, device)):
             yield
-            return
-        layout = Layout(lengths, width, device)
-        unpack = layout.unpack_first_tokens if self.is_first_enough else layout.unpack
-        calls = 0
 
-        def before(_: nn.Module, given: Any, named: Any) -> tuple[Any, Any]:
-            return _change(given, layout.pack), _change(named, layout.pack)
+    @contextlib.contextmanager
+    def _changed_layers(self) -> Iterator[None]:
+        """Within it, layers change what they take and give; once, however many threads are in it.
 
-        def after(_: nn.Module, given: Any, output: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return _change(output, unpack) if calls == self.calls else output
+        They do it for all forwards of the module, each of which needs a layout of its thread's own.
+        """
+        with self._changing:
+            if not self._users:
+                self._change_layers()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._users -= 1
+                if not self._users:
+                    self._changes.close()
 
-        def keep_first(_: nn.Module, given: Any) -> Any:
-            return _change(given, layout.first_tokens) if self.is_first_enough else given
-
-        with contextlib.ExitStack() as stack:
-            for config in self._configs:
-                stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-                config._attn_implementation = ATTENTION
-            for layer in self.layers:
-                stack.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-                stack.callback(layer.register_forward_hook(after).remove)
+    def _change_layers(self) -> None:
+        keep = self._changes.callback
+        for config in self._configs:
+            keep(setattr, config, "_attn_implementation", config._attn_implementation)
+            config._attn_implementation = ATTENTION
+        for layer in self.layers:
+            keep(layer.register_forward_pre_hook(_pack, with_kwargs=True).remove)
+            keep(layer.register_forward_hook(self._unpack).remove)
+        if self.is_first_enough:
             for part in self.after_attention:
-                stack.callback(part.register_forward_pre_hook(keep_first).remove)
-            stack.callback(current_layout.reset, current_layout.set(layout))
-            yield
+                keep(part.register_forward_pre_hook(_keep_first).remove)
+
+    def _unpack(self, _: nn.Module, given: Any, output: Any) -> Any:
+        layout = current_layout.get()
+        layout.calls += 1
+        if layout.calls < self.calls:
+            return output
+        unpack = layout.unpack_first_tokens if self.is_first_enough else layout.unpack
+        return _change(output, unpack)
 
     @property
     def after_attention(self) -> list[nn.Module]:
@@ -120,6 +135,15 @@ class PackedLayers:
             for layer in self.layers:
                 stack.callback(layer.register_forward_hook(note).remove)
             yield seen
+
+
+def _pack(_: nn.Module, given: Any, named: Any) -> tuple[Any, Any]:
+    layout = current_layout.get()
+    return _change(given, layout.pack), _change(named, layout.pack)
+
+
+def _keep_first(_: nn.Module, given: Any) -> Any:
+    return _change(given, current_layout.get().first_tokens)
 
 
 def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
