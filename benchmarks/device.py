@@ -30,7 +30,7 @@ from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
-from gpuclassify.cluster.sizing import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
+from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
 from gpuclassify.workers.nvml import survey_gpus
 from gpuclassify.workers.run_stats import add_up, collected_stats
@@ -341,15 +341,15 @@ def measure_memory(texts: Sequence[str], directory: str, device: str) -> dict[st
 
 @contextlib.contextmanager
 def shared_out(total_bytes: int) -> Iterator[None]:
-    """RMM's pool and torch's share of the GPU as a worker of `get_client` has them."""
+    """RMM's pool and torch's share of the GPU, as workers for cuDF frames have them."""
     import rmm
 
     rmm.reinitialize(
         pool_allocator=True,
-        initial_pool_size=_aligned(total_bytes * DEFAULT_POOL),
-        maximum_pool_size=_aligned(total_bytes * DEFAULT_MAXIMUM_POOL),
+        initial_pool_size=_aligned(total_bytes * POOL_SHARE),
+        maximum_pool_size=_aligned(total_bytes * MAXIMUM_POOL_SHARE),
     )
-    torch.cuda.set_per_process_memory_fraction(DEFAULT_TORCH)
+    torch.cuda.set_per_process_memory_fraction(TORCH_SHARE)
     try:
         yield
     finally:

@@ -72,6 +72,8 @@ class Layout:
     ----------
     lengths : ndarray of int64, shape (texts,)
         In falling order.
+    attention : str, optional
+        Name of the torch function by which the texts were last attended to.
     """
 
     def __init__(self, lengths: np.ndarray, width: int, device: torch.device) -> None:
@@ -80,6 +82,7 @@ class Layout:
         starts = np.cumsum(self.lengths) - self.lengths
         rows = np.repeat(order, self.lengths)
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
+        self.attention: str | None = None
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)

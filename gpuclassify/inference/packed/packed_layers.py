@@ -40,6 +40,9 @@ class PackedLayers:
         Whether the head reads nothing but first tokens, so that the last layer runs no others
         after attention. They are NaN to what follows.
 
+    attention : str, optional
+        Name of the torch function by which the last batch's texts were attended to.
+
     Raises
     ------
     NotPackableError
@@ -53,6 +56,7 @@ class PackedLayers:
         self.layers = next(lists, nn.ModuleList())
         self.calls = 0
         self.is_first_enough = False
+        self.attention: str | None = None
         self._configs: list[Any] = list({id(part.config): part.config for part in models}.values())
         if not len(self.layers):
             raise NotPackableError("it has no list of transformers layers")
@@ -98,6 +102,7 @@ class PackedLayers:
                 stack.callback(part.register_forward_pre_hook(keep_first).remove)
             stack.callback(current_layout.reset, current_layout.set(layout))
             yield
+            self.attention = layout.attention
 
     @property
     def after_attention(self) -> list[nn.Module]:
