@@ -122,14 +122,14 @@ def steps_of(part: str, options: argparse.Namespace) -> list[Step]:
         "tests": [Step((*pytest, "-k", "not cudf", path), 150) for path in WITHOUT_CUDF],
         "speed": [
             Step((*many, "speed", "--repeats", "2"), 240, writes=True),
-            Step((*many, "tokens", "idle"), 80, writes=True),
-            Step((*device, "--model", "deberta", "--documents", "1000", *speed), 110, writes=True),
-            Step((*device, "--original", "--documents", "2000", *speed), 160, writes=True),
+            Step((*many, "tokens", "idle"), 120, writes=True),
+            Step((*device, "--model", "deberta", "--documents", "1000", *speed), 160, writes=True),
+            Step((*device, "--original", "--documents", "2000", *speed), 200, writes=True),
         ],
         "cudf": [
             Step(("-c", A_SERIES), 60),
             *(Step((*pytest, path), 150) for path in FIRST_CUDF),
-            Step((*many, "memory"), 80, writes=True),
+            Step((*many, "memory"), 120, writes=True),
             Step((*many, "speed", "tokens", "--repeats", "2"), 240, writes=True),
             Step((*pytest, *(f"--ignore={path}" for path in FIRST_CUDF)), 300),
         ],
