@@ -60,7 +60,7 @@ bench-full: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.suite full
 
 bench-gpu: $(GPU_READY)
-	PYTHON="$(PYTHON_GPU)" bash benchmarks/gpu.sh
+	$(PYTHON_GPU) -m benchmarks.gpu.run --parts probe speed
 
 # Beside its peers, which have an environment of their own.
 bench-deduplication: $(VENV)/.dev $(PEERS)/.ready

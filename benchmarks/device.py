@@ -8,10 +8,12 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,15 @@ from transformers import AutoTokenizer
 
 from benchmarks import throughput
 from benchmarks.harness import begin, finish, new_parser, parse
-from benchmarks.limited import describe_gpu, rest_lines
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.tokenizing import timed, tokenizer_speed
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
-from gpuclassify.cluster.sizing import DEFAULT_MAXIMUM_POOL, DEFAULT_POOL, DEFAULT_TORCH
+from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
+from gpuclassify.workers.nvml import survey_gpus
 from gpuclassify.workers.run_stats import add_up, collected_stats
 
 QUESTION = "device"
@@ -43,6 +45,10 @@ PEERS = ("Curator's stages, best batch", "loader=crossfit")
 BALLAST_SHARE = 0.4  # of the GPU, held by a cudf frame beside the model
 BALLAST_COLUMNS = 8  # a column has at most 2**31 - 1 rows
 RMM_ALIGNMENT_BYTES = 256
+PACKAGES = (
+    *("gpuclassify", "torch", "transformers", "dask", "pandas", "crossfit"),
+    *("cudf", "dask-cudf", "rmm", "dask-cuda"),
+)
 # Of cuBLAS, which torch allocates at the first product: a measurement kept from an earlier process
 # was made with it in place, and does not have it.
 WORKSPACE_BYTES = 2**27
@@ -87,6 +93,29 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parse(parser, arguments)
     options.partitions, options.footprint, options.peers = 1, "none", True
     return options
+
+
+def describe_gpu() -> dict[str, Any]:
+    """The first visible GPU, its driver, and the versions of what runs on it."""
+    survey = survey_gpus()
+    first = survey.gpus[0] if survey.gpus else None
+    versions = {name: _version(name) for name in PACKAGES}
+    return {
+        "name": first and first.name,
+        "memory_bytes": first and first.memory_bytes,
+        "driver": survey.driver_version,
+        "driver_cuda": survey.cuda_version and ".".join(map(str, survey.cuda_version)),
+        "python": platform.python_version(),
+        "versions": {name: version for name, version in versions.items() if version},
+    }
+
+
+def _version(name: str) -> str | None:
+    """Of a package, or of its wheel for one of the CUDA versions."""
+    for wheel in (name, f"{name}-cu13", f"{name}-cu12"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(wheel)
+    return None
 
 
 def choose(options: argparse.Namespace, directory: str) -> Choice:
@@ -280,15 +309,15 @@ def measure_memory(texts: Sequence[str], directory: str, device: str) -> dict[st
 
 @contextlib.contextmanager
 def shared_out(total_bytes: int) -> Iterator[None]:
-    """RMM's pool and torch's share of the GPU as a worker of `get_client` has them."""
+    """RMM's pool and torch's share of the GPU, as workers for cuDF frames have them."""
     import rmm
 
     rmm.reinitialize(
         pool_allocator=True,
-        initial_pool_size=_aligned(total_bytes * DEFAULT_POOL),
-        maximum_pool_size=_aligned(total_bytes * DEFAULT_MAXIMUM_POOL),
+        initial_pool_size=_aligned(total_bytes * POOL_SHARE),
+        maximum_pool_size=_aligned(total_bytes * MAXIMUM_POOL_SHARE),
     )
-    torch.cuda.set_per_process_memory_fraction(DEFAULT_TORCH)
+    torch.cuda.set_per_process_memory_fraction(TORCH_SHARE)
     try:
         yield
     finally:
@@ -318,7 +347,36 @@ def table(result: dict[str, Any]) -> str:
         lines.append(throughput.table(result))
     else:
         lines += [f"{name} is left out: {why}" for name, why in result["left_out"].items()]
-    return "\n".join([*lines, *rest_lines(result)])
+    return "\n".join([*lines, *_rest_lines(result)])
+
+
+def _rest_lines(result: dict[str, Any]) -> list[str]:
+    """What was found beside speed."""
+    lines = []
+    for where, tokens in result.get("tokens", {}).items():
+        lines.append(
+            f"  the {where} tokenizes {tokens['documents_per_second']:,.0f} documents, "
+            f"{tokens['tokens_per_second']:,.0f} tokens a second at most"
+        )
+    if idle := result.get("idle"):
+        whole, between, sampled = (
+            "unknown" if idle[name] is None else f"{idle[name]:.1%}"
+            for name in ("idle_share", "idle_share_between", "sampled_idle_share")
+        )
+        lines.append(
+            f"  idle after warm-up: {whole} of the call, {between} between first and last "
+            f"operation, {sampled} by NVML"
+        )
+    if memory := result.get("memory"):
+        stats = memory["stats"]
+        lines.append(
+            f"  beside {memory['ballast_bytes'] / 2**30:.1f} GiB of cudf: torch "
+            f"{stats['peak_torch_bytes'] / 2**30:.1f} GiB at most, planned "
+            f"{stats['peak_planned_bytes'] / 2**30:.1f}"
+            f"{'' if memory['is_within_plan'] else ' (EXCEEDED)'}; "
+            f"{stats['out_of_memory']} out-of-memory"
+        )
+    return lines
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ import torch
 import transformers
 
 from benchmarks.names import RESULTS
+from gpuclassify import __version__
 from gpuclassify.cluster.sizing import usable_cores
 
-PACKAGES = ("gpuclassify", "torch", "transformers", "tokenizers", "dask", "pandas", "numpy")
+PACKAGES = ("torch", "transformers", "tokenizers", "dask", "pandas", "numpy")
 MINIMUM_SPREAD = 1e-3  # of answers over documents; constant answers agree whatever went wrong
 QUIET_SHARE = 0.05  # of the machine's cores, which other programs may take
 SMOKE_OPTIONS = {"documents": 12, "repeats": 2, "threads": 1}  # tiny models need no more
@@ -331,8 +332,8 @@ def _processor_name() -> str:
 
 
 def describe_versions() -> dict[str, str]:
-    """Installed versions of what takes part."""
-    return {package: version(package) for package in PACKAGES}
+    """Versions of what takes part; of gpuclassify that of the code that runs, installed or not."""
+    return {"gpuclassify": __version__} | {package: version(package) for package in PACKAGES}
 
 
 def write_result(question: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:

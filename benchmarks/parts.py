@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import torch
-from gpuclassify.models.disentangled import DisentangledEncoder
 from transformers import AutoTokenizer
 
 from benchmarks.harness import (
@@ -33,8 +32,10 @@ from benchmarks.harness import (
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.recipes import gpuclassify_scores
 from benchmarks.texts import LENGTHS, texts_of_lengths
+from gpuclassify.inference import engine
+from gpuclassify.inference.packed import disentangled, disentangled_attention
+from gpuclassify.inference.packed.disentangled import DisentangledEncoder
 from gpuclassify.inference.packed.packed_layers import PackedLayers
-from gpuclassify.models import disentangled
 
 QUESTION = "parts"
 ALL = "all parts"
@@ -44,25 +45,26 @@ WARM_UP_DOCUMENTS = 2
 Way = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def with_whole_last_layer() -> Any:
+def with_whole_last_layer(layers: type) -> Any:
     """The last layer on all tokens, whatever the head reads."""
-    running = PackedLayers.running
+    never = property(lambda _: False, lambda *_: None)
+    return mock.patch.object(layers, "is_first_enough", never, create=True)
 
-    @contextlib.contextmanager
-    def whole(packed: PackedLayers, *given: Any) -> Iterator[None]:
-        with mock.patch.object(packed, "is_first_enough", False), running(packed, *given):
-            yield
 
-    return mock.patch.object(PackedLayers, "running", whole)
+def with_one_batch_at_a_time() -> Any:
+    """Each batch on all cores, as torch spreads it."""
+    return mock.patch.object(engine, "run_in_streams", lambda run, items, _: map(run, items))
 
 
 def with_new_tables() -> Any:
     """DeBERTa's relative positions projected in every forward."""
-    tables = DisentangledEncoder._position_tables
 
     def anew(encoder: Any) -> Any:
-        encoder._tables = None
-        return tables(encoder)
+        positions = encoder.get_rel_embedding()
+        return [
+            disentangled._project_positions(layer.attention.self, positions)
+            for layer in encoder.layer
+        ]
 
     return mock.patch.object(DisentangledEncoder, "_position_tables", anew)
 
@@ -74,27 +76,13 @@ def with_plain_softmax() -> Any:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attn_mask: torch.Tensor | None,
+        attn_mask: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        scores = (query * scale) @ key.mT
-        if attn_mask is not None:
-            scores = scores + attn_mask
+        scores = (query * scale) @ key.mT + attn_mask
         return scores.softmax(-1) @ value
 
-    return mock.patch.object(disentangled, "scaled_dot_product_attention", attend)
-
-
-def with_whole_span() -> Any:
-    """DeBERTa's relative terms computed for all positions of the tables, not those that occur."""
-    pairs = DisentangledEncoder._pairs
-
-    def whole(encoder: Any, mask: torch.Tensor, dtype: torch.dtype) -> Any:
-        found = pairs(encoder, mask, dtype)
-        size = encoder.rel_embeddings.num_embeddings
-        return replace(found, positions=slice(0, size), index=found.index + found.positions.start)
-
-    return mock.patch.object(DisentangledEncoder, "_pairs", whole)
+    return mock.patch.object(disentangled_attention, "scaled_dot_product_attention", attend)
 
 
 def with_transformers_encoder() -> Any:
@@ -102,33 +90,22 @@ def with_transformers_encoder() -> Any:
     return mock.patch.object(DisentangledEncoder, "_is_fast", lambda *_: False)
 
 
-def with_all_states() -> Any:
-    """DeBERTa's last layer on all tokens."""
-    states = DisentangledEncoder._states
-
-    def whole(encoder: Any, *given: Any) -> Any:
-        with mock.patch.object(encoder, "is_first_token_enough", False):
-            return states(encoder, *given)
-
-    return mock.patch.object(DisentangledEncoder, "_states", whole)
-
-
 # What is left out, how, and options of the classifier beside it.
 Part = tuple[str, Way, dict[str, Any]]
 COMMON: list[Part] = [
     ("order of arrival", contextlib.nullcontext, {"sort_by_length": False}),
+    ("padded", contextlib.nullcontext, {"engine": "padded"}),
+    ("a batch on all cores", with_one_batch_at_a_time, {}),
 ]
 PARTS: dict[str, list[Part]] = {
     "bert": [
         *COMMON,
-        ("padded", contextlib.nullcontext, {"engine": "padded"}),
-        ("last layer whole", with_whole_last_layer, {}),
+        ("last layer whole", functools.partial(with_whole_last_layer, PackedLayers), {}),
     ],
     "deberta": [
         *COMMON,
-        ("last layer whole", with_all_states, {}),
+        ("last layer whole", functools.partial(with_whole_last_layer, DisentangledEncoder), {}),
         ("tables made in every forward", with_new_tables, {}),
-        ("all positions of the tables", with_whole_span, {}),
         ("softmax not fused", with_plain_softmax, {}),
         ("transformers' encoder", with_transformers_encoder, {}),
     ],

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from gpuclassify import DistributedDataClassifier
+from gpuclassify.inference.process_setting import gpu_settings
 
 PIPELINE_BATCH_SIZE = 25
 SORTED_BATCH_SIZE = 32
@@ -45,16 +46,22 @@ def pipeline_partition(
     is_held: bool,
     batch_size: int = PIPELINE_BATCH_SIZE,
     dtype: str = "float32",
+    cudnn_attention: bool = True,
 ) -> pd.Series:
-    """Probabilities in label order, a list for each text: the body of the published recipe."""
+    """Probabilities in label order, a list for each text: the body of the published recipe.
+
+    Without `cudnn_attention`, torch attends on a GPU as it does under gpuclassify.
+    """
     classify = (held_pipeline if is_held else new_pipeline)(directory, device, dtype)
-    results = classify(
-        texts.to_list(),
-        batch_size=batch_size,
-        padding="longest",
-        truncation=True,
-        top_k=None,
-    )
+    ours = gpu_settings(torch.device(device), getattr(torch, dtype))
+    with contextlib.nullcontext() if cudnn_attention else ours:
+        results = classify(
+            texts.to_list(),
+            batch_size=batch_size,
+            padding="longest",
+            truncation=True,
+            top_k=None,
+        )
     rows = [[row["score"] for row in sorted(result, key=_label)] for result in results]
     return pd.Series(rows, index=texts.index, name=texts.name)
 

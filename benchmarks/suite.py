@@ -1,7 +1,6 @@
 """Several benchmarks one after the other, pictures of what they found, and a short table.
 
-``python -m benchmarks.suite short`` is ``make bench``; README.md says what each form runs. The form
-for GPUs keeps to a time limit, and writes and prints what it got to.
+``python -m benchmarks.suite short`` is ``make bench``; README.md says what each form runs.
 """
 
 import argparse
@@ -12,19 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import limited
-from benchmarks.limited import Command
 from benchmarks.names import BASELINE, RESULTS, SUBJECT
-from gpuclassify.workers.nvml import survey_gpus
 
 _ROOT = Path(__file__).parents[1]
 _SEARCHED = ("Curator's stages, best batch", "crossfit-original")
 _PEERS = ("sorted batches of 32", *_SEARCHED, "loader=crossfit")
 
 
+Command = tuple[str, ...]  # a benchmark's module and its options
+
+
 def _throughput(model: str, lengths: str, documents: int, *more: str) -> Command:
     options = ("--model", model, "--lengths", lengths, "--documents", str(documents))
-    return Command("throughput", (*options, *more))
+    return ("throughput", *options, *more)
 
 
 # Counted for two quiet cores of 200 GFLOP/s and 0.18 GFLOP for a token of BERT-base: 1 ms a token
@@ -41,54 +40,26 @@ FORMS: dict[str, tuple[Command, ...]] = {
             *("deberta", "web", 10, "--repeats", "2", "--footprint", "none"),
             *("--variants", BASELINE),
         ),
-        Command("scaling", ("--documents", "100", "--repeats", "2")),
+        ("scaling", "--documents", "100", "--repeats", "2"),
     ),
     "full": (
         _throughput("bert", "web", 120, "--peers", "--footprint", "all"),
         _throughput("bert", "short", 240, "--peers"),
         _throughput("deberta", "web", 40, "--peers", "--variants", *_PEERS),
-        Command("scaling", ("--documents", "400")),
-        Command("scaling", ("--documents", "100", "--lengths", "web")),
-    ),
-    # Counted for one H100: 35 TFLOP/s in float32, where the recipe also runs 1.5 times the tokens,
-    # and 250 in 16 bits. A web document has 339 tokens after the cut, and a token takes 0.185
-    # GFLOP, of DeBERTa 0.203. 8,000 documents are 0.50 PFLOP: 22 s for the recipe, 2 s for
-    # gpuclassify, 3 to 10 s for ways that the host holds up. CrossFit's curve of memory is 2.3
-    # PFLOP in float32. With loading, searches and peaks the runs take 170, 40, 40, 70 and 120 s: of
-    # the 8 minutes that are allowed more than 7, and every run has a limit.
-    "gpu": (
-        Command("device", ("--documents", "8000", "--repeats", "2", "--parts", "speed"), 240),
-        Command("device", ("--documents", "8000", "--parts", "tokens", "idle"), 80),
-        Command("device", ("--documents", "8000", "--parts", "memory"), 80),
-        Command(
-            "device",
-            ("--model", "deberta", "--documents", "1000", "--repeats", "1", "--parts", "speed"),
-            110,
-        ),
-        Command(
-            "device",
-            ("--original", "--documents", "2000", "--repeats", "1", "--parts", "speed"),
-            160,
-        ),
+        ("scaling", "--documents", "400"),
+        ("scaling", "--documents", "100", "--lengths", "web"),
     ),
 }
-
-
-# All that a GPU form does, in one process and in seconds.
-GPU_SMOKE = Command("device", ("--parts", "memory", "speed", "tokens", "idle", "--original"), 240)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Path]:
     """Run a form, and return the paths of the results."""
     options = parse_options(arguments)
     common = ["--output", str(options.output.resolve())] + ["--smoke"] * options.smoke
-    if options.form == "gpu":
-        commands = (GPU_SMOKE,) if options.smoke else FORMS["gpu"]
-        return limited.run(commands, options, [*common, "--device", options.device])
     paths = []
-    for number, (question, asked, _) in enumerate(FORMS[options.form], 1):
-        print(f"[{number}/{len(FORMS[options.form])}] {question} {' '.join(asked)}", flush=True)
-        paths.append(_run([question, *asked, *common]))
+    for number, command in enumerate(FORMS[options.form], 1):
+        print(f"[{number}/{len(FORMS[options.form])}] {' '.join(command)}", flush=True)
+        paths.append(_run([*command, *common]))
     _module("plots", *map(str, paths))
     print(summary([json.loads(path.read_text(encoding="utf-8")) for path in paths]))
     return paths
@@ -100,15 +71,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("form", choices=tuple(FORMS))
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--smoke", action="store_true", help="tiny models and few texts")
-    gpu = parser.add_argument_group("of the form for GPUs")
-    gpu.add_argument("--device", default="cuda", help="cpu shows with --smoke that it works")
-    gpu.add_argument("--limit-seconds", type=float, default=480.0, help="for all together (480)")
-    options = parser.parse_args(arguments)
-    if options.form == "gpu" and options.device != "cpu":
-        survey = survey_gpus()
-        if not survey.has_gpu:
-            parser.error(f"{survey.absent_because}; --smoke --device cpu shows that it works")
-    return options
+    return parser.parse_args(arguments)
 
 
 def _run(command: Sequence[str]) -> Path:

@@ -248,7 +248,7 @@ def table(result: dict[str, Any]) -> str:
             f"{kind}: {corpus['documents']} documents, {corpus['real_tokens']} real tokens, "
             f"{corpus['cut_documents_share']:.0%} of documents cut at {MAX_TOKENS}; matmul peak "
             f"{_peak_text(corpus)}; largest difference {corpus['largest_difference']:.0e}",
-            f"{'median s':>40}{'min - max':>16}{'docs/s':>9}{'tokens/s':>10}{'of peak':>9}"
+            f"{'median s':>44}{'min - max':>16}{'docs/s':>9}{'tokens/s':>10}{'of peak':>9}"
             f"{SUBJECT:>13}",
         ]
         lines += [_variant_line(name, corpus) for name in corpus["variants"]]
@@ -270,7 +270,7 @@ def _variant_line(name: str, corpus: dict[str, Any]) -> str:
     spread = f"{min(found['seconds']):.2f} - {max(found['seconds']):.2f}"
     ratio = corpus["speed_up"].get(name, {"ratio_of_medians": 1.0})["ratio_of_medians"]
     return (
-        f"  {name:28}{found['median_seconds']:10.2f}{spread:>16}"
+        f"  {name:32}{found['median_seconds']:10.2f}{spread:>16}"
         f"{found['documents_per_second']:9.2f}{found['real_tokens_per_second']:10.0f}"
         f"{found['share_of_peak']:9.0%}{ratio:12.2f}x"
     )

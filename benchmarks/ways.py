@@ -137,6 +137,11 @@ def _gpu_ways(options: argparse.Namespace, directory: str) -> list[Way]:
     return [
         *_recipes(),
         Way(f"{BASELINE}, float16", _by_partition(half), PEER_DTYPE),
+        Way(
+            f"{BASELINE}, float16, no cuDNN",
+            _by_partition(half, cudnn_attention=False),
+            PEER_DTYPE,
+        ),
         *(peers if options.peers else []),
         *_searched_batches(PEER_DTYPE),
         Way("loader=crossfit", functools.partial(own, loader="crossfit"), own_dtype),

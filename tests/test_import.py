@@ -1,5 +1,7 @@
 """Importing the package is inert."""
 
+from pathlib import Path
+
 
 def test_import_loads_no_framework_writes_no_environment_and_is_quick(run_python):
     probe = """
@@ -32,4 +34,15 @@ def test_no_public_name_is_hidden_by_a_module_of_the_same_name(run_python):
 import importlib, pkgutil, gpuclassify
 for module in pkgutil.iter_modules(gpuclassify.__path__):
     assert module.name not in gpuclassify.__all__, module.name
+""")
+
+
+def test_the_tests_of_models_begin_on_a_machine_without_dask(run_python):
+    names = ("inference/test_engine.py", "gpu/test_kernels.py")
+    files = [str(Path(__file__).parent / name) for name in names]
+    run_python(f"""
+import sys
+sys.modules.update({{"dask": None, "distributed": None}})  # as where they are not installed
+import pytest
+assert pytest.main(["--collect-only", "-q", *{files}]) == 0
 """)

@@ -13,9 +13,7 @@ from gpuclassify.checks import check_choice
 from gpuclassify.cluster.check_options import check_options, check_whole, names_of
 from gpuclassify.cluster.security import make_security, warn_if_open
 from gpuclassify.cluster.sizing import (
-    DEFAULT_MAXIMUM_POOL,
-    DEFAULT_POOL,
-    DEFAULT_TORCH,
+    AUTO,
     Size,
     choose_gpus,
     cpu_cluster_options,
@@ -59,10 +57,11 @@ def get_client(
     n_workers: int | list[int] | None = None,
     threads_per_worker: int = 1,
     security: Any = None,
-    rmm_pool_size: Size | None = DEFAULT_POOL,
-    rmm_maximum_pool_size: Size | None = DEFAULT_MAXIMUM_POOL,
+    backend: str = "pandas",
+    rmm_pool_size: Size | None = AUTO,
+    rmm_maximum_pool_size: Size | None = AUTO,
     rmm_async: bool = False,
-    torch_memory_fraction: float | None = DEFAULT_TORCH,
+    torch_memory_fraction: float | str | None = AUTO,
     enable_cudf_spill: bool = False,
     **options: Any,
 ) -> Client:
@@ -98,16 +97,21 @@ def get_client(
         TLS for every connection. True makes a certificate that only this cluster's processes
         have; a directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
         ``distributed.Security``. Without it a warning is logged where others reach the scheduler.
-    rmm_pool_size : int, float, str or None
+    backend : {"pandas", "cudf"}
+        GPU workers: whose frames they will have. cuDF's share the device with torch; with pandas
+        frames torch has it for itself.
+    rmm_pool_size : "auto", int, float, str or None
         GPU workers: where RMM's growing pool starts, in bytes, as text (``"8GB"``) or as a share
-        of the device. None leaves RMM without a pool.
-    rmm_maximum_pool_size : int, float, str or None
-        GPU workers: bound of that pool. Dask moves stored frames to the host at 0.8 of it.
+        of the device. None leaves RMM without a pool. ``"auto"`` is 0.3 for cuDF frames, else None.
+    rmm_maximum_pool_size : "auto", int, float, str or None
+        GPU workers: bound of that pool; ``"auto"`` is 0.5. Dask moves stored frames to the host at
+        0.8 of it.
     rmm_async : bool
         GPU workers: the driver's asynchronous allocator in place of the pool, bounded by
         `rmm_maximum_pool_size`.
-    torch_memory_fraction : float or None
+    torch_memory_fraction : "auto", float or None
         GPU workers: share of the device that torch's own allocator may take. None sets no bound.
+        ``"auto"`` is 0.45 beside a pool of RMM or its asynchronous allocator, and 0.9 without.
         With ``rmm_allocator_external_lib_list="torch"`` torch takes its memory from RMM instead.
     enable_cudf_spill : bool
         GPU workers: let cuDF move its own frames to the host.
@@ -155,6 +159,7 @@ def get_client(
         return _connect(address, scheduler_file, security, options)
     workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     memory: dict[str, Any] = {
+        "backend": backend,
         "rmm_pool_size": rmm_pool_size,
         "rmm_maximum_pool_size": rmm_maximum_pool_size,
         "rmm_async": rmm_async,
@@ -185,7 +190,7 @@ def _start_elsewhere(
 ) -> Client:
     """Start a cluster on other machines, with the options that were given and no defaults."""
     signature = inspect.signature(get_client).parameters
-    given = {name: size for name, size in memory.items() if size is not signature[name].default}
+    given = {name: size for name, size in memory.items() if size != signature[name].default}
     given |= {name: count for name, count in workers.items() if count is not None} | options
     if cluster_type == "slurm":
         from gpuclassify.cluster.slurm import start_slurm
@@ -195,6 +200,7 @@ def _start_elsewhere(
 
     if "security" in options:
         raise ValueError("security= is not for Coiled, which makes TLS certificates by itself")
+    given.pop("backend", None)  # what Coiled's machines share is no matter of its arguments
     threads = check_whole("threads_per_worker", given.pop("threads_per_worker"))
     try:
         return start_coiled(given, threads_per_worker=threads)
@@ -249,6 +255,7 @@ def _start_gpu_or_cpu(
 def _start_gpu(
     survey: GpuSurvey, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
+    from dask import config
     from dask_cuda import LocalCUDACluster
     from distributed import LocalCluster, Nanny, Worker
 
@@ -270,7 +277,9 @@ def _start_gpu(
     plugins: list[WorkerPlugin] = [ComputeThreads(max(1, usable_cores() // len(gpus)))]
     if torch_fraction is not None:
         plugins.append(TorchMemoryFraction(torch_fraction))
-    return start(LocalCUDACluster, arguments, plugins)
+    # NVML, and so the survey, counts GPUs by bus; CUDA by speed, unless it is told otherwise.
+    with config.set({"distributed.nanny.environ.CUDA_DEVICE_ORDER": "PCI_BUS_ID"}):
+        return start(LocalCUDACluster, arguments, plugins)
 
 
 def _connect(

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuclassify.checks import check_choice
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str
@@ -12,15 +13,10 @@ Size = int | float | str
 CORES_PER_WORKER = 8
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
-
-
-class DefaultShare(float):
-    """A share of the device that is a default, to be told apart from one the caller gave."""
-
-
-DEFAULT_POOL = DefaultShare(0.3)
-DEFAULT_MAXIMUM_POOL = DefaultShare(0.5)
-DEFAULT_TORCH = DefaultShare(0.45)
+BACKENDS = ("pandas", "cudf")
+AUTO = "auto"  # the shares of a device below
+POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # of RMM's pool, at the start and at most
+TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # beside RMM's pool, and without one
 
 
 def usable_cores() -> int:
@@ -102,10 +98,11 @@ def parse_size(value: Size, name: str) -> int | float:
 def gpu_cluster_options(
     options: Mapping[str, Any] | None = None,
     *,
-    rmm_pool_size: Size | None = DEFAULT_POOL,
-    rmm_maximum_pool_size: Size | None = DEFAULT_MAXIMUM_POOL,
+    backend: str = "pandas",
+    rmm_pool_size: Size | None = AUTO,
+    rmm_maximum_pool_size: Size | None = AUTO,
     rmm_async: bool = False,
-    torch_memory_fraction: float | None = DEFAULT_TORCH,
+    torch_memory_fraction: float | str | None = AUTO,
     enable_cudf_spill: bool = False,
     device_bytes: int | None = None,
 ) -> tuple[dict[str, Any], float | None]:
@@ -116,7 +113,8 @@ def gpu_cluster_options(
     options : mapping, optional
         Arguments to pass on as they are; a `device_memory_limit` among them replaces the one
         chosen here.
-    rmm_pool_size, rmm_maximum_pool_size, rmm_async, torch_memory_fraction, enable_cudf_spill
+    backend, rmm_pool_size, rmm_maximum_pool_size, rmm_async, torch_memory_fraction, \
+    enable_cudf_spill
         As in `gpuclassify.cluster.get_client`.
     device_bytes : int, optional
         Memory of the smallest GPU in use. Where it is known, shares are handed on as bytes:
@@ -135,14 +133,18 @@ def gpu_cluster_options(
         The settings exclude each other, or promise more than 0.95 of the device.
     """
     options = options or {}
+    check_choice("backend", backend, BACKENDS)
+    if rmm_pool_size == AUTO and backend == "pandas":
+        rmm_pool_size = None
     pool, maximum = _pool_bounds(rmm_pool_size, rmm_maximum_pool_size, rmm_async, device_bytes)
-    torch_fraction = _torch_fraction(torch_memory_fraction, options)
-    if pool is not None or rmm_async:
+    is_shared = pool is not None or rmm_async
+    torch_fraction = _torch_fraction(torch_memory_fraction, options, is_shared)
+    if is_shared:
         _check_shares(maximum, torch_fraction, device_bytes)
     elif _is_torch_on_rmm(options):
         raise ValueError(
             "rmm_allocator_external_lib_list gives torch to RMM, which without a pool asks the "
-            "driver for every tensor: give rmm_pool_size too, or rmm_async=True"
+            'driver for every tensor: give rmm_pool_size or backend="cudf" too, or rmm_async=True'
         )
     memory: dict[str, Any] = {"rmm_async": rmm_async, "enable_cudf_spill": enable_cudf_spill}
     if pool is not None:
@@ -210,11 +212,13 @@ def _pool_bounds(
         if _is_given(maximum):
             raise ValueError(
                 f"rmm_maximum_pool_size={maximum!r} bounds a pool, but there is none: "
-                "give rmm_pool_size too, or rmm_async=True"
+                'give rmm_pool_size or backend="cudf" too, or rmm_async=True'
             )
         return None, None
-    start = _sized(None if rmm_async else pool, "rmm_pool_size", device_bytes)
-    limit = _sized(maximum, "rmm_maximum_pool_size", device_bytes)
+    first = POOL_SHARE if pool == AUTO else pool
+    most = MAXIMUM_POOL_SHARE if maximum == AUTO else maximum
+    start = _sized(None if rmm_async else first, "rmm_pool_size", device_bytes)
+    limit = _sized(most, "rmm_maximum_pool_size", device_bytes)
     if start is None or type(start) is not type(limit) or start <= limit:
         return start, limit
     if _is_given(pool):
@@ -226,7 +230,7 @@ def _pool_bounds(
 
 
 def _is_given(size: Size | None) -> bool:
-    return size is not None and not isinstance(size, DefaultShare)
+    return size is not None and size != AUTO
 
 
 def _sized(value: Size | None, name: str, device_bytes: int | None) -> int | float | None:
@@ -237,7 +241,9 @@ def _sized(value: Size | None, name: str, device_bytes: int | None) -> int | flo
     return int(size * device_bytes) if isinstance(size, float) and device_bytes else size
 
 
-def _torch_fraction(fraction: float | None, options: Mapping[str, Any]) -> float | None:
+def _torch_fraction(
+    fraction: float | str | None, options: Mapping[str, Any], is_shared: bool
+) -> float | None:
     if _is_torch_on_rmm(options):
         if _is_given(fraction):
             raise ValueError(
@@ -247,10 +253,12 @@ def _torch_fraction(fraction: float | None, options: Mapping[str, Any]) -> float
         return None
     if fraction is None:
         return None
+    if fraction == AUTO:
+        return TORCH_SHARE if is_shared else TORCH_ALONE_SHARE
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(
             f"torch_memory_fraction={fraction!r} is not a share of the device in (0, 1]; "
-            "give for example 0.45, or None to leave torch unbounded"
+            "give for example 0.9, or None to leave torch unbounded"
         )
     return float(fraction)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 MEMORY_OPTIONS = (
-    "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction",
+    "backend", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction",
     "enable_cudf_spill",
 )  # fmt: skip
 # Options of `dask cuda worker`, by the names that LocalCUDACluster gives them. dask-cuda need not
@@ -184,8 +184,10 @@ def plan_slurm(
     walltime = walltime or config.get(section + "walltime", None)
     memory_options = {name: options.pop(name) for name in MEMORY_OPTIONS if name in options}
     cuda_options = {name: options.pop(name) for name in CUDA_FLAGS if name in options}
-    flags, torch_fraction = [], None
+    flags, numbering, torch_fraction = [], [], None
     if gpus:
+        # Slurm and dask-cuda count GPUs by bus; CUDA by speed, unless it is told otherwise.
+        numbering = ["export CUDA_DEVICE_ORDER=PCI_BUS_ID"]
         settings, torch_fraction = gpu_cluster_options(cuda_options, **memory_options)
         flags = cuda_arguments(settings)
     for given in (job_extra, prologue):
@@ -193,7 +195,7 @@ def plan_slurm(
             raise ValueError(f"got the text {given!r}, where a list is wanted: [{given!r}]")
     lines = {
         "job_extra_directives": [*([f"--gres=gpu:{gpus}"] if gpus else []), *job_extra],
-        "job_script_prologue": [*_leaving(walltime, leave_before), *prologue],
+        "job_script_prologue": [*numbering, *_leaving(walltime, leave_before), *prologue],
         "worker_extra_args": flags,
     }
     for name, ours in lines.items():  # beside what the call or the user's configuration has there

@@ -57,7 +57,11 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         refuse_file(settings.output)
         job = settings.pipeline().prepare(restart=given["restart"])
         client = open_client(
-            settings.cluster, settings.cluster_options, settings.workers, settings.scheduler
+            settings.cluster,
+            settings.cluster_options,
+            settings.workers,
+            settings.scheduler,
+            settings.backend,
         )
     summary = _run(job, client, given["restart"])
     if given["as_json"]:

@@ -11,6 +11,7 @@ def open_client(
     cluster_options: dict[str, Any] | None,
     workers: int | None,
     scheduler: str | None,
+    backend: str,
 ) -> Any:
     """A client of the cluster that options name, which is started where none is running.
 
@@ -33,7 +34,7 @@ def open_client(
     if scheduler is None:
         if workers is not None:
             options = {**options, "n_workers": workers}
-        return get_client(cluster, **options)
+        return get_client(cluster, **{"backend": backend, **options})
     if workers is not None or cluster != "auto":
         raise ValueError(
             "--scheduler connects to a cluster that is running; --workers and --cluster start a "

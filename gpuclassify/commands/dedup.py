@@ -103,7 +103,11 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
         files = read_file_options(given)
         job = _job(paths, given, files)
         client = open_client(
-            files["cluster"], files["cluster_options"], files["workers"], files["scheduler"]
+            files["cluster"],
+            files["cluster_options"],
+            files["workers"],
+            files["scheduler"],
+            files["backend"],
         )
     summary = _run(job, client, given["restart"])
     if given["as_json"]:

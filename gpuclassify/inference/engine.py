@@ -27,9 +27,11 @@ from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halve_on_oom
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
+from gpuclassify.inference.process_setting import gpu_settings
 from gpuclassify.inference.streams import run_in_streams
 from gpuclassify.inference.to_device import stage, to_device
 from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.workers.device_errors import with_memory_released
 from gpuclassify.workers.run_stats import RunStats
 
 # One forward at a time on a device: two would compete for its memory.
@@ -120,7 +122,7 @@ def _run(
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
     """Outputs of one text in a batch of its own, float32 (outputs,)."""
-    with device_lock(model.device), torch.inference_mode():
+    with _alone(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
         return model.forward(batch, side)[0].cpu().numpy()
@@ -132,10 +134,10 @@ def device_lock(device: torch.device) -> threading.Lock:
 
 
 @contextlib.contextmanager
-def holding(device: torch.device, stats: RunStats) -> Iterator[None]:
-    """The device alone, for inference; waiting for it and what it takes are added to `stats`."""
+def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
+    """The device alone, for inference in a precision; `stats` get the wait and what it takes."""
     started = time.perf_counter()
-    with device_lock(device), torch.inference_mode(), torch_peak(device, stats):
+    with _alone(device, dtype), torch_peak(device, stats):
         taken = time.perf_counter()
         stats.wait_device_seconds += taken - started
         yield
@@ -143,10 +145,21 @@ def holding(device: torch.device, stats: RunStats) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    with device_lock(device), gpu_settings(device, dtype), torch.inference_mode():
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                # cuBLAS makes one for each thread. In the middle of a forward it would say of a
+                # lack of memory that it is not initialized, as it says of a broken device.
+                with_memory_released(torch.cuda.current_blas_handle)
+        yield
+
+
+@contextlib.contextmanager
 def _device_for(model: LoadedModel, settings: BatchSettings, stats: RunStats) -> Iterator[None]:
     is_reference = settings.engine == "reference"
     code = reference_forward() if is_reference else contextlib.nullcontext()
-    with holding(model.device, stats), code:
+    with holding(model.device, model.dtype, stats), code:
         yield
 
 

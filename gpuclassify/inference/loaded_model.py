@@ -166,8 +166,10 @@ class LoadedModel:
         """
         if self._packed_layers is None:
             try:
-                self._packed_layers = with_memory_released(self._measure_packing)
-                logger.info("%s runs without padding", type(self.module).__name__)
+                found = self._packed_layers = with_memory_released(self._measure_packing)
+                part = ", its last layer first tokens" if found.is_first_enough else ""
+                name = type(self.module).__name__
+                logger.info("%s runs without padding, by %s%s", name, found.attention, part)
             except NotPackableError as err:
                 self._packed_layers = err
                 logger.info("%s runs with padding: %s", type(self.module).__name__, err)

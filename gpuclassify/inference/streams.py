@@ -10,6 +10,10 @@ from typing import TypeVar
 
 import torch
 
+from gpuclassify.inference.process_setting import ProcessSetting
+
+_ONE_THREAD = ProcessSetting(torch.get_num_threads, torch.set_num_threads, 1)
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -41,15 +45,12 @@ def run_in_streams(
         with torch.inference_mode():
             return run(item)
 
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads, thread_name_prefix="gpuclassify-batch") as pool:
-            running: deque[Future[Made]] = deque()
-            for item in items:
-                running.append(pool.submit(contextvars.copy_context().run, run_one, item))
-                if len(running) > threads:
-                    yield running.popleft().result()
-            while running:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuclassify-batch")
+    with _ONE_THREAD.held(), pool:
+        running: deque[Future[Made]] = deque()
+        for item in items:
+            running.append(pool.submit(contextvars.copy_context().run, run_one, item))
+            if len(running) > threads:
                 yield running.popleft().result()
-    finally:
-        torch.set_num_threads(threads)
+        while running:
+            yield running.popleft().result()

@@ -95,7 +95,8 @@ def answer(
     # The last token of a prompt is its own.
     shared = np.array([shared_length(prompts.ids[a : b - 1], task.prefix) for a, b in rows])
     shared = np.where(shared < len(task.prefix), shared - shared % _SHARED_STEP, shared)
-    with watched(task.decoder.device, stats), holding(task.decoder.device, stats):
+    device, dtype = task.decoder.device, task.decoder.dtype
+    with watched(device, stats), holding(device, dtype, stats):
         task.decoder.use(task.adapter)
         memory = task.decoder.attached(("answers", task.adapter), _Memory)
         for length in np.unique(shared).tolist():

@@ -31,9 +31,10 @@ _CUDA_TEXTS = (
     "cuda error: unknown error",
     "fatal cuda error",  # cuDF's word for an error that stays
 )
-# States in which CUDA's libraries only are when the context beneath them is broken, or was never
-# made for lack of memory: both take a new process. One of them begins the name of a lack of memory.
-_LIBRARY_STATES = ("not_initialized", "execution_failed", "mapping_error", "internal_error")
+# States in which CUDA's libraries only are when the context beneath them is broken, but for two:
+# one begins the name of a lack of memory, and one may come from it.
+_NOT_INITIALIZED = "not_initialized"
+_LIBRARY_STATES = (_NOT_INITIALIZED, "execution_failed", "mapping_error", "internal_error")
 _DEVICES = ("cuda", "hip error")
 _LACK_OF_MEMORY = "allocation_failed"
 _LIBRARIES = ("cublas_status_", "cudnn_status_", "cusolver_status_", "cusparse_status_")
@@ -106,11 +107,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_memory_released(action: Callable[[], Result]) -> Result:
-    """What `action` gives; if memory runs out, once more after cached memory was given back."""
+    """What `action` gives; if memory runs out, once more after cached memory was given back.
+
+    A library of CUDA that has no memory to begin with says only that it is not initialized: that
+    is tried once more as well, and is a broken device (`is_broken_device`) if it comes back.
+    """
     try:
         return action()
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not (is_out_of_memory(error) or f"status_{_NOT_INITIALIZED}" in str(error).lower()):
             raise
     release_memory()
     return action()

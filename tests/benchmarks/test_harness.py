@@ -1,5 +1,6 @@
 """Benchmarks compare like with like, tell what disturbed them and never lose a result."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import numpy as np
 import psutil
 import pytest
 
+import gpuclassify
+from benchmarks import harness
 from benchmarks.harness import (
     DisagreementError,
     Run,
     Variant,
+    describe_versions,
     finish,
     noise,
     other_core_seconds,
@@ -148,3 +152,14 @@ def test_results_are_never_overwritten(tmp_path):
     paths = [write_result("speed", result, tmp_path / "new") for result in results]
     assert [json.loads(path.read_text())["number"] for path in paths] == [0, 1, 2]
     assert all(path.name.startswith("speed-20") and "-box" in path.name for path in paths)
+
+
+def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch):
+    def version_of(package):
+        if package == "gpuclassify":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(harness, "version", version_of)
+    assert describe_versions()["gpuclassify"] == gpuclassify.__version__
+    assert describe_versions()["torch"] == "1.0"

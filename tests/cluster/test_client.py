@@ -1,7 +1,6 @@
 """`get_client` with real clusters."""
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,10 +20,11 @@ from distributed import Client, LocalCluster
 from distributed.core import Status
 
 from gpuclassify.cluster import get_client
+from gpuclassify.cluster.client import _start_gpu
 from gpuclassify.cluster.local import PatientNanny, start
 from gpuclassify.cluster.plugins import WORKER_TTL_SECONDS
 from gpuclassify.cluster.sizing import usable_cores
-from gpuclassify.workers.nvml import survey_gpus
+from gpuclassify.workers.nvml import Gpu, GpuSurvey, survey_gpus
 
 has_no_gpu = pytest.mark.skipif(survey_gpus().has_gpu, reason="is about machines without a GPU")
 
@@ -266,7 +267,8 @@ def test_options_of_a_connection_are_those_of_the_client():
         ({"n_workers": 0}, "n_workers=0"),
         ({"n_workers": 1.5}, "n_workers=1.5"),
         ({"threads_per_worker": 0}, "threads_per_worker=0"),
-        ({"rmm_maximum_pool_size": 0.9}, r"above 0\.95"),
+        ({"backend": "cudf", "rmm_maximum_pool_size": 0.9}, r"above 0\.95"),
+        ({"rmm_maximum_pool_size": 0.9}, 'give rmm_pool_size or backend="cudf" too'),
         ({"rmm_async": True, "rmm_pool_size": "8GB"}, "replaces the pool"),
     ],
 )
@@ -275,11 +277,25 @@ def test_settings_that_make_no_sense_are_refused_before_anything_starts(argument
         get_client(**arguments)
 
 
-def test_the_signature_shows_the_shares_of_a_gpu():
-    parameters = inspect.signature(get_client).parameters
-    assert parameters["rmm_pool_size"].default == 0.3
-    assert parameters["rmm_maximum_pool_size"].default == 0.5
-    assert parameters["torch_memory_fraction"].default == 0.45
+def test_gpu_workers_count_gpus_as_nvml_does(monkeypatch):
+    """With a cluster in place of dask-cuda's that takes what both have, and no GPU."""
+    name = "CUDA_DEVICE_ORDER"
+
+    def cluster(n_workers, threads_per_worker, worker_class, dashboard_address, **_):
+        return LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=threads_per_worker,
+            worker_class=worker_class,
+            dashboard_address=dashboard_address,
+        )
+
+    monkeypatch.setitem(sys.modules, "dask_cuda", SimpleNamespace(LocalCUDACluster=cluster))
+    survey = GpuSurvey((Gpu(1, "GPU-a", "H200", 150_000_000_000),))
+    workers, memory = {"n_workers": 1, "threads_per_worker": 1}, {"torch_memory_fraction": None}
+    with _start_gpu(survey, workers, memory, {}) as client:
+        assert set(client.run(lambda: os.environ.get(name)).values()) == {"PCI_BUS_ID"}
+    assert name not in os.environ
+    assert name not in config.get("distributed.nanny.environ")
 
 
 def test_a_script_prints_nothing_and_leaves_no_process(tmp_path):
@@ -360,18 +376,22 @@ def test_import_is_inert_and_light():
 
 
 GPU_SCRIPT = """
+import os
 import torch
 from gpuclassify.cluster import get_client
 
-def is_torch_bounded():
+def has_torch(share):
     import torch
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     kept = torch.empty(int(0.3 * total_bytes), dtype=torch.uint8, device="cuda")
     try:
-        torch.empty(int(0.3 * total_bytes), dtype=torch.uint8, device="cuda")
+        torch.empty(int((share - 0.3) * total_bytes), dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError:
-        return kept.numel() > 0
-    return False
+        return kept.numel() == 0
+    return True
+
+def gpu_order():
+    return os.environ.get("CUDA_DEVICE_ORDER")
 
 def rmm_kind():
     import rmm
@@ -381,16 +401,22 @@ if __name__ == "__main__":
     with get_client("gpu", **{settings}) as client:
         assert set(client.nthreads().values()) == {{1}}
         assert set(client.run(rmm_kind).values()) == {{{kind!r}}}, client.run(rmm_kind)
-        assert client.submit(is_torch_bounded).result()
+        assert client.submit(has_torch, {share} - 0.05).result()
+        assert not client.submit(has_torch, {share} + 0.05).result()
+        assert set(client.run(gpu_order).values()) == {{"PCI_BUS_ID"}}
     assert not torch.cuda.is_initialized()
 """
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("settings", "kind"),
-    [({}, "PoolMemoryResource"), ({"rmm_async": True}, "LimitingResourceAdaptor")],
+    ("settings", "kind", "share"),
+    [
+        ({}, "CudaMemoryResource", 0.9),
+        ({"backend": "cudf"}, "PoolMemoryResource", 0.45),
+        ({"backend": "cudf", "rmm_async": True}, "LimitingResourceAdaptor", 0.45),
+    ],
 )
-def test_gpu_workers_share_the_device_between_rmm_and_torch(tmp_path, settings, kind):
-    done = run_script(tmp_path, GPU_SCRIPT.format(settings=settings, kind=kind))
+def test_gpu_workers_share_the_device_with_rmm_for_cudf_frames(tmp_path, settings, kind, share):
+    done = run_script(tmp_path, GPU_SCRIPT.format(settings=settings, kind=kind, share=share))
     assert done.returncode == 0, done.stderr

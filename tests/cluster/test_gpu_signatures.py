@@ -181,10 +181,10 @@ def test_compiled_functions_take_what_they_get():
     "settings",
     [
         {},
+        {"backend": "cudf"},
         {"rmm_async": True},
-        {"rmm_pool_size": None},
         {"enable_cudf_spill": True},
-        {"device_bytes": DEVICE_BYTES},
+        {"backend": "cudf", "device_bytes": DEVICE_BYTES},
     ],
 )
 def test_a_gpu_cluster_takes_every_argument_that_it_gets(settings):
@@ -244,9 +244,11 @@ def test_dask_cuda_reads_the_names_of_devices(name):
 @pytest.mark.parametrize("libraries", ["torch", ["torch", "cupy"]])
 def test_torch_on_rmm_needs_a_pool(libraries):
     asked = {"rmm_allocator_external_lib_list": libraries}
-    with pytest.raises(ValueError, match=r"for every tensor: give rmm_pool_size too, or rmm_async"):
-        gpu_cluster_options(asked, rmm_pool_size=None)
-    for settings in ({}, {"rmm_async": True}):
+    with pytest.raises(
+        ValueError, match=r'for every tensor: give rmm_pool_size or backend="cudf" too'
+    ):
+        gpu_cluster_options(asked)
+    for settings in ({"backend": "cudf"}, {"rmm_async": True}):
         options, torch_fraction = gpu_cluster_options(asked, **settings)
         assert options["rmm_allocator_external_lib_list"] == libraries
         assert torch_fraction is None

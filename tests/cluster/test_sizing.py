@@ -1,15 +1,16 @@
 """How cores and a device's memory are divided, and the arguments that Dask's clusters get."""
 
+import functools
 import sys
 from types import ModuleType
 
 import dask.system
 import pytest
 
+from gpuclassify.cluster import sizing
 from gpuclassify.cluster.sizing import (
     choose_gpus,
     cpu_cluster_options,
-    gpu_cluster_options,
     missing_for_gpu,
     parse_size,
     usable_cores,
@@ -17,6 +18,7 @@ from gpuclassify.cluster.sizing import (
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 DEVICE_BYTES = 100_000_000_000
+gpu_cluster_options = functools.partial(sizing.gpu_cluster_options, backend="cudf")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,36 @@ def test_a_size_that_is_none_is_refused_with_the_forms_that_are(value):
 def test_a_size_of_another_type_is_refused(value):
     with pytest.raises(TypeError, match="is no size"):
         parse_size(value, "rmm_pool_size")
+
+
+@pytest.mark.parametrize("device_bytes", [None, DEVICE_BYTES])
+def test_with_pandas_frames_torch_has_the_device_for_itself(device_bytes):
+    options, torch_fraction = sizing.gpu_cluster_options(device_bytes=device_bytes)
+    assert options == {"rmm_async": False, "enable_cudf_spill": False}
+    assert torch_fraction == 0.9
+    llama_bytes = 7e9 * 2  # in bfloat16
+    assert llama_bytes < 24e9 * torch_fraction
+    assert llama_bytes > 24e9 * gpu_cluster_options()[1]
+
+
+@pytest.mark.parametrize("asked", [{"rmm_pool_size": 0.2}, {"rmm_async": True}])
+def test_rmm_gets_a_share_beside_pandas_frames_where_it_is_asked_for(asked):
+    options, torch_fraction = sizing.gpu_cluster_options(**asked, device_bytes=DEVICE_BYTES)
+    assert options["rmm_maximum_pool_size"] == 50_000_000_000
+    assert options.get("rmm_pool_size") == (None if "rmm_async" in asked else 20_000_000_000)
+    assert torch_fraction == 0.45
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"backend": "polars"}, "backend='polars' is not one of 'pandas', 'cudf'"),
+        ({"rmm_maximum_pool_size": 0.4}, 'give rmm_pool_size or backend="cudf" too'),
+    ],
+)
+def test_what_makes_no_sense_for_the_frames_is_refused(asked, message):
+    with pytest.raises(ValueError, match=message):
+        sizing.gpu_cluster_options(**asked)
 
 
 def test_defaults_become_bytes_of_the_device():
@@ -94,7 +126,7 @@ def test_a_pool_is_never_started_above_its_maximum():
 
 
 def test_without_a_pool_rmm_is_left_alone():
-    options, torch_fraction = gpu_cluster_options(rmm_pool_size=None, torch_memory_fraction=0.9)
+    options, torch_fraction = gpu_cluster_options(rmm_pool_size=None)
     assert options == {"rmm_async": False, "enable_cudf_spill": False}
     assert torch_fraction == 0.9
     with pytest.raises(ValueError, match="there is none"):

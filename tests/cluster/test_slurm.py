@@ -64,6 +64,7 @@ def test_gpu_workers_are_those_of_dask_cuda():
     assert plan.jobs == 2
     assert plan.torch_fraction == 0.4
     assert "#SBATCH --gres=gpu:4" in script.splitlines()
+    assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in script.splitlines()
     assert "#SBATCH --cpus-per-task=32" in script.splitlines()  # 8 for each worker
     words = shlex.split(script.splitlines()[-1])
     assert words[1:3] == ["-m", "dask_cuda.cli"]
@@ -78,8 +79,12 @@ def test_gpu_workers_are_those_of_dask_cuda():
     assert "--rmm-pool-size" not in words
 
 
-def test_gpu_workers_have_the_pool_that_a_local_cluster_has():
-    _, script = job_script(gpus_per_job=1, memory="64GB")
+def test_gpu_workers_have_the_memory_that_a_local_cluster_gives_them():
+    plan, script = job_script(gpus_per_job=1, memory="64GB")
+    assert plan.torch_fraction == 0.9
+    assert "--rmm-pool-size" not in script
+    plan, script = job_script(gpus_per_job=1, memory="64GB", backend="cudf")
+    assert plan.torch_fraction == 0.45
     assert "--rmm-pool-size 0.3 --rmm-maximum-pool-size 0.5 --device-memory-limit 0.4" in script
 
 
@@ -181,7 +186,11 @@ def test_the_users_dask_configuration_holds():
         ({"walltime": "10", "leave_before": "9m"}, ValueError, "no time to work"),
         ({"walltime": "2h"}, ValueError, "no time limit of Slurm's"),
         ({"job_extra": "--exclusive"}, ValueError, r"\['--exclusive'\]"),
-        ({"gpus_per_job": 1, "rmm_maximum_pool_size": 0.9}, ValueError, "starves the other"),
+        (
+            {"gpus_per_job": 1, "rmm_async": True, "rmm_maximum_pool_size": 0.9},
+            ValueError,
+            "starves the other",
+        ),
     ],
 )
 def test_wrong_options_are_told_before_anything_starts(options, error, words):

@@ -114,6 +114,14 @@ def test_meta_is_true_also_for_empty_and_all_null_partitions(domain, cudf, frame
         assert dict(part.dtypes) == dict(result._meta.dtypes)
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="dask-cudf 26.10 nests them deeper")
+def test_a_merge_announces_list_columns_as_they_are(domain, cudf, frame):
+    """Once this passes, the README needs to warn of it no more."""
+    lazy = dd.from_pandas(cudf.from_pandas(frame), npartitions=2, sort=False)
+    merged = domain(lazy).merge(lazy[["id"]], on="id")
+    assert merged.dtypes["scores"] == cudf.ListDtype("float32")
+
+
 def test_a_spilled_text_column_is_read_and_extended(run_python):
     """In a process of its own, because spilling is an option of the process."""
     run_python(

@@ -194,7 +194,7 @@ def test_the_first_token_alone_has_the_state_that_it_has_in_company(layout, side
     first = inputs["attention_mask"].argmax(1)
     with torch.inference_mode():
         expected = model(**inputs).last_hidden_state
-        speed_up_deberta(model, is_first_token_enough=True)
+        speed_up_deberta(model, is_first_enough=True)
         found = model(**inputs).last_hidden_state
 
     assert found.shape == expected.shape

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassification
 
+from gpuclassify.inference import loaded_model
 from gpuclassify.inference.batching import pad
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.to_device import stage

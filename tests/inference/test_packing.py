@@ -18,8 +18,9 @@ from gpuclassify.inference.batching import MOST_RECTANGLE, cut_batches
 from gpuclassify.inference.engine import BatchSettings, run
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits
 from gpuclassify.inference.packed import layout as layouts
+from gpuclassify.inference.packed import packed_attention as attention
 from gpuclassify.inference.packed.layout import Layout
-from gpuclassify.inference.packed.packed_attention import packed_attention
+from gpuclassify.inference.packed.packed_attention import current_layout, packed_attention
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
 from gpuclassify.tokenizing.token_batch import TokenBatch
@@ -485,6 +486,79 @@ def test_a_decoder_without_padding_id_is_run_alone_by_the_auto_engine(
     outputs = run(model, key, [tokens], BatchSettings(engine="auto"), RunStats())
 
     close(outputs, one_by_one(directory, tokens))
+
+
+def varlen_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False):
+    """As torch has it in that release: without a window and a scale."""
+    raise AssertionError("it cannot say what is asked of it")
+
+
+def varlen_2_11(query, key, value, ends, _, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+    """As torch has it in that release, text by text: tensors (tokens, heads, size)."""
+    before, behind = (len(query) if most < 0 else most for most in window_size)
+    assert (int(ends[0]), int(ends[-1])) == (0, len(query))
+    assert int(ends.diff().max()) == max_q == max_k
+    outputs = []
+    for start, stop in itertools.pairwise(ends.tolist()):
+        places = torch.arange(stop - start)
+        distance = places[:, None] - places
+        part = [states[start:stop].transpose(0, 1) for states in (query, key, value)]
+        mask = (distance <= before) & (-distance <= behind)
+        outputs.append(
+            nn.functional.scaled_dot_product_attention(
+                *part, attn_mask=mask, scale=scale, enable_gqa=len(part[0]) != len(part[1])
+            )
+        )
+    return torch.cat([output.transpose(0, 1) for output in outputs])
+
+
+def varlen_2_12(*args, scale=None, window_size=(-1, -1), enable_gqa=False):
+    """As torch has it from that release on: it wants to be told of shared heads."""
+    assert enable_gqa == (args[0].shape[1] != args[1].shape[1])
+    return varlen_2_11(*args, scale=scale, window_size=window_size)
+
+
+@pytest.mark.parametrize(
+    ("function", "own_heads", "shared_heads"),
+    [
+        (None, False, False),
+        (varlen_2_10, False, False),
+        (varlen_2_11, True, False),
+        (varlen_2_12, True, True),
+    ],
+)
+def test_varlen_attention_is_used_as_far_as_the_torch_that_is_here_has_it(
+    monkeypatch, function, own_heads, shared_heads
+):
+    monkeypatch.setattr(attention, "varlen_attn", function)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    has_varlen = attention._has_varlen.__wrapped__  # which remembers what it has found
+    assert has_varlen(torch.device("cuda"), has_shared_heads=False) == own_heads
+    assert has_varlen(torch.device("cuda"), has_shared_heads=True) == shared_heads
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("function", "heads"), [(varlen_2_11, 4), (varlen_2_12, 2)])
+def test_varlen_attention_gets_what_gives_the_same_as_groups(
+    monkeypatch, function, heads, is_causal, window
+):
+    lengths = np.array([9, 4, 1, 4])
+    layout = Layout(lengths, 9, torch.device("cpu"))
+    query = torch.randn(1, 4, lengths.sum(), 8)
+    key, value = torch.randn(2, 1, heads, lengths.sum(), 8)
+    monkeypatch.setattr(attention, "varlen_attn", function)
+    found = {}
+    for name in ("scaled_dot_product_attention", "varlen_attn"):
+        is_varlen = name == "varlen_attn"
+        monkeypatch.setattr(attention, "_is_varlen_usable", lambda *_, answer=is_varlen: answer)
+        reset = current_layout.set(layout)
+        found[name], _ = packed_attention(
+            nn.Identity(), query, key, value, None, 0.4, 0.0, is_causal, window
+        )
+        current_layout.reset(reset)
+        assert layout.attention == name
+    close(*found.values())
 
 
 @pytest.mark.gpu

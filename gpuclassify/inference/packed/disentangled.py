@@ -59,7 +59,7 @@ def reference_forward() -> Iterator[None]:
         _is_reference.reset(token)
 
 
-def speed_up_deberta(module: nn.Module, is_first_token_enough: bool = False) -> None:
+def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
     """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
 
     Weights and their names stay as they are. An encoder whose outputs would differ from those of
@@ -69,7 +69,7 @@ def speed_up_deberta(module: nn.Module, is_first_token_enough: bool = False) -> 
     ----------
     module : nn.Module
         On the device where it will run.
-    is_first_token_enough : bool
+    is_first_enough : bool
         Whether the module reads nothing of the last states but each row's first token.
     """
     for encoder in module.modules():
@@ -78,7 +78,7 @@ def speed_up_deberta(module: nn.Module, is_first_token_enough: bool = False) -> 
             encoder.__class__ = DisentangledEncoder
             if _agrees_with_transformers(encoder):
                 fast = cast(DisentangledEncoder, encoder)
-                fast.is_first_token_enough = is_first_token_enough
+                fast.is_first_enough = is_first_enough
                 fast.attention_type = _fastest_attention(fast)
             else:
                 encoder.__class__ = DebertaV2Encoder
@@ -86,7 +86,7 @@ def speed_up_deberta(module: nn.Module, is_first_token_enough: bool = False) -> 
     for classifier in module.modules():
         if type(classifier) is DebertaV2ForSequenceClassification:
             encoder = cast(Any, classifier.deberta).encoder
-            encoder.is_first_token_enough = True  # to the classifier's pooler
+            encoder.is_first_enough = True  # to the classifier's pooler
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
@@ -103,13 +103,13 @@ class DisentangledEncoder(DebertaV2Encoder):
 
     Attributes
     ----------
-    is_first_token_enough : bool
+    is_first_enough : bool
         Whether the last layer runs each text's first token alone, and gives its state for all.
     attention_type : type
         What attention is computed by.
     """
 
-    is_first_token_enough = False
+    is_first_enough = False
     attention_type: type[DisentangledAttention] = DisentangledAttention
     _tables: tuple[object, list[PositionTables], list[torch.Tensor]] | None = None
 
@@ -158,6 +158,11 @@ class DisentangledEncoder(DebertaV2Encoder):
             return False
         return not torch.is_autocast_enabled(states.device.type)
 
+    @property
+    def attention(self) -> str:
+        """What attention is computed by, in words for a log."""
+        return self.attention_type.__name__
+
     @contextlib.contextmanager
     def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
         """As `PackedLayers.running`, so that the mask need not be looked at."""
@@ -174,7 +179,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         for number, (layer, tables) in enumerate(
             zip(self.layer, self._position_tables(), strict=True)
         ):
-            if self.is_first_token_enough and 0 < number == len(self.layer) - 1:
+            if self.is_first_enough and 0 < number == len(self.layer) - 1:
                 first = _layer_output(layer, layout.first_tokens(packed), packed, tables, attention)
                 states.append(layout.spread_first_tokens(first))
                 break

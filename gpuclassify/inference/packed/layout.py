@@ -76,6 +76,8 @@ class Layout:
         In falling order.
     calls : int
         Of layers, that have run on this layout.
+    attention : str, optional
+        Name of the torch function by which the texts were last attended to.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Layout:
         rows = np.repeat(order, self.lengths)
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
         self.calls = 0
+        self.attention: str | None = None
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)

@@ -22,7 +22,8 @@ except ImportError:  # torch before 2.10
 
 ATTENTION = "gpuclassify_packed"
 
-_VARLEN_ARGUMENTS = {"scale", "window_size", "enable_gqa"}
+_VARLEN_ARGUMENTS = {"scale", "window_size"}  # from torch 2.11 on
+_SHARED_HEADS = "enable_gqa"  # from torch 2.12 on, which refuses fewer heads of keys without it
 _VARLEN_DTYPES = (torch.float16, torch.bfloat16)
 _VARLEN_CAPABILITY = (8, 0)
 # What transformers may hand to an attention function without changing what is computed.
@@ -69,7 +70,9 @@ def packed_attention(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     layout = current_layout.get()
-    attend = _varlen if _is_varlen_usable(query, value) else _grouped
+    is_varlen = _is_varlen_usable(query, key, value)
+    layout.attention = "varlen_attn" if is_varlen else "scaled_dot_product_attention"
+    attend = _varlen if is_varlen else _grouped
     return attend(layout, query, key, value, scaling, is_causal, sliding_window)[None], None
 
 
@@ -128,6 +131,7 @@ def _varlen(
 ) -> torch.Tensor:
     before = -1 if window is None else window - 1
     longest = int(layout.lengths[0])
+    shared: dict[str, Any] = {_SHARED_HEADS: True} if query.shape[1] != key.shape[1] else {}
     output = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -138,24 +142,25 @@ def _varlen(
         longest,
         scale=scaling,
         window_size=(before, 0 if is_causal else before),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **shared,
     )
     return cast(torch.Tensor, output)  # without the sums that it can give
 
 
-def _is_varlen_usable(query: torch.Tensor, value: torch.Tensor) -> bool:
+def _is_varlen_usable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     size = query.shape[-1]
     return (
         query.device.type == "cuda"
         and query.dtype in _VARLEN_DTYPES
         and size % 8 == 0
         and size == value.shape[-1] <= 256
-        and _has_varlen(query.device)
+        and _has_varlen(query.device, has_shared_heads=query.shape[1] != key.shape[1])
     )
 
 
 @functools.cache
-def _has_varlen(device: torch.device) -> bool:
+def _has_varlen(device: torch.device, *, has_shared_heads: bool) -> bool:
     if varlen_attn is None or torch.cuda.get_device_capability(device) < _VARLEN_CAPABILITY:
         return False
-    return set(inspect.signature(varlen_attn).parameters) >= _VARLEN_ARGUMENTS
+    needed = _VARLEN_ARGUMENTS | ({_SHARED_HEADS} if has_shared_heads else set())
+    return set(inspect.signature(varlen_attn).parameters) >= needed

@@ -41,6 +41,9 @@ class PackedLayers:
         Whether the head reads nothing but first tokens, so that the last layer runs no others
         after attention. They are NaN to what follows.
 
+    attention : str, optional
+        Name of the torch function by which the last batch's texts were attended to.
+
     Raises
     ------
     NotPackableError
@@ -57,6 +60,7 @@ class PackedLayers:
         self._users = 0
         self._changing = threading.Lock()
         self._changes = contextlib.ExitStack()
+        self.attention: str | None = None
         self._configs: list[Any] = list({id(part.config): part.config for part in models}.values())
         if not len(self.layers):
             raise NotPackableError("it has no list of transformers layers")
@@ -73,8 +77,10 @@ class PackedLayers:
             Of the padded batch.
         device : torch.device
         """
-        with self._changed_layers(), within(Layout(lengths, width, device)):
+        layout = Layout(lengths, width, device)
+        with self._changed_layers(), within(layout):
             yield
+            self.attention = layout.attention
 
     @contextlib.contextmanager
     def _changed_layers(self) -> Iterator[None]:

@@ -1,0 +1,81 @@
+"""The fast kernels run on a GPU, not only something that gives the same outputs."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gpuclassify import hub
+from gpuclassify.inference.engine import BatchSettings, holding, run
+from gpuclassify.inference.loaded_model import load_model
+from gpuclassify.inference.packed.packed_attention import varlen_attn
+from gpuclassify.models.checkpoint import read_checkpoint
+from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.workers.run_stats import RunStats
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+LENGTHS = [300, 17, 64, 1, 300, 128, 45]
+CUDNN = "aten::_scaled_dot_product_cudnn_attention"
+FUSED = {
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+}
+
+
+@pytest.fixture
+def load(sequence_classifier):
+    """Architecture and precision to a model on the GPU, with heads of a published model's size."""
+
+    def load(architecture, dtype):
+        directory = sequence_classifier(architecture, hidden_size=256)
+        checkpoint = read_checkpoint(hub.resolve(str(directory)))
+        return load_model(checkpoint, directory, GPU, dtype)
+
+    return load
+
+
+def operations(model, engine):
+    """Names of the operations of torch that a run calls."""
+    ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(LENGTHS))
+    tokens = TokenBatch(ids.astype(np.int32), np.cumsum([0, *LENGTHS]))
+    key = ("kernels", engine, str(model.dtype))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run(model, key, [tokens], BatchSettings(engine=engine), RunStats())
+    return {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("architecture", ["bert", "modernbert", "llama"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_texts_end_to_end_are_one_call_of_flash_attention(load, architecture, dtype):
+    needed = {"scale", "window_size"} | ({"enable_gqa"} if architecture == "llama" else set())
+    if varlen_attn is None or not needed <= set(inspect.signature(varlen_attn).parameters):
+        pytest.skip(f"torch {torch.__version__} has no such varlen_attn")
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("flash attention needs a GPU of capability 8.0")
+    model = load(architecture, dtype)
+    names = operations(model, "packed")
+    assert model.packed_layers().attention == "varlen_attn"
+    assert any("varlen_attn" in name for name in names)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_padded_batches_are_attended_to_by_a_fused_kernel_that_is_not_cudnns(load, dtype):
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    names = operations(load("bert", dtype), "padded")
+    assert names & FUSED
+    assert CUDNN not in names
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+def test_float32_convolutions_are_not_rounded():
+    states = torch.randn(4, 512, 64, device=GPU)
+    weight = torch.randn(512, 512, 3, device=GPU)
+    right = F.conv1d(states.double(), weight.double(), padding=1)
+    with holding(GPU, torch.float32, RunStats()):
+        found = F.conv1d(states, weight, padding=1)
+    error = (found.double() - right).abs().max() / right.abs().max()
+    assert error < 1e-5  # TF32 has ten bits: about 1e-3

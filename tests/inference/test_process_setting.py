@@ -1,0 +1,119 @@
+"""What torch is set to for the whole process while a model runs on a GPU, and afterwards."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+
+from gpuclassify.inference.engine import device_lock, holding
+from gpuclassify.inference.process_setting import ProcessSetting, gpu_settings
+from gpuclassify.workers.device_errors import is_broken_device
+from gpuclassify.workers.run_stats import RunStats
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+NOT_INITIALIZED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+def torch_settings():
+    """Whether cuDNN may attend, and what its convolutions do with float32."""
+    conv = torch.backends.cudnn.conv.fp32_precision
+    return torch.backends.cuda.cudnn_sdp_enabled(), conv
+
+
+@pytest.fixture
+def values():
+    """Of a setting, in the order in which it had them."""
+    return ["its own"]
+
+
+@pytest.fixture
+def setting(values):
+    return ProcessSetting(lambda: values[-1], values.append, "wanted")
+
+
+def test_a_setting_is_put_back_whatever_happens(setting, values):
+    with contextlib.suppress(ZeroDivisionError), setting.held():
+        assert values[-1] == "wanted"
+        raise ZeroDivisionError
+    assert values == ["its own", "wanted", "its own"]
+
+
+def test_a_setting_stays_until_the_last_thread_is_done(setting, values):
+    is_first_in, is_first_over = threading.Event(), threading.Event()
+
+    def first():
+        with setting.held():
+            is_first_in.set()
+            is_first_over.wait(60)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert is_first_in.wait(60)
+    with setting.held():
+        is_first_over.set()
+        thread.join()
+        assert values == ["its own", "wanted"]
+    assert values == ["its own", "wanted", "its own"]
+
+
+@pytest.mark.parametrize("before", [(True, "tf32"), (False, "none")])
+@pytest.mark.parametrize(
+    ("device", "dtype", "within"),
+    [
+        (GPU, torch.bfloat16, lambda before: (False, before[1])),
+        (GPU, torch.float32, lambda before: (False, "ieee")),
+        (CPU, torch.float32, lambda before: before),
+    ],
+)
+def test_a_gpu_runs_without_cudnns_attention_and_float32_in_float32(before, device, dtype, within):
+    own = torch_settings()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(before[0])
+        torch.backends.cudnn.conv.fp32_precision = before[1]
+        with gpu_settings(device, dtype):
+            assert torch_settings() == within(before)
+        assert torch_settings() == before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(own[0])
+        torch.backends.cudnn.conv.fp32_precision = own[1]
+
+
+class Handles:
+    """Stands for cuBLAS, which fails so many times before it begins."""
+
+    def __init__(self, failures):
+        self.failures = failures
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise RuntimeError(NOT_INITIALIZED)
+
+
+def hold(monkeypatch, handles):
+    """Hold a GPU that is not there, as far as it can be told from one that is."""
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", handles)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+    with holding(GPU, torch.bfloat16, RunStats()):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert device_lock(GPU).locked()
+
+
+def test_a_library_that_lacks_memory_to_begin_gets_some_before_any_forward(monkeypatch):
+    handles = Handles(failures=1)
+    hold(monkeypatch, handles)
+    assert handles.asked == 2
+    assert not device_lock(GPU).locked()
+
+
+def test_a_library_that_does_not_begin_at_all_tells_of_a_broken_device(monkeypatch):
+    before, handles = torch_settings(), Handles(failures=9)
+    with pytest.raises(RuntimeError, match="NOT_INITIALIZED") as caught:
+        hold(monkeypatch, handles)
+    assert handles.asked == 2
+    assert is_broken_device(caught.value)
+    assert torch_settings() == before
+    assert not device_lock(GPU).locked()
