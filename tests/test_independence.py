@@ -123,10 +123,12 @@ def test_scores_do_not_depend_on_the_token_budget(
     limits = BatchLimits(max_tokens, enough_tokens=max_tokens)
     monkeypatch.setattr(engine, "find_budget", lambda *_, **__: limits)
     FOUND_LIMITS.clear()
-    forward_through(lambda batch, forward: (sizes.append(batch.mask.shape), forward())[1])
+    forward_through(
+        lambda batch, forward: (sizes.append((len(batch.rows), batch.run_tokens)), forward())[1]
+    )
     classifier = domain(loader=loader)
     assert_is_expected(classifier(documents()), expected, classifier.labels)
-    assert all(rows == 1 or rows * width <= max_tokens for rows, width in sizes)
+    assert all(rows == 1 or tokens <= max_tokens for rows, tokens in sizes)
     assert (len(sizes) == 1) == (max_tokens == 10**9)
 
 
