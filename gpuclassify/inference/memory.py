@@ -11,8 +11,9 @@ import torch
 
 from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
-# Batches of 512 to 2,048 padded tokens are fastest on CPUs; beyond, activations leave the caches.
-CPU_MAX_TOKENS = 2_048
+# On a core, batches of 512 to 2,048 tokens are alike; beyond, activations leave the caches. Smaller
+# ones leave less to wait for at a partition's end, when cores have no batch any more.
+CPU_MAX_TOKENS = 1_024
 CPU_ENOUGH_TOKENS = 512
 CPU_SCORE_BYTES = 64 * 2**20
 PEAK_ATTEMPTS = 3
