@@ -322,7 +322,7 @@ def test_a_cpu_has_known_limits_and_neither_probes_nor_files(store):
     rule = ScoreRule(12, 512, 4)
     found = find_budget(torch.device("cpu"), probe, 512, model="a", score_rule=rule, store=store)
 
-    assert found == cpu_limits(rule) == BatchLimits(2_048, None, rule, 64 * 2**20)
+    assert found == cpu_limits(rule) == BatchLimits(1_024, None, rule, 64 * 2**20)
     assert not store.folder.exists()
 
 

@@ -304,7 +304,7 @@ def test_limits_on_a_cpu_are_known_without_a_probe():
 
     limits = find_budget(CPU, lambda rows, width: pytest.fail("a probe ran"), 512, score_rule=rule)
 
-    assert limits == BatchLimits(2_048, None, rule, 64 * 2**20)
+    assert limits == BatchLimits(1_024, None, rule, 64 * 2**20)
     assert limits.rows(512) == 1  # 50 MB of scores each
     assert cpu_limits().rows(512) == 4
 
