@@ -1,15 +1,19 @@
 """The fast kernels run on a GPU, not only something that gives the same outputs."""
 
 import inspect
+import logging
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from gpuclassify import hub
 from gpuclassify.inference.engine import BatchSettings, holding, run
 from gpuclassify.inference.loaded_model import load_model
+from gpuclassify.inference.packed.disentangled import fast_encoder
+from gpuclassify.inference.packed.fused_attention import FusedAttention
 from gpuclassify.inference.packed.packed_attention import varlen_attn
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.tokenizing.token_batch import TokenBatch
@@ -79,3 +83,33 @@ def test_float32_convolutions_are_not_rounded():
         found = F.conv1d(states, weight, padding=1)
     error = (found.double() - right).abs().max() / right.abs().max()
     assert error < 1e-5  # TF32 has ten bits: about 1e-3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)]
+)
+def test_debertas_attention_is_one_kernel_for_batches_of_any_size(load, dtype, tolerance):
+    """It is compiled for the first batch, and at most once more."""
+    model = load("deberta-v2", dtype)
+    encoder = fast_encoder(model.module)
+    encoder.attention_type = FusedAttention
+    compiled = counters["stats"]["unique_graphs"]
+    for lengths in (LENGTHS, [512] * 9, [3], [129, 128, 127] * 20):
+        ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(lengths))
+        tokens = TokenBatch(ids.astype(np.int32), np.cumsum([0, *lengths]))
+        outputs = [
+            run(model, (attention, str(dtype)), [tokens], BatchSettings(engine=engine), RunStats())
+            for attention, engine in (("fused", "packed"), ("reference", "reference"))
+        ]
+        np.testing.assert_allclose(*outputs, atol=tolerance, rtol=tolerance)
+    assert 1 <= counters["stats"]["unique_graphs"] - compiled <= 2
+
+
+def test_the_log_says_whether_attention_is_fused(load, caplog):
+    with caplog.at_level(logging.INFO, logger="gpuclassify"):
+        model = load("deberta-v2", torch.bfloat16)
+
+    assert "DeBERTa's attention is" in caplog.text
+    if "attention is fused" in caplog.text:
+        assert fast_encoder(model.module).attention_type is FusedAttention
+    assert "Error" not in caplog.text  # where the compiler failed, the reason follows
