@@ -18,13 +18,10 @@ from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
-from gpuclassify.inference.packed.disentangled import (
-    DisentangledEncoder,
-    fast_encoder,
-    speed_up_deberta,
-)
+from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
+from gpuclassify.inference.packed.speed_up import speed_up_deberta
 from gpuclassify.inference.to_device import StagedTokens, stage
 from gpuclassify.models.checkpoint import (
     LINEAR_HEAD,
