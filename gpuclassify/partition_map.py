@@ -36,6 +36,19 @@ class PartitionMap(ABC):
         return ()
 
     @property
+    def is_row_wise(self) -> bool:
+        """Whether new columns and filters follow from the `text_fields` of each row alone.
+
+        Dask may then leave rows and other columns out before they are mapped.
+        """
+        return False
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether the result may have fewer rows."""
+        return True
+
+    @property
     def label_fields(self) -> tuple[str, ...]:
         """New columns whose values a report counts."""
         return ()
@@ -83,6 +96,11 @@ class PartitionMap(ABC):
         """What `map_frame` must know of the dtypes in meta: one partition may look different."""
         return None
 
+    def narrowed(self, columns: Iterable[str]) -> PartitionMap:
+        """The mapper that does for these columns of the result, and for the same rows."""
+        is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
+        return self if is_needed else Chain(())
+
     @abstractmethod
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """Map one plain frame, as a worker does with each partition.
@@ -129,19 +147,43 @@ class PartitionMap(ABC):
         self.check(meta)
         self.check_library(meta)
         self.prepare()
+        mapped = self.map_partitions(dataset, self.meta(meta))
+        if not (self.is_row_wise and meta.columns.is_unique):
+            return mapped
+        try:
+            from gpuclassify.expression import optimizable
+        except ImportError:  # a Dask that lacks the private names which it takes
+            return mapped
+        return optimizable(mapped)
+
+    def map_partitions(self, dataset: Any, meta: Any, columns: list[str] | None = None) -> Any:
+        """The lazy frame of `dataset`, which Dask's optimizer cannot see into.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame
+        meta : pandas.DataFrame or cudf.DataFrame
+            Empty frame of the result's columns.
+        columns : list of str, optional
+            Those of the result; default: all.
+        """
         return dataset.map_partitions(
             map_partition,
             self,
-            meta_dtypes=self.meta_dtypes(meta),
-            meta=self.meta(meta),
+            self.meta_dtypes(dataset._meta),
+            columns,
+            meta=meta,
             token=self.__name__,
         )
 
 
 @on_sound_device
-def map_partition(frame: Any, mapper: PartitionMap, meta_dtypes: Any) -> Any:
+def map_partition(
+    frame: Any, mapper: PartitionMap, meta_dtypes: Any, columns: list[str] | None = None
+) -> Any:
     """The task that Dask runs on each partition."""
-    return mapper.map_frame(frame, meta_dtypes)
+    mapped = mapper.map_frame(frame, meta_dtypes)
+    return mapped if columns is None else mapped[columns]
 
 
 def _is_dask_frame(dataset: Any) -> bool:
@@ -227,7 +269,7 @@ class Chain(PartitionMap):
     @property
     def __name__(self) -> str:
         """The mappers' names, on Dask's dashboard."""
-        return "+".join(mapper.__name__ for mapper in self.mappers)
+        return "+".join(mapper.__name__ for mapper in self.mappers) or "Chain"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return ("Chain", self.mappers)
@@ -236,6 +278,16 @@ class Chain(PartitionMap):
     def text_fields(self) -> tuple[str, ...]:
         """Columns of text that any mapper reads."""
         return _distinct(mapper.text_fields for mapper in self.mappers)
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether every mapper is."""
+        return all(mapper.is_row_wise for mapper in self.mappers)
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether any mapper does."""
+        return any(mapper.drops_rows for mapper in self.mappers)
 
     @property
     def label_fields(self) -> tuple[str, ...]:
@@ -281,6 +333,16 @@ class Chain(PartitionMap):
             known.append(mapper.meta_dtypes(frame))
             frame = mapper.meta(frame)
         return tuple(known)
+
+    def narrowed(self, columns: Iterable[str]) -> Chain:
+        """The mappers that drop rows, write one of the columns, or write what such a one reads."""
+        asked = set(columns)
+        needed: list[PartitionMap] = []
+        for mapper in reversed(self.mappers):
+            if mapper.drops_rows or asked.intersection(mapper.schema().names):
+                asked.update(mapper.text_fields)
+                needed.insert(0, mapper)
+        return Chain(tuple(needed))
 
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """Run every mapper over one plain frame, with shared tokens."""

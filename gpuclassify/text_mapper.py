@@ -167,6 +167,16 @@ class TextMapper(PartitionMap):
         return (self.text_field,)
 
     @property
+    def is_row_wise(self) -> bool:
+        """A text gets the same columns whatever texts are beside it."""
+        return True
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether there are filters, and no column for their decision."""
+        return self._keep_field is None and any(head.filters for head in self.heads)
+
+    @property
     def labels(self) -> list[Any]:
         """Every label that a row can get; empty for a mapper that gives none."""
         return self.heads[0].labels
@@ -301,9 +311,7 @@ class TextMapper(PartitionMap):
         schema = self.schema()
         arrays = {name: arrays[name] for name in schema.names}  # in the order of meta
         result = backend.with_columns(frame, arrays, schema, string_dtype)
-        if keep is None or self._keep_field is not None:
-            return result
-        return backend.take_rows(result, keep)
+        return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Any) -> Any:
         """The text column: a list of its strings, or `DeviceTexts` if the GPU is to tokenize."""

@@ -22,7 +22,7 @@ LAYERS = (
     {"frames"},
     {"tokenizing"},
     {"inference"},
-    {"pinned_model", "runners", "heads", "partition_map", "text_mapper"},
+    {"expression", "pinned_model", "runners", "heads", "partition_map", "text_mapper"},
     {"classifiers", "safety"},
     {"dedup"},
     {"cluster", "testing"},

@@ -1,0 +1,97 @@
+"""The lazy frame of a row-wise mapper, as an expression that Dask's optimizer can see into.
+
+The one file that uses private names of Dask. Where a version of Dask lacks one of them its import
+fails, and `PartitionMap` stays with the frame of `map_partitions`, which gives the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dask.dataframe.dask_expr import new_collection
+from dask.dataframe.dask_expr._expr import (
+    Elemwise,
+    Expr,
+    Filter,
+    Index,
+    MapPartitions,
+    Projection,
+    determine_column_projection,
+    is_filter_pushdown_available,
+)
+
+
+def optimizable(mapped: Any) -> Any:
+    """The Dask frame that `PartitionMap.map_partitions` gave, open to Dask's optimizer.
+
+    Parameters
+    ----------
+    mapped : dask.dataframe.DataFrame
+        Of a mapper that is row-wise.
+    """
+    mapper = mapped.expr.args[1]
+    kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
+    return new_collection(kind(*mapped.expr.operands))
+
+
+class RowMap(MapPartitions):
+    """Partitions mapped by a row-wise mapper, computed for the rows and columns that are asked for.
+
+    Row filters on columns that the mapper leaves alone move below it, and a choice of columns
+    becomes a choice of input columns.
+    """
+
+    @property
+    def mapper(self) -> Any:
+        """The mapper."""
+        return self.args[1]
+
+    @property
+    def _meta(self) -> Any:
+        """As given: to check it, Dask 2026.1 makes the input's graph, and a `Head` has none."""
+        return self.operand("meta")
+
+    @property
+    def _projection_columns(self) -> list[Any]:
+        """What is asked of the input: the output need not have the text."""
+        return self.frame.columns
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        if isinstance(parent, Filter) and self._filter_passthrough_available(parent, dependents):
+            return self._filter_simplification(parent)
+        if isinstance(parent, (Projection, Index)):
+            return self._narrowed(parent, dependents)
+        return None
+
+    def _narrowed(self, parent: Expr, dependents: Any) -> Expr | None:
+        """`parent` of no more columns than it and its fellows ask for.
+
+        All of them ask one and the same expression, so that no row is scored twice.
+        """
+        asked = determine_column_projection(self, parent, dependents)
+        asked = set(asked if isinstance(asked, list) else [asked])
+        columns = [name for name in self.columns if name in asked]
+        if columns == self.columns:
+            return None
+        mapper = self.mapper.narrowed(columns)
+        read = asked.difference(mapper.schema().names).union(mapper.text_fields)
+        frame = new_collection(self.frame[[name for name in self.frame.columns if name in read]])
+        mapped = mapper.map_partitions(frame, self._meta[columns], columns)
+        return type(parent)(optimizable(mapped).expr, *parent.operands[1:])
+
+    def _filter_passthrough_available(self, parent: Expr, dependents: Any) -> bool:
+        return is_filter_pushdown_available(self, parent, dependents) and self._is_same_below(
+            parent.predicate
+        )
+
+    def _is_same_below(self, predicate: Expr) -> bool:
+        """Whether each row gets the same value of `predicate` from the mapper's input."""
+        if isinstance(predicate, (Projection, Index)) and predicate.frame._name == self._name:
+            return not set(self.mapper.schema().names).intersection(predicate.columns)
+        if not isinstance(predicate, Elemwise):  # a mean, say, which other rows change
+            return predicate._name in {expr._name for expr in self.frame.walk()}
+        return all(map(self._is_same_below, predicate.dependencies()))
+
+
+class LengthPreservingRowMap(RowMap, Elemwise):
+    """A `RowMap` that keeps every row: `len` does without it, and `head` and `tail` move below."""
