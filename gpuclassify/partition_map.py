@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import backend_of, frame_of_texts
 from gpuclassify.tokenizing.token_cache import shared_tokens
 from gpuclassify.workers.retire import on_sound_device
+from gpuclassify.workers.task_errors import message_first
 
 
 class PartitionMap(ABC):
@@ -118,13 +119,13 @@ class PartitionMap(ABC):
 
         Parameters
         ----------
-        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
-            Frame with the text column.
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame, str or list of str
+            Frame with the text column, or texts themselves, of which None is null.
 
         Returns
         -------
         same type as `dataset`
-            Lazy for Dask input, computed for a plain frame.
+            Lazy for Dask input, computed for a plain frame; of texts a pandas frame.
 
         Raises
         ------
@@ -133,6 +134,8 @@ class PartitionMap(ABC):
         ValueError
             The text column is missing, or an output column is there already.
         """
+        if self.text_fields and isinstance(dataset, (str, list, tuple)):
+            dataset = frame_of_texts(dataset, self.text_fields)
         if _is_dask_frame(dataset):
             return self._map_lazily(dataset)
         backend_of(dataset)  # refuses what is no frame
@@ -177,6 +180,7 @@ class PartitionMap(ABC):
         )
 
 
+@message_first
 @on_sound_device
 def map_partition(
     frame: Any, mapper: PartitionMap, meta_dtypes: Any, columns: list[str] | None = None
@@ -230,13 +234,22 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
     >>> quality, domain = QualityClassifier(filter_by="High"), DomainClassifier()  # doctest: +SKIP
     >>> ddf = classify(ddf, [quality, domain])  # doctest: +SKIP
     """
-    if isinstance(mappers, PartitionMap):
+    first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else dataset
+    if isinstance(first, PartitionMap):
+        raise TypeError("classify() takes the dataset first: classify(ddf, [DomainClassifier()])")
+    if isinstance(mappers, PartitionMap | type):
+        name = mappers if isinstance(mappers, type) else type(mappers)
         raise TypeError(
-            f"classify() takes a list of mappers, got one {type(mappers).__qualname__}: "
-            "pass it in a list, or call it with the dataset"
+            f"classify() takes a list of mappers, got one {name.__qualname__}: "
+            f"pass [{name.__qualname__}()], or call it with the dataset"
         )
     mappers = tuple(_flat(mappers))
     for mapper in mappers:
+        if isinstance(mapper, type):
+            raise TypeError(
+                f"classify() got the class {mapper.__qualname__} among the mappers: write "
+                f"{mapper.__qualname__}(), with the options that it needs"
+            )
         if not isinstance(mapper, PartitionMap):
             raise TypeError(
                 f"classify() got a {type(mapper).__qualname__} among the mappers: "

@@ -76,8 +76,10 @@ class TextMapper(PartitionMap):
             shown = inspect.Signature(own)
         cls.__signature__ = shown  # type: ignore[attr-defined]
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *unnamed: Any, **arguments: Any) -> None:
         owner = type(self).__qualname__
+        if unnamed:
+            raise TypeError(_unnamed_argument(owner, unnamed[0]))
         given = modern_spellings(owner, self.family, arguments)
         token = given.pop("token", None)  # before anything could show or keep it
         defaults = dict(self.defaults)
@@ -386,6 +388,16 @@ def _checked(head: Head, made: Columns, count: int) -> dict[str, pa.Array]:
         name: arrow_array(made[name], field, count, f"{head.owner}.columns()")
         for name, field in declared.items()
     }
+
+
+def _unnamed_argument(owner: str, value: Any) -> str:
+    """What to write instead of ``owner(value)``."""
+    if hasattr(value, "columns"):
+        return (
+            f"{owner} got a dataset in place of its settings: make the classifier first, as in "
+            f"ddf.pipe({owner}()) or {owner}()(ddf)"
+        )
+    return f"{owner} takes its settings by name, such as {owner}(model={_short(value)})"
 
 
 def _short(value: Any) -> str:

@@ -191,11 +191,10 @@ def test_chains_add_the_columns_of_each(domain, education, frames):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda ddf: ["a text"],
+        lambda ddf: {"text": ["a text"]},
         lambda ddf: ddf.text,
         lambda ddf: ddf.to_bag(),
         lambda ddf: ddf.text.compute(),
-        lambda ddf: "a text",
     ],
 )
 def test_what_is_no_frame_is_refused(domain, make):

@@ -43,7 +43,7 @@ from gpuclassify.dedup.embeddings import (
 )
 from gpuclassify.dedup.groups import ranked, ranking
 from gpuclassify.frames import backend_of
-from gpuclassify.partition_map import PartitionMap, map_partition
+from gpuclassify.partition_map import PartitionMap
 from gpuclassify.workers.retire import on_sound_device
 
 logger = logging.getLogger(__name__)
@@ -193,6 +193,7 @@ class SemanticDuplicates(Duplicates):
             unit_vectors(frame.iloc[:0], self.embedding_field)
 
 
+@on_sound_device
 def embedding_frame(
     frame: Any, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
@@ -206,7 +207,7 @@ def embedding_frame(
     """
     digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
     if embedder is not None:
-        embedded = map_partition(frame[[settings.text_field]], embedder, None)
+        embedded = embedder.map_frame(frame[[settings.text_field]])
         vectors, has_direction = unit_vectors(embedded, embedder.options.embedding_field)
     else:
         assert settings.embedding_field is not None

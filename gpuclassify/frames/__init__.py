@@ -24,6 +24,7 @@ The array of a field may also be a DictionaryArray of its type: both backends lo
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -44,11 +45,32 @@ def backend_of(frame: Any) -> ModuleType:
         library = kind.__module__.partition(".")[0]
         if kind.__name__ == "DataFrame" and library in BACKENDS:
             return importlib.import_module(f"gpuclassify.frames.{library}")
+    name = f"{type(frame).__module__}.{type(frame).__qualname__}".removeprefix("builtins.")
     raise TypeError(
-        f"got a {type(frame).__module__}.{type(frame).__qualname__}: pass a DataFrame of Dask "
-        "(on pandas or cudf), pandas or cudf"
+        f"got a {name}: pass a DataFrame of Dask (on pandas or cudf), pandas or cudf, or a text or "
+        "list of texts"
         + (". A column alone becomes one with .to_frame()" if hasattr(frame, "to_frame") else "")
     )
+
+
+def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
+    """A pandas frame of a text or several, which are the values of each of `columns`.
+
+    Raises
+    ------
+    TypeError
+        One is neither a string nor None.
+    """
+    import pandas as pd
+
+    values = [texts] if isinstance(texts, str) else list(texts)
+    for place, value in enumerate(values):
+        if not (value is None or isinstance(value, str)):
+            raise TypeError(
+                f"text {place} of the list is a {type(value).__name__}: pass texts (str, or None "
+                "for null), or a DataFrame"
+            )
+    return pd.DataFrame(dict.fromkeys(columns, pd.Series(values, dtype=object)))
 
 
 def import_cudf() -> Any:

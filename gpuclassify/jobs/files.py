@@ -206,6 +206,27 @@ def redacted(url: str) -> str:
     return f"{head}://{re.sub('^[^/@]*@', '', rest).partition('?')[0]}"
 
 
+def url_to_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
+    """The file system of a path or URL, and the path in it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The package for such URLs is not installed.
+    """
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(url, **storage_options)
+    except ImportError as err:
+        package = getattr(err.__cause__, "name", None) or "the package for such URLs"
+        raise ModuleNotFoundError(
+            f"{redacted(url)} needs {package}, which is not installed: pip install {package}, "
+            "here and on the workers",
+            name=package,
+        ) from err
+
+
 def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
     """The file system of a path or URL, and the path in it."""
     import fsspec
@@ -214,7 +235,7 @@ def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, st
     try:
         if is_chain and "://" not in head:
             fsspec.get_filesystem_class(head)
-        return fsspec.core.url_to_fs(url, **with_token(url, storage_options))
+        return url_to_filesystem(url, with_token(url, storage_options))
     except ValueError as err:
         if "Protocol not known" not in str(err):
             raise

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.jobs.files import redacted
+from gpuclassify.jobs.files import redacted, url_to_filesystem
 
 FILES_AT_A_TIME = 16
 
@@ -158,9 +158,7 @@ class Directory:
 
 def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> Directory:
     """The directory at `path`, a local path or a URL such as ``s3://bucket/out``."""
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(str(path), **(storage_options or {}))
+    filesystem, root = url_to_filesystem(str(path), storage_options or {})
     return Directory(filesystem, root.rstrip("/"))
 
 

@@ -364,9 +364,16 @@ def read_backbone(
     is_local = hub.is_directory_name(base_model) or Path(base_model).is_dir()
     if known is not None and not is_local:
         return dict(known)
-    backbone = hub.read_json(
-        hub.resolve(base_model, cache_dir=cache_dir), "config.json", cache_dir=cache_dir
-    )
+    try:
+        home = hub.resolve(base_model, cache_dir=cache_dir)
+        backbone = hub.read_json(home, "config.json", cache_dir=cache_dir)
+    except (hub.HubUnreachableError, hub.ModelNotFoundError, hub.ModelAccessError) as err:
+        err.add_note(
+            f"{base_model} is the backbone that the model is built on, and its config.json, which "
+            "alone is read, gives its sizes: base_model= takes a directory with that file, or "
+            "another name"
+        )
+        raise
     if backbone is None:
         of = "" if identity is None else f" of {identity.name}"
         raise CheckpointError(

