@@ -100,6 +100,14 @@ def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
 
 
+def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Numbers of all labels, float32 (texts, labels), as lists, or as structs with their names."""
+    if not pa.types.is_struct(kind):
+        return list_array(values)
+    columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array:
     """An Arrow array of lists of `kind` from numbers of that precision, (texts, numbers).
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import nearest
-from gpuclassify.columns import COLUMN_TYPES, SCORES, label_array, list_array
+from gpuclassify.columns import COLUMN_TYPES, FLOAT32, SCORES, label_array, scores_array
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from gpuclassify.pinned_model import PinnedModel
@@ -137,6 +137,13 @@ class LabelHead(Head):
         """Raise ValueError unless the labels to filter by exist."""
         self._check_labels(*(self.options.filter_by or ()))
 
+    @property
+    def scores_type(self) -> pa.DataType:
+        """Of a column with a number for each label: a list in id order, or a struct by name."""
+        if self.options.score_format == "list":
+            return SCORES
+        return pa.struct([(label, FLOAT32) for label in self.labels])
+
     def _check_labels(self, *names: str) -> None:
         for name in names:
             if name not in self.labels:
@@ -175,7 +182,7 @@ class CategoryHead(LabelHead):
         """Label, scores and confidence, as far as they have names."""
         return named_fields(
             (self.label_field, pa.string()),
-            (self.options.score_field, SCORES),
+            (self.options.score_field, self.scores_type),
             (self.options.confidence_field, pa.float32()),
         )
 
@@ -187,7 +194,7 @@ class CategoryHead(LabelHead):
         """Columns for probabilities, float32 (texts, labels)."""
         return named_columns(
             (self.label_field, label_array(values.argmax(axis=1), self.labels)),
-            (self.options.score_field, list_array(values)),
+            (self.options.score_field, scores_array(values, self.scores_type)),
             (self.options.confidence_field, values.max(axis=1)),
         )
 
@@ -204,9 +211,14 @@ class CategoryHead(LabelHead):
         check_labels_given(self.options.labels, checkpoint.labels, checkpoint)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters fit the model's labels."""
+        """Raise ValueError unless the filters fit the model's labels, and the format a column."""
         super().check_settings()
         self._check_minimums(self.options.min_score)
+        if self.options.score_format != "list" and self.options.score_field is None:
+            raise ValueError(
+                f"score_format={self.options.score_format!r} has no column to shape: pass "
+                'score_field= with it, such as score_field="scores"'
+            )
 
 
 class MultiLabelHead(CategoryHead):
@@ -238,13 +250,15 @@ class RegressionHead(LabelHead):
         return self.options.score_field or "score"
 
     def fields(self) -> list[pa.Field]:
-        """The score: float32, or a list of several."""
-        return [pa.field(self.score_field, pa.float32() if len(self.labels) == 1 else SCORES)]
+        """The score: float32, or a list or struct of several."""
+        kind = FLOAT32 if len(self.labels) == 1 else self.scores_type
+        return [pa.field(self.score_field, kind)]
 
     def columns(self, values: np.ndarray) -> Columns:
         """The column of outputs, float32 (texts, outputs)."""
         is_one = len(self.labels) == 1
-        return {self.score_field: values[:, 0] if is_one else list_array(values)}
+        scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
+        return {self.score_field: scores}
 
     def is_kept(self, values: np.ndarray) -> np.ndarray:
         """Which texts score enough."""
@@ -267,6 +281,11 @@ class RegressionHead(LabelHead):
         for name in ("filter_by", "min_confidence"):
             if getattr(options, name) is not None:
                 raise ValueError(f"a regression model gives no label: use min_score, not {name}")
+        if len(self.labels) == 1 and options.score_format != "list":
+            raise ValueError(
+                f"score_format={options.score_format!r} has no meaning for one score, which is a "
+                "number: leave score_format out"
+            )
         if len(self.labels) > 1:
             self._check_minimums(minimum)
         elif isinstance(minimum, tuple):

@@ -27,6 +27,7 @@ from gpuclassify.checks import (
 
 LOADERS = ("sorted", "crossfit")
 DTYPES = ("float32", "bfloat16", "float16")
+SCORE_FORMATS = ("list", "struct")
 COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
@@ -86,6 +87,9 @@ class ModelOptions:
         it has been measured on a GPU that "gpu" is faster. Scores do not depend on it.
     overwrite : bool
         Replace output columns that the dataset already has instead of refusing.
+    strict : bool
+        Refuse a checkpoint whose labels are not those that the class was published with, instead of
+        warning. Labels that are passed as ``labels=`` are meant, and neither happens.
     unpack_inference_batch : bool
         Call a module of your own with tensors as keyword arguments; ``False`` passes it one dict.
     long_text : {"truncate", "windows"}
@@ -125,6 +129,7 @@ class ModelOptions:
     engine: str = "auto"
     tokenizer: str = "auto"
     overwrite: bool = False
+    strict: bool = False
     unpack_inference_batch: bool = True
     long_text: str = "truncate"
     window_overlap: int | None = None
@@ -148,7 +153,7 @@ class ModelOptions:
             )
         for name in ("max_chars", "max_seq_length", "batch_size"):
             check_count(name, getattr(self, name))
-        for name in ("sort_by_length", "autocast", "overwrite", "unpack_inference_batch"):
+        for name in ("sort_by_length", "autocast", "overwrite", "strict", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
         check_choice("engine", self.engine, ("auto", "packed", "padded", "reference"))
@@ -268,8 +273,8 @@ class ScoreOptions(LabelOptions):
     Attributes
     ----------
     score_field : str, optional
-        Output column of the scores: list<float32> of all classes in id order for category and
-        multi-label models, float32 for a regression model. ``None`` writes none.
+        Output column of the scores: those of all classes for category and multi-label models,
+        float32 for a regression model. ``None`` writes none.
     min_score : float or dict of str to float, optional
         Keep only rows that score at least this much; with several classes, a minimum by label.
     labels : list of str, optional
@@ -311,6 +316,9 @@ class ClassifierOptions(ScoreOptions):
 
     Attributes
     ----------
+    score_format : {"list", "struct"}
+        How `score_field` holds the scores of several labels: a list in id order, or a struct with
+        a field for each label, so that one is read by its name.
     confidence_field : str, optional
         Output column (float32) of the probability of the label given.
     min_confidence : float, optional
@@ -319,11 +327,13 @@ class ClassifierOptions(ScoreOptions):
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
 
+    score_format: str = "list"
     confidence_field: str | None = None
     min_confidence: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("score_format", self.score_format, SCORE_FORMATS)
         check_optional_texts(self, ("confidence_field",), "a column name or None")
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,7 @@ from gpuclassify.columns import arrow_array, check_column_types
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts
 from gpuclassify.heads import Columns, Head, OwnColumns
+from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
 from gpuclassify.options import ModelOptions, parse_options, signature_of
 from gpuclassify.partition_map import PartitionMap
@@ -61,6 +63,8 @@ class TextMapper(PartitionMap):
     purpose: ClassVar[str] = ""
     licence: ClassVar[str] = ""
     is_gated: ClassVar[bool] = False
+    # Every label of the published model; a checkpoint with others is not one of this class.
+    published_labels: ClassVar[tuple[Any, ...]] = ()
     # What a class of one's own may declare; see `ModelMapper`.
     new_columns: ClassVar[Mapping[str, str]] = {}
     build_module: Callable[[dict[str, Any]], nn.Module] | None = None
@@ -222,6 +226,7 @@ class TextMapper(PartitionMap):
         if self.options.plans_without_model or self.model.is_readable():
             for head in self.heads:
                 head.check_settings()
+            self._check_published_labels()
 
     def check_library(self, frame: Any) -> None:
         """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
@@ -239,6 +244,23 @@ class TextMapper(PartitionMap):
     def _check_model(self) -> None:
         for head in self.heads:
             head.check_model(self.model.checkpoint)
+
+    def _check_published_labels(self) -> None:
+        """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
+        found, published = self.labels, self.published_labels
+        are_meant = self.options.plans_without_model  # because they are given
+        if not (found and published) or are_meant or set(found) == set(published):
+            return
+        owner = type(self).__qualname__
+        message = (
+            f"{self.options.model} gives {some_of(found, 3)}, which are not the labels of {owner}: "
+            f"{some_of(published, 3)}. Take the classifier of this model (`gpuclassify models` "
+            "shows the labels of each) or DistributedDataClassifier; labels= says that they are "
+            "meant"
+        )
+        if self.options.strict:
+            raise CheckpointError(message)
+        warnings.warn(message, UserWarning, stacklevel=2)
 
     def meta(self, frame: Any) -> Any:
         """The empty frame with the result's columns and dtypes."""

@@ -6,6 +6,48 @@ from gpuclassify.heads import CategoryHead
 from gpuclassify.options import ClassifierOptions
 from gpuclassify.text_mapper import TextMapper
 
+DOMAINS = (
+    "Adult",
+    "Arts_and_Entertainment",
+    "Autos_and_Vehicles",
+    "Beauty_and_Fitness",
+    "Books_and_Literature",
+    "Business_and_Industrial",
+    "Computers_and_Electronics",
+    "Finance",
+    "Food_and_Drink",
+    "Games",
+    "Health",
+    "Hobbies_and_Leisure",
+    "Home_and_Garden",
+    "Internet_and_Telecom",
+    "Jobs_and_Education",
+    "Law_and_Government",
+    "News",
+    "Online_Communities",
+    "People_and_Society",
+    "Pets_and_Animals",
+    "Real_Estate",
+    "Science",
+    "Sensitive_Subjects",
+    "Shopping",
+    "Sports",
+    "Travel_and_Transportation",
+)
+CONTENT_TYPES = (
+    "Product/Company/Organization/Personal Websites",
+    "Explanatory Articles",
+    "News",
+    "Blogs",
+    "MISC",
+    "Boilerplate Content",
+    "Analytical Exposition",
+    "Online Comments",
+    "Reviews",
+    "Books and Literature",
+    "Conversational",
+)
+
 
 class DomainClassifier(TextMapper):
     """Gives English text one of 26 subject domains, such as ``Finance`` or ``Sports``.
@@ -31,6 +73,7 @@ class DomainClassifier(TextMapper):
     family = "category"
     purpose = "subject domain of English text, 26 labels"
     licence = "Apache-2.0"
+    published_labels = DOMAINS
     defaults = {
         "model": "nvidia/domain-classifier",
         "label_field": "domain_pred",
@@ -57,6 +100,7 @@ class MultilingualDomainClassifier(TextMapper):
     family = "category"
     purpose = "subject domain of text in 52 languages, 26 labels"
     licence = "NVIDIA Open Model License"
+    published_labels = DOMAINS
     defaults = {
         "model": "nvidia/multilingual-domain-classifier",
         "label_field": "multilingual_domain_pred",
@@ -83,6 +127,7 @@ class QualityClassifier(TextMapper):
     family = "category"
     purpose = "quality of English text: High, Medium, Low"
     licence = "Apache-2.0"
+    published_labels = ("High", "Medium", "Low")
     defaults = {
         "model": "nvidia/quality-classifier-deberta",
         "label_field": "quality_pred",
@@ -109,6 +154,7 @@ class ContentTypeClassifier(TextMapper):
     family = "category"
     purpose = "speech type of English text, 11 labels"
     licence = "NVIDIA Open Model License"
+    published_labels = CONTENT_TYPES
     defaults = {
         "model": "nvidia/content-type-classifier-deberta",
         "label_field": "content_pred",

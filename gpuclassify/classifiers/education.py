@@ -141,6 +141,7 @@ class FineWebEduClassifier(TextMapper):
     family = "education"
     purpose = "educational value from 0 to 5"
     licence = "Apache-2.0"
+    published_labels = QUALITY_LABELS
     defaults = {
         "model": "HuggingFaceFW/fineweb-edu-classifier",
         **_columns("fineweb-edu"),
@@ -167,6 +168,7 @@ class FineWebMixtralEduClassifier(TextMapper):
     family = "education"
     purpose = "educational value from 0 to 5 (Mixtral annotations)"
     licence = "NVIDIA Open Model License"
+    published_labels = QUALITY_LABELS
     defaults = {
         "model": "nvidia/nemocurator-fineweb-mixtral-edu-classifier",
         **_columns("fineweb-mixtral-edu"),
@@ -193,6 +195,7 @@ class FineWebNemotronEduClassifier(TextMapper):
     family = "education"
     purpose = "educational value from 0 to 5 (Nemotron annotations)"
     licence = "NVIDIA Open Model License"
+    published_labels = QUALITY_LABELS
     defaults = {
         "model": "nvidia/nemocurator-fineweb-nemotron-4-edu-classifier",
         **_columns("fineweb-nemotron-edu"),

@@ -10,6 +10,20 @@ from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.text_mapper import TextMapper
 
 TASK = "task_type"
+TASK_TYPES = (
+    "Brainstorming",
+    "Chatbot",
+    "Classification",
+    "Closed QA",
+    "Code Generation",
+    "Extraction",
+    "Open QA",
+    "Other",
+    "Rewrite",
+    "Summarization",
+    "Text Generation",
+    "Unknown",
+)
 FEW_SHOTS = "number_of_few_shots"
 DIMENSIONS = (
     "creativity_scope",
@@ -135,6 +149,7 @@ class PromptTaskComplexityClassifier(TextMapper):
     family = "prompts"
     purpose = "task type and complexity of English prompts"
     licence = "NVIDIA Open Model License"
+    published_labels = TASK_TYPES
     defaults = {
         "model": "nvidia/prompt-task-and-complexity-classifier",
         "max_seq_length": 512,

@@ -159,7 +159,7 @@ def with_columns(
     result = frame.copy(deep=False)
     result.index = cudf.RangeIndex(len(frame))
     for name, array in columns.items():
-        result[name] = cudf.Series.from_pylibcudf(_device_column(array), {"name": name})
+        result[name] = _series(array, name)
     result.index = frame.index
     return result
 
@@ -167,6 +167,13 @@ def with_columns(
 def take_rows(frame: cudf.DataFrame, keep: np.ndarray) -> cudf.DataFrame:
     """The rows of `frame` where the bool array `keep` is true."""
     return frame.take(np.flatnonzero(keep))
+
+
+def _series(array: pa.Array | pa.ChunkedArray, name: str) -> cudf.Series:
+    """The array on the GPU, as cudf's type."""
+    if pa.types.is_struct(array.type):  # libcudf's columns do not know the names of their fields
+        return cudf.Series.from_arrow(array)
+    return cudf.Series.from_pylibcudf(_device_column(array), {"name": name})
 
 
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:

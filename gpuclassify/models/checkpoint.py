@@ -6,7 +6,7 @@ Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -383,7 +383,7 @@ def read_backbone(
     return backbone
 
 
-def some_of(names: list[str], most: int = 8) -> str:
+def some_of(names: Sequence[str], most: int = 8) -> str:
     """The first of the names in words, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -249,6 +249,7 @@ class AegisClassifier(TextMapper):
     purpose = "safety of content, 13 categories"
     is_gated = True
     licence = "Llama 2 Community License"
+    published_labels = ANSWER_LABELS
     defaults = {
         "model": DEFENSIVE,
         "base_model": BASE_MODEL,

@@ -208,6 +208,7 @@ class InstructionDataGuardClassifier(TextMapper):
     purpose = "poisoned instruction data"
     is_gated = True
     licence = "NVIDIA Open Model License"
+    published_labels = (False, True)
     defaults = {
         "model": "nvidia/instruction-data-guard",
         "base_model": BASE_MODEL,

@@ -4,48 +4,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpuclassify.testing.texts import words
+from gpuclassify.classifiers import FAMILIES as FAMILY_CLASSES
 
-FAMILY_LABELS: dict[str, tuple[str, ...]] = {
-    "domain": words(
-        "Adult Arts_and_Entertainment Autos_and_Vehicles Beauty_and_Fitness Books_and_Literature "
-        "Business_and_Industrial Computers_and_Electronics Finance Food_and_Drink Games Health "
-        "Hobbies_and_Leisure Home_and_Garden Internet_and_Telecom Jobs_and_Education "
-        "Law_and_Government News Online_Communities People_and_Society Pets_and_Animals "
-        "Real_Estate Science Sensitive_Subjects Shopping Sports Travel_and_Transportation"
-    ),
-    "quality": ("High", "Medium", "Low"),
-    "content-type": (
-        "Product/Company/Organization/Personal Websites",
-        "Explanatory Articles",
-        "News",
-        "Blogs",
-        "MISC",
-        "Boilerplate Content",
-        "Analytical Exposition",
-        "Online Comments",
-        "Reviews",
-        "Books and Literature",
-        "Conversational",
-    ),
-}
-FAMILY_LABELS["multilingual-domain"] = FAMILY_LABELS["domain"]
-FAMILY_LABELS["prompt-task-complexity"] = (
-    "Brainstorming",
-    "Chatbot",
-    "Classification",
-    "Closed QA",
-    "Code Generation",
-    "Extraction",
-    "Open QA",
-    "Other",
-    "Rewrite",
-    "Summarization",
-    "Text Generation",
-    "Unknown",
-)
-EDUCATION = ("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu")
 PROMPTS = "prompt-task-complexity"
+FAMILY_LABELS: dict[str, tuple[str, ...]] = {
+    name: FAMILY_CLASSES[name].published_labels
+    for name in ("domain", "multilingual-domain", "quality", "content-type", PROMPTS)
+}
+EDUCATION = ("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu")
 FAMILIES = ("domain", "multilingual-domain", "quality", "content-type", *EDUCATION, PROMPTS)
 # Head, outputs, weights of the outputs and divisor; the order of the heads is the file's.
 PROMPT_HEADS: dict[str, tuple[int, list[int], int]] = {

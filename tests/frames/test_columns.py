@@ -20,6 +20,10 @@ ARRAYS = {
     "scores": list_array(np.arange(10, dtype=np.float32).reshape(5, 2)).take(
         pa.array([0, None, 2, 3, None])
     ),
+    "named": pa.StructArray.from_arrays(
+        [pa.array(np.arange(5, dtype=np.float32)), pa.array(np.ones(5, dtype=np.float32))],
+        names=["High", "a/b c"],
+    ).take(pa.array([0, None, 2, 3, None])),
     "number": pa.array([1, None, 3, 4, None]),
     "maybe": pa.array([True, None, False, True, None]),
     "kept": pa.array([True, False, True, False, False]),
@@ -30,6 +34,7 @@ SCHEMA = pa.schema(
         ("category", pa.string()),
         ("score", pa.float32()),
         ("scores", pa.list_(pa.float32())),
+        ("named", pa.struct([("High", pa.float32()), ("a/b c", pa.float32())])),
         ("number", pa.int64()),
         ("maybe", pa.bool_()),
         pa.field("kept", pa.bool_(), nullable=False),

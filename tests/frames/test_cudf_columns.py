@@ -30,7 +30,7 @@ def fake(type_name, *children, rows=ROWS, is_nullable=False):
         return plc.gpumemoryview(type("Memory", (), {"__cuda_array_interface__": interface})())
 
     kind = plc.DataType(getattr(plc.TypeId, type_name))
-    data = None if type_name == "LIST" else memory(64)
+    data = None if type_name in ("LIST", "STRUCT") else memory(64)
     mask = memory(64) if is_nullable else None
     return plc.Column(kind, rows, data, mask, int(is_nullable), 0, list(children))
 
@@ -63,6 +63,29 @@ def test_columns_have_the_announced_dtypes_with_and_without_nulls(cudf, kind, dt
     assert series.dtype == (dtype or cudf.ListDtype("float32"))
     assert len(series) == ROWS
     assert series.name == "x"
+
+
+def test_a_struct_keeps_the_names_of_its_fields(cudf, monkeypatch):
+    """Without the copy, which is what needs a GPU."""
+    import pylibcudf
+
+    from gpuclassify.frames import cudf as backend
+
+    kind = pa.struct([("High", pa.float32()), ("a/b c", pa.float32())])
+    array = pa.array([{"High": 0.25, "a/b c": 0.75}, None, {"High": 1, "a/b c": 0}], kind)
+    numbers = [fake("FLOAT32", is_nullable=True) for _ in kind]
+
+    class Copied(pylibcudf.Column):
+        @staticmethod
+        def from_arrow(given):
+            assert given is array
+            return fake("STRUCT", *numbers, is_nullable=True)
+
+    monkeypatch.setattr(pylibcudf, "Column", Copied)
+    series = backend._series(array, "scores")
+
+    assert series.dtype == cudf.StructDtype({"High": "float32", "a/b c": "float32"})
+    assert len(series) == ROWS
 
 
 def text_frame(cudf, index):

@@ -1,0 +1,82 @@
+"""Labels without a network, and checkpoints that have others than the class that runs them."""
+
+import warnings
+
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+
+from gpuclassify import DistributedDataClassifier, DomainClassifier, QualityClassifier
+from gpuclassify.classifiers import FAMILIES
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.testing import category_config, write_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+FRAME = pd.DataFrame({"text": ["One text.", None]})
+DDF = dd.from_pandas(FRAME, npartitions=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "file_bytes"), [("domain", 1607), ("quality", 281), ("content-type", 799)]
+)
+def test_the_labels_are_those_of_the_published_files(family, file_bytes):
+    """Their config.json, which names every label twice, has this many bytes on the Hub."""
+    config = category_config(FAMILIES[family].published_labels, "microsoft/deberta-v3-base")
+    assert len(config.encode()) == file_bytes
+
+
+def test_every_published_classifier_knows_its_labels():
+    counts = {name: len(family.published_labels) for name, family in FAMILIES.items()}
+    assert counts == {
+        "domain": 26,
+        "multilingual-domain": 26,
+        "quality": 3,
+        "content-type": 11,
+        "prompt-task-complexity": 12,
+        "fineweb-edu": 2,
+        "fineweb-mixtral-edu": 2,
+        "fineweb-nemotron-edu": 2,
+        "aegis": 15,
+        "instruction-data-guard": 2,
+        "checkpoint": 0,
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name in ("domain", "quality")])
+def test_the_class_of_the_model_says_nothing(checkpoint, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FAMILIES[name](model=checkpoint(name), strict=True)(DDF)
+        DistributedDataClassifier(model=checkpoint(name), strict=True)(DDF)
+
+
+def test_another_models_labels_are_warned_of_before_any_work(checkpoint):
+    words = (
+        r"gives Adult, .* and 23 more, .* not the labels of QualityClassifier: High, Medium, Low"
+    )
+    with pytest.warns(UserWarning, match=words) as told:
+        QualityClassifier(model=checkpoint("domain"))(DDF)
+    assert len(told) == 1
+    assert "`gpuclassify models`" in str(told[0].message)
+
+
+def test_strict_refuses_them(checkpoint):
+    classifier = QualityClassifier(model=checkpoint("domain"), strict=True)
+    with pytest.raises(CheckpointError, match="are not the labels of QualityClassifier"):
+        classifier(DDF)
+
+
+def test_labels_that_are_given_are_meant(checkpoint):
+    labels = list(DomainClassifier.published_labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        QualityClassifier(model=checkpoint("domain"), labels=labels, strict=True)(DDF)
+
+
+def test_the_order_is_the_checkpoints_own(tmp_path):
+    model = write_checkpoint(tmp_path / "other", "quality", labels=["Low", "Medium", "High"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier = QualityClassifier(model=model, strict=True)
+        classifier(DDF)
+    assert classifier.labels == ["Low", "Medium", "High"]
