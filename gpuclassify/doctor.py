@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from gpuclassify._version import __version__
 from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.hub.calls import ask
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 Status = Literal["ok", "warning", "missing", "problem"]
@@ -35,6 +36,7 @@ OLDEST_PYTHON, FIRST_PYTHON_WITHOUT_CROSSFIT = (3, 11), (3, 13)
 CROSSFIT_VERSION = "0.0.9"
 LOW_DISK_BYTES = 5_000_000_000  # a large checkpoint and the files around it
 TORCH_PROBE_SECONDS = 120
+KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0  # what the Hub is asked about
 TORCH_PROBE = """
 import json, torch
 available = torch.cuda.is_available()
@@ -88,8 +90,9 @@ class Report:
 def examine() -> Report:
     """Look at this environment and machine; takes the seconds that importing torch takes.
 
-    torch is asked in a process of its own, so that no CUDA context is made here. Nothing is
-    printed, downloaded or changed, and a Hub token is only looked for, never shown.
+    torch is asked in a process of its own, so that no CUDA context is made here. The Hub is asked
+    one question, without a token. Nothing is printed, downloaded or changed, and a Hub token is
+    only looked for, never shown.
 
     Returns
     -------
@@ -322,11 +325,27 @@ def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
     else:
         cure = "hf auth login, or set HF_TOKEN, for gated models"
         yield Check("Hub token", "missing", "no (public models need none)", cure)
-    if constants.is_offline_mode():
-        yield Check("Hub access", "ok", "offline: only models in the cache and local directories")
-    else:
-        yield Check("Hub access", "ok", "online (HF_HUB_OFFLINE is not set)")
+    yield access_check()
     yield cache_check(Path(constants.HF_HUB_CACHE))
+
+
+def access_check() -> Check:
+    """Check that the Hub answers a question, unless it is not to be asked."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.is_offline_mode():
+        found = "offline (HF_HUB_OFFLINE=1): only models in the cache and local directories"
+        return Check("Hub access", "ok", found)
+    api = HfApi(token=False)
+    try:
+        ask(KNOWN_MODEL, lambda: api.model_info(KNOWN_MODEL, timeout=HUB_SECONDS), tries=1)
+    except (OSError, RuntimeError, ValueError, TypeError) as err:  # a proxy may answer anything
+        cure = (
+            "check the network, HTTPS_PROXY and HF_ENDPOINT; without it, models in the cache and "
+            "local directories work with HF_HUB_OFFLINE=1"
+        )
+        return Check("Hub access", "warning", f"no answer from {api.endpoint}: {err}", cure)
+    return Check("Hub access", "ok", f"online: {api.endpoint} answers")
 
 
 def cache_check(directory: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:

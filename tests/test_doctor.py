@@ -13,6 +13,7 @@ import torch
 from gpuclassify import doctor
 from gpuclassify.doctor import Check, Report
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
+from tests.hub_server import HubServer
 
 H200 = Gpu(0, "GPU-1", "NVIDIA H200", 150_000_000_000)
 NO_GPU = GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
@@ -113,6 +114,23 @@ def test_offline_mode_is_told(monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert by_name(doctor.hub_checks())["Hub access"].found.startswith("offline")
+
+
+def test_online_means_that_the_hub_has_answered(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        assert doctor.access_check().status == "warning"  # it answers, but does not know the model
+        server.add(doctor.KNOWN_MODEL, {"config.json": b"{}"})
+        assert doctor.access_check() == Check("Hub access", "ok", f"online: {server.url} answers")
+        assert not any(request.has_token for request in server.requests)
+        server.is_failing = True
+        assert "answered 503" in doctor.access_check().found
+    check = doctor.access_check()
+    assert (check.status, bool(check.cure)) == ("warning", True)
+    assert check.found.startswith(f"no answer from {server.url}")
 
 
 def test_a_cache_is_judged_by_its_nearest_existing_directory(tmp_path):
