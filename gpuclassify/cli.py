@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -25,7 +26,9 @@ from gpuclassify.commands.console import (
     quiet_dask,
 )
 from gpuclassify.commands.dedup import dedup
+from gpuclassify.commands.models import models
 from gpuclassify.commands.plan import plan
+from gpuclassify.commands.preview import preview
 from gpuclassify.commands.slurm_script import slurm_script
 
 
@@ -37,8 +40,8 @@ class Commands(click.Group):
         try:
             with ends_at_second_interrupt():
                 return super().invoke(context)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click ends quietly when what reads its output, such as `head`, has seen enough
         except KeyboardInterrupt as interrupt:
             interrupt.args = ("Interrupted.",)
             click.echo(error_text(interrupt), err=True)
@@ -62,32 +65,17 @@ def main(context: click.Context, debug: bool) -> None:
     logger = logging.getLogger("gpuclassify")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
+    context.with_resource(warnings.catch_warnings())
+    warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
 
 
 main.add_command(classify)
 main.add_command(dedup)
+main.add_command(models)
 main.add_command(plan)
+main.add_command(preview)
 main.add_command(report)
 main.add_command(slurm_script)
-
-
-@main.command(short_help="List the classifiers.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def models(as_json: bool) -> None:
-    """List the classifiers, their models, licences and output columns."""
-    from gpuclassify.jobs.settings import families
-
-    rows = [_describe(name, family) for name, family in families().items()]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        columns = ", ".join(f"{name} ({kind})" for name, kind in row["columns"].items())
-        access = ", needs access to a gated model" if row["is_gated"] else ""
-        click.echo(f"{row['family']}: {row['purpose']}")
-        click.echo(f"    model    {row['model']}")
-        click.echo(f"    licence  {row['licence']}{access}")
-        click.echo(f"    columns  {columns or 'as the model has it'}")
 
 
 @main.command(short_help="Examine what is installed, and GPUs.")
@@ -135,21 +123,6 @@ def demo(directory: str, documents: int | None, as_json: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _describe(name: str, family: Any) -> dict[str, Any]:
-    columns = {}
-    if "model" in family.defaults:
-        columns = {field.name: str(field.type) for field in family().schema()}
-    return {
-        "family": name,
-        "class": family.__qualname__,
-        "purpose": family.purpose,
-        "model": family.defaults.get("model", "--model"),
-        "licence": family.licence,
-        "is_gated": family.is_gated,
-        "columns": columns,
-    }
 
 
 if __name__ == "__main__":

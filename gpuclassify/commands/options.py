@@ -43,6 +43,8 @@ ARGUMENTS = (
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
              "not tell its sizes.", "NAME"),
     Argument("revision", MODEL, "Branch, tag or commit of the model."),
+    Argument("strict", MODEL, "Refuse a model whose labels are not the classifier's.", None, bool,
+             True),
     Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
     Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
     Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
@@ -55,6 +57,8 @@ ARGUMENTS = (
     Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
     Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
     Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("score_format", ROWS, "list or struct: the scores of several labels in id order, or "
+             "by name. Default: list.", "NAME"),
     Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
     Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
     Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
@@ -93,6 +97,12 @@ class JobCommand(click.Command):
                     formatter.write_dl(records)
 
 
+class LocalCommand(JobCommand):
+    """A command that takes options of a cluster, and starts none."""
+
+    hidden_group = CLUSTER
+
+
 grouped_option = functools.partial(click.option, cls=GroupedOption)
 restart_option = click.option(
     "--restart/--resume", default=False,
@@ -119,7 +129,8 @@ def split_paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
     if "-" in paths:
         raise ValueError(
             "'-' is no path: a job reads its input in parts and goes on after an interruption, "
-            "which needs files. (A file of this name is ./-)"
+            "which needs files. (A file of this name is ./-) `gpuclassify preview -` reads a few "
+            "texts from standard input"
         )
     *inputs, output = paths or (None,)
     if output is not None and not inputs and config is None:

@@ -10,16 +10,10 @@ from typing import Any
 import click
 
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
-from gpuclassify.commands.options import CLUSTER, JobCommand, job_options, read_settings
+from gpuclassify.commands.options import LocalCommand, job_options, read_settings
 
 
-class PlanCommand(JobCommand):
-    """A command that takes options of a cluster, and starts none."""
-
-    hidden_group = CLUSTER
-
-
-@click.command(cls=PlanCommand, short_help="Say what `classify` would have to do.")
+@click.command(cls=LocalCommand, short_help="Say what `classify` would have to do.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @job_options
 @click.option(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.jobs.output.writers import FileWriter
     from gpuclassify.jobs.pipeline import Pipeline
+    from gpuclassify.text_mapper import TextMapper
 
 FORMATS = ("parquet", "jsonl")
 
@@ -160,6 +161,20 @@ class JobSettings:
         defaults = {own.name: own.default for own in fields(self)}
         return {k: v for k, v in asdict(self).items() if v is not None and v != defaults[k]}
 
+    def mappers(self) -> list[TextMapper]:
+        """The classifiers in their order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument of a classifier is unknown or wrong.
+        """
+        made = []
+        for settings in self.classifiers:
+            arguments = dict(settings)
+            made.append(find_family(arguments.pop("classifier"))(**arguments))
+        return made
+
     def pipeline(self) -> Pipeline:
         """The job itself, without a writer if there is no output.
 
@@ -171,14 +186,7 @@ class JobSettings:
         from gpuclassify.jobs.pipeline import Pipeline
         from gpuclassify.jobs.stages import as_chain
 
-        known, mappers = families(), []
-        for settings in self.classifiers:
-            arguments = dict(settings)
-            family = arguments.pop("classifier")
-            if family not in known:
-                near = nearest(str(family), known)
-                raise ValueError(f"no classifier {family!r}.{near} Known: {', '.join(known)}.")
-            mappers.append(known[family](**arguments))
+        mappers = self.mappers()
         read = self.fields
         if read is not None:
             read = [*as_chain(mappers).text_fields, *read]
@@ -253,6 +261,21 @@ def families() -> dict[str, Any]:
     from gpuclassify.classifiers.embedder import Embedder
 
     return {**FAMILIES, "embedder": Embedder}
+
+
+def find_family(name: str) -> type[TextMapper]:
+    """The class of this name.
+
+    Raises
+    ------
+    ValueError
+        There is none; the nearest name is given.
+    """
+    known = families()
+    if name not in known:
+        near = nearest(str(name), known)
+        raise ValueError(f"no classifier {name!r}.{near} Known: {', '.join(known)}.")
+    return known[name]
 
 
 def check_kinds(values: Mapping[str, Any]) -> None:

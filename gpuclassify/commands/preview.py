@@ -1,0 +1,141 @@
+"""The command ``gpuclassify preview``: what classifiers say of a few texts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import LocalCommand, job_options, read_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gpuclassify.jobs.settings import JobSettings
+    from gpuclassify.partition_map import Chain
+    from gpuclassify.text_mapper import TextMapper
+
+STANDARD_INPUT = "-"
+MOST_COLUMNS = 4  # beside the text, in a table that a terminal has room for
+
+
+@click.command(cls=LocalCommand, short_help="Show what classifiers say of a few texts.")
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+@job_options
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True,
+    help="How many rows to read.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print whole texts and all columns as JSON.")
+def preview(inputs: tuple[str, ...], limit: int, as_json: bool, **given: Any) -> None:
+    """Print the first texts of INPUT with their labels; writes nothing, and starts no cluster.
+
+    INPUT is that of `classify`, or - for standard input: JSON lines, or lines of which each is a
+    text. Options are those of `classify`; OUTPUT is left out. Filters drop rows here too.
+
+    \b
+    gpuclassify preview 'crawl/*.jsonl' -n 5 --classifier quality
+    echo 'Stocks rose on Friday.' | gpuclassify preview - --classifier domain
+    """
+    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+    from gpuclassify.jobs.stages import as_chain
+
+    quiet_dask()
+    with wrong_call_exits():
+        if STANDARD_INPUT in inputs and len(inputs) > 1:
+            raise ValueError("'-' is standard input, and stands alone: leave out the other inputs")
+        settings = read_settings(given, input=list(inputs))
+        if settings is None:
+            return
+        mappers = _with_confidence(settings)
+        chain = as_chain(mappers)
+        with open_console(stderr=True).status("Classifying"):
+            frame = _read(settings.input, limit, chain.text_fields)
+            found = chain(frame)
+    if as_json:
+        click.echo(Encoding("jsonl", None).encode(arrow_table(found)).to_pybytes(), nl=False)
+    else:
+        _print_table(found, chain, mappers, len(frame))
+
+
+def _read(inputs: list[str], limit: int, text_fields: tuple[str, ...]) -> pd.DataFrame:
+    from gpuclassify.jobs.input.first_rows import first_rows, first_texts
+
+    if inputs == [STANDARD_INPUT]:
+        return first_texts(sys.stdin.buffer, limit, text_fields)
+    return first_rows(inputs, limit)
+
+
+def _with_confidence(settings: JobSettings) -> list[TextMapper]:
+    """The classifiers, with a column of the confidence for each that can give one."""
+    classifiers = []
+    for given, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
+        if _confidence(mapper) == {mapper.heads[0].label_field: None}:
+            given = {**given, "confidence_field": f"{mapper.heads[0].label_field}_confidence"}
+        classifiers.append(given)
+    return replace(settings, classifiers=classifiers).mappers()
+
+
+def _confidence(mapper: TextMapper) -> dict[str, Any]:
+    """The column of the confidence by that of the label, if the mapper gives both."""
+    from gpuclassify.heads import CategoryHead
+
+    head = mapper.heads[0]
+    if not isinstance(head, CategoryHead) or head.label_field is None:
+        return {}
+    return {head.label_field: mapper.options.confidence_field}
+
+
+def _print_table(found: pd.DataFrame, chain: Chain, mappers: list[TextMapper], rows: int) -> None:
+    """One line a text, which gets the room that labels, confidences and numbers leave."""
+    import pyarrow as pa
+    from rich.table import Table
+    from rich.text import Text
+
+    console, schema = open_console(), chain.schema()
+    cells = {str(name): list(_cells(found[name], console.width)) for name in found}
+    beside = set(_put_beside_labels(cells, mappers))
+    new = [field.name for field in schema if not pa.types.is_nested(field.type)]
+    new = [name for name in new if name not in beside][:MOST_COLUMNS]
+    most_width = console.width * 2 // 3 // max(1, len(new)) - 3  # of columns with their borders
+    table = Table(expand=True)
+    for name in chain.text_fields:
+        table.add_column(Text(_escaped(name)), ratio=1, no_wrap=True)
+    for name in new:
+        table.add_column(Text(_escaped(name)), overflow="fold", max_width=most_width)
+    columns = [cells[name] for name in (*chain.text_fields, *new)]
+    for row in zip(*columns, strict=True):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    lines = [f"{rows:,} rows read, {len(found):,} shown"]
+    if left := [name for name in schema.names if name not in {*new, *beside}]:
+        lines.append(f"Not shown: {', '.join(left)}; --json prints all")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _put_beside_labels(cells: dict[str, list[str]], mappers: list[TextMapper]) -> Iterator[str]:
+    """Put each confidence after its label; yields the names of the columns that this takes up."""
+    for mapper in mappers:
+        for label, confidence in _confidence(mapper).items():
+            pairs = zip(cells[label], cells[confidence], strict=True)
+            cells[label] = [one if one == other else f"{one} {other}" for one, other in pairs]
+            yield confidence
+
+
+def _cells(values: pd.Series[Any], most_chars: int) -> Iterator[str]:
+    """Each value on one line, of a text what a terminal this wide can show."""
+    for value, is_null in zip(values, values.isna(), strict=True):
+        if is_null:
+            yield "null"
+        else:
+            shown = f"{value:.3f}" if isinstance(value, float) else str(value)[:most_chars]
+            yield _escaped(shown)
+
+
+def _escaped(text: str) -> str:
+    """The text on one line, without what would control the terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,204 @@
+"""``gpuclassify preview`` and ``models``: a look before a job, in a terminal and in a pipe."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from gpuclassify import DomainClassifier
+from gpuclassify.classifiers import FAMILIES
+from gpuclassify.cli import main
+from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.input.first_rows import first_rows, first_texts
+from gpuclassify.testing import sample_texts
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+ODD = "a\nb \x1b[31mc \x9b2J \u202e[bold]"
+TEXTS = [*sample_texts(30, max_words=60), None, "", ODD, "word " * 5_000]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preview")
+    frame = pd.DataFrame({"text": TEXTS[::-1], "id": range(len(TEXTS))})
+    frame.to_json(folder / "in.jsonl", orient="records", lines=True)
+    (folder / "in.jsonl.gz").write_bytes(gzip.compress((folder / "in.jsonl").read_bytes()))
+    frame.to_parquet(folder / "in.parquet", row_group_size=5)
+    return folder
+
+
+@pytest.fixture
+def run(checkpoint, monkeypatch):
+    """The command, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words, family="domain", **options):
+        model = ["--classifier", family, "--model", str(checkpoint(family))]
+        return CliRunner().invoke(main, ["preview", *map(str, words), *model], **options)
+
+    return run
+
+
+def test_each_text_has_a_line_with_label_and_confidence(run, files, checkpoint):
+    done = run(files / "in.jsonl", "-n", 4)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) == 80
+    model = DomainClassifier(model=checkpoint("domain"), confidence_field="confidence")
+    expected = model(TEXTS[::-1][:4])
+    for text, label, confidence in zip(
+        ["word word", r"a\nb \x1b[31mc \x9b2J \u202e[bold]", "", "null"],
+        expected["domain_pred"].fillna("null"),
+        expected["confidence"],
+        strict=True,
+    ):
+        cell = "null" if label == "null" else f"{label} {confidence:.3f}"
+        assert [line for line in lines if text in line and cell in line], cell
+    assert not {"\x1b", "\x9b", "\u202e"} & set(done.stdout)
+    assert lines[-1] == "4 rows read, 4 shown"
+
+
+def test_filters_drop_rows_and_lists_are_named(run, files):
+    done = run(files / "in.jsonl", "-n", 10, "--min-confidence", 1, "--score-field", "scores")
+    assert done.exit_code == 0, done.output
+    assert "10 rows read, 0 shown" in done.stdout
+    assert "Not shown: scores; --json prints all" in done.stdout
+
+
+@pytest.mark.parametrize("family", ["prompt-task-complexity", "fineweb-edu", "content-type"])
+def test_every_classifier_fits_80_columns(run, files, family):
+    done = run(files / "in.parquet", "-n", 5, family=family)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    table = [line for line in lines if line[0] in "┏┃┡│└"]
+    assert {len(line) for line in table} == {80}
+
+
+def test_json_lines_are_whole(run, files):
+    done = run(
+        files / "in.jsonl", "-n", 3, "--json", "--score-field", "s", "--score-format", "struct"
+    )
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["text"] for row in rows] == TEXTS[::-1][:3]
+    assert rows[0]["s"][rows[0]["domain_pred"]] == rows[0]["domain_pred_confidence"]
+
+
+@pytest.mark.parametrize(
+    "given", ["One text.\n\nAnother.\r\n", '{"text": "One text."}\n\n{"text": "Another."}']
+)
+def test_standard_input_is_json_or_plain_lines(run, given):
+    done = run("-", "--json", input=given)
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
+        "One text.",
+        "Another.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "cure"),
+    [
+        (["-", "in.jsonl"], "", "'-' is standard input, and stands alone"),
+        (["-"], '{"text": "a"}\n{"text":\n', "standard input, line 2: "),
+        (["-"], b"caf\xe9\n", "standard input is not UTF-8"),
+        (["-"], '{"body": "a"}', "no text column 'text'; columns are ['body']"),
+        (["nothing.jsonl"], "", "no such input: nothing.jsonl"),
+        ([], "", "a job's input must be given"),
+    ],
+)
+def test_a_wrong_call_leaves_with_2(run, words, given, cure):
+    done = run(*words, input=given)
+    assert done.exit_code == 2
+    assert cure in done.stderr
+
+
+def test_labels_of_another_model_are_warned_of_once(files, checkpoint):
+    model = ["--classifier", "quality", "--model", str(checkpoint("domain"))]
+    done = CliRunner().invoke(main, ["preview", str(files / "in.jsonl"), "-n", "1", *model])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("Warning: ")
+    assert done.stderr.count("not the labels of QualityClassifier") == 1
+    done = CliRunner().invoke(main, ["preview", str(files / "in.jsonl"), *model, "--strict"])
+    assert done.exit_code == 2
+
+
+def test_nothing_is_said_when_the_reader_has_seen_enough(files, checkpoint):
+    """A pipe that is closed before anything is written."""
+    words = [
+        "preview",
+        files / "in.jsonl",
+        "--classifier",
+        "domain",
+        "--model",
+        checkpoint("domain"),
+    ]
+    command = [sys.executable, "-m", "gpuclassify", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=120) in (0, 1)
+
+
+# What is read.
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.parquet"])
+@pytest.mark.parametrize("most", [1, 7, 1_000])
+def test_the_first_rows_are_those_of_the_whole(files, name, most):
+    found = first_rows([str(files / name)], most)
+    assert found["id"].tolist() == list(range(len(TEXTS)))[:most]
+    assert found["text"].isna().sum() == TEXTS[::-1][:most].count(None)
+
+
+def test_several_files_follow_each_other(files):
+    paths = [str(files / name) for name in ("in.jsonl", "in.jsonl.gz")]
+    assert first_rows(paths, 40)["id"].tolist() == [*range(34), *range(6)]
+    with pytest.raises(UnreadableInputError, match="of several formats"):
+        first_rows([str(files)], 40)
+
+
+def test_no_more_of_a_file_is_read_than_is_shown(files, monkeypatch):
+    taken = []
+    batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda *args, **options: (taken.append(len(b)) or b for b in batches(*args, **options)),
+    )
+    first_rows([str(files / "in.parquet")], 3)
+    assert sum(taken) == 3
+    stream = io.BytesIO(b"one\ntwo\nthree\n")
+    assert first_texts(stream, 2, ["text"])["text"].tolist() == ["one", "two"]
+    assert stream.read() == b"three\n"
+
+
+# Labels, offline.
+
+
+def test_models_prints_all_labels_of_one():
+    done = CliRunner().invoke(main, ["models", "content-type"])
+    assert done.exit_code == 0
+    shown = [line.strip() for line in done.stdout.splitlines()]
+    assert set(FAMILIES["content-type"].published_labels) <= set(shown)
+    assert "class    ContentTypeClassifier" in shown
+
+
+def test_models_json_has_the_labels_of_each():
+    listed = json.loads(CliRunner().invoke(main, ["models", "--json"]).stdout)
+    labels = {row["family"]: row["labels"] for row in listed}
+    assert labels["quality"] == ["High", "Medium", "Low"]
+    assert labels["instruction-data-guard"] == [False, True]
+    (one,) = json.loads(CliRunner().invoke(main, ["models", "quality", "--json"]).stdout)
+    assert one in listed
+
+
+def test_models_suggests_the_name_that_was_meant():
+    done = CliRunner().invoke(main, ["models", "domian"])
+    assert (done.exit_code, "Did you mean 'domain'?" in done.stderr) == (2, True)
