@@ -158,11 +158,6 @@ class ModelOptions:
         check_choice("loader", self.loader, LOADERS)
         check_choice("engine", self.engine, ("auto", "packed", "padded", "reference"))
         check_choice("tokenizer", self.tokenizer, ("auto", "host", "gpu"))
-        if self.loader == "crossfit" and self.engine == "packed":
-            cure = 'pass loader="sorted" with it, or engine="auto"'
-            raise ValueError(
-                f'engine="packed" has no meaning with loader="crossfit", which pads: {cure}'
-            )
         check_choice("dtype", self.dtype, (None, *DTYPES))
         check_choice("padding_side", self.padding_side, (None, "left", "right"))
         check_choice("long_text", self.long_text, ("truncate", "windows"))

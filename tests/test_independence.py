@@ -1,5 +1,6 @@
 """Scores do not depend on company: partitions, order, budgets, memory failures, bad neighbours."""
 
+import json
 import shutil
 
 import dask
@@ -17,7 +18,7 @@ from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.runners import NonFiniteOutputError
-from gpuclassify.testing import sample_texts
+from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_stats import collected_stats
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
 
@@ -155,15 +156,17 @@ def test_scores_do_not_depend_on_the_engine(
     assert run_tokens == tokens or engine == "padded"
 
 
-def test_packing_a_model_that_cannot_be_packed_fails_in_the_first_partition(domain):
-    lazy = domain(engine="packed")(in_partitions(documents(), 3))
+def test_packing_a_model_that_cannot_be_packed_fails_in_the_first_partition(tmp_path):
+    directory = write_sequence_classifier(tmp_path / "llama", "llama")
+    config = json.loads((directory / "config.json").read_text()) | {"pad_token_id": None}
+    (directory / "config.json").write_text(json.dumps(config))
+    classifier = DistributedDataClassifier(model=str(directory), engine="packed", device="cpu")
+    lazy = classifier(in_partitions(documents(), 3))
     with pytest.raises(NotPackableError, match='engine="auto"'):
         lazy.compute(scheduler="sync")
 
 
-def test_packing_with_a_loader_that_pads_is_refused_at_the_call():
-    with pytest.raises(ValueError, match="crossfit"):
-        DomainClassifier(engine="packed", loader="crossfit")
+def test_an_unknown_engine_is_refused_at_the_call():
     with pytest.raises(ValueError, match="engine='fast'"):
         DomainClassifier(engine="fast")
 

@@ -306,7 +306,7 @@ def test_limits_on_a_cpu_are_known_without_a_probe():
 
     assert limits == BatchLimits(1_024, None, rule, 64 * 2**20)
     assert limits.rows(512) == 1  # 50 MB of scores each
-    assert cpu_limits().rows(512) == 4
+    assert cpu_limits().rows(512) == 2
 
 
 def test_free_memory_of_a_cpu_is_what_the_machine_has_left():
