@@ -85,7 +85,8 @@ def run_demo(
             training, on_progress=lambda share, loss: progress.share(share, f"loss {loss:.2f}")
         )
     write_documents(held_out, directory / "input")
-    classifier = DomainClassifier(model=str(model), score_field="domain_scores")
+    labels = sorted({document.area for document in training})
+    classifier = DomainClassifier(model=str(model), labels=labels, score_field="domain_scores")
     output = directory / "output"
     stages = [JsonlReader(str(directory / "input")), classifier, ParquetWriter(str(output))]
     planned = Pipeline(stages).prepare(restart=True)
