@@ -40,8 +40,8 @@ class FusedAttention(DisentangledAttention):
         self._mask = _block_mask(
             to_device(counts, device), to_device(blocks, device), self._numbers
         )
-        # Rows of tables begin where loads are aligned.
-        self._occurring = slice(positions.first // 8 * 8, positions.last + 1)
+        # Whole eights, so that rows of products begin where tensor cores and loads are aligned.
+        self._occurring = slice(positions.first // 8 * 8, (positions.last // 8 + 1) * 8)
         self._places = (positions.by_distance - self._occurring.start).int()
         # As a tensor: a number would be compiled in, or be an expression that CPU kernels lack.
         self._farthest = to_device(np.array(layout.width - 1, dtype=np.int32), device)

@@ -40,7 +40,6 @@ class PackedLayers:
     is_first_enough : bool
         Whether the head reads nothing but first tokens, so that the last layer runs no others
         after attention. They are NaN to what follows.
-
     attention : str, optional
         Name of the torch function by which the last batch's texts were attended to.
 
