@@ -106,6 +106,17 @@ def checkpoint(tmp_path_factory):
     )
 
 
+@pytest.fixture
+def domain(checkpoint):
+    """Makes a DomainClassifier of a small copy, with these options."""
+    from gpuclassify import DomainClassifier  # imports Dask, which not every machine has
+
+    def make(**options):
+        return DomainClassifier(**{"model": checkpoint("domain"), "autocast": False, **options})
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def sequence_classifier(tmp_path_factory):
     """The directory of a small sequence classifier, by its settings; each is written once."""

@@ -27,14 +27,6 @@ TEXTS = sample_texts(24, seed=3, max_words=40)
 
 
 @pytest.fixture
-def domain(checkpoint):
-    def make(**options):
-        return DomainClassifier(model=checkpoint("domain"), autocast=False, **options)
-
-    return make
-
-
-@pytest.fixture
 def education(checkpoint):
     def make(**options):
         return FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False, **options)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 
-from gpuclassify import DomainClassifier, QualityClassifier, classify
+from gpuclassify import QualityClassifier, classify
 from gpuclassify.jobs.stages import Function
 from gpuclassify.partition_map import Chain
 from gpuclassify.testing import sample_texts
@@ -37,14 +37,6 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("expression") / "in"
     dd.from_pandas(FRAME.drop(columns="domain_pred"), npartitions=2).to_parquet(path)
     return path
-
-
-@pytest.fixture
-def domain(checkpoint):
-    def make(**options):
-        return DomainClassifier(model=checkpoint("domain"), autocast=False, **options)
-
-    return make
 
 
 @pytest.fixture

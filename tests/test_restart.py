@@ -23,14 +23,6 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SECRET = "hf_" + "Secret0123456789"
 
 
-@pytest.fixture
-def domain(checkpoint):
-    def make(**options):
-        return DomainClassifier(**{"model": checkpoint("domain"), "autocast": False, **options})
-
-    return make
-
-
 def lazy_frame():
     return dd.from_pandas(pd.DataFrame({"text": sample_texts(8, seed=2)}), npartitions=2)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from gpuclassify.inference.shared_context import SharedContext
 
-class ProcessSetting:
+
+class ProcessSetting(SharedContext):
     """A setting that has one value while any thread wants it so, and then again what it had.
 
     It holds for everything in the process: a model of the user's own that runs on another thread
@@ -27,26 +28,16 @@ class ProcessSetting:
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], wanted: Any) -> None:
-        self._read, self._write, self._wanted = read, write, wanted
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before: Any = None
+        @contextlib.contextmanager
+        def changed() -> Iterator[None]:
+            before = read()
+            write(wanted)
+            try:
+                yield
+            finally:
+                write(before)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Within it, the setting has the wanted value."""
-        with self._lock:
-            if not self._users:
-                self._before = self._read()
-                self._write(self._wanted)
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._write(self._before)
+        super().__init__(changed)
 
 
 # cuDNN's attention, torch's first choice on recent GPUs, makes a plan for every shape that it has

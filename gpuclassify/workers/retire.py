@@ -6,12 +6,12 @@ import asyncio
 import functools
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from gpuclassify.workers.current_worker import current_worker
 from gpuclassify.workers.device_errors import BrokenDeviceError, is_broken_device
 
 Result = TypeVar("Result")
@@ -84,14 +84,8 @@ def _answer(error: Exception) -> NoReturn:
 
 def _replaceable_worker() -> Any:
     """The worker that runs this task; None if its end would not end the process."""
-    distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return None
-    try:
-        worker = distributed.get_worker()
-    except ValueError:  # not in a task
-        return None
-    return None if worker.address.startswith("inproc://") else worker
+    worker = current_worker()
+    return None if worker is None or worker.address.startswith("inproc://") else worker
 
 
 def _count_attempt(worker: Any) -> int:

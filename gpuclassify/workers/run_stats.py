@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from gpuclassify.workers.current_worker import current_worker
 
 EVENT_TOPIC = "gpuclassify"
 
@@ -124,11 +125,6 @@ def publish(stats: RunStats) -> None:
     runs = _collector.get()
     if runs is not None:
         runs.append(stats)
-    distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return
-    try:
-        worker = distributed.get_worker()
-    except ValueError:  # not in a task
-        return
-    worker.log_event(EVENT_TOPIC, stats.as_dict())
+    worker = current_worker()
+    if worker is not None:
+        worker.log_event(EVENT_TOPIC, stats.as_dict())

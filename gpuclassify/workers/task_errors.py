@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from gpuclassify.workers.current_worker import current_worker
 
 Result = TypeVar("Result")
 
@@ -29,25 +30,14 @@ def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
         try:
             return function(*args, **kwargs)
         except Exception as err:
-            place = _current_task()
-            if place is None or type(err).__name__ == "Reschedule":  # which is Dask's own signal
+            worker = current_worker()
+            if worker is None or type(err).__name__ == "Reschedule":  # which is Dask's own signal
                 raise
+            place = f"task {worker.get_current_task()} on {worker.address}"
             err.add_note(f"Raised in {place}\n{_frames(err)}")
             raise err.with_traceback(None) from None
 
     return run
-
-
-def _current_task() -> str | None:
-    """The task of a Dask worker that runs in this thread."""
-    distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return None
-    try:
-        worker = distributed.get_worker()
-    except ValueError:  # not in a task
-        return None
-    return f"task {worker.get_current_task()} on {worker.address}"
 
 
 def _frames(error: Exception) -> str:

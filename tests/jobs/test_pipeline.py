@@ -53,14 +53,6 @@ def source(tmp_path, records):
     return f"{tmp_path}/in/**/*.jsonl*"
 
 
-@pytest.fixture
-def domain(checkpoint):
-    def make(**options):
-        return DomainClassifier(model=checkpoint("domain"), autocast=False, **options)
-
-    return make
-
-
 def same(frame):
     return frame
 

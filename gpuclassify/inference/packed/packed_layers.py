@@ -8,7 +8,6 @@ nothing need be known of them; the layers between are transformers' own.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 
 from gpuclassify.inference.packed.layout import Layout
 from gpuclassify.inference.packed.packed_attention import ATTENTION, current_layout, within
+from gpuclassify.inference.shared_context import SharedContext
 
 
 class NotPackableError(ValueError):
@@ -56,9 +56,7 @@ class PackedLayers:
         self.layers = next(lists, nn.ModuleList())
         self.calls = 0
         self.is_first_enough = False
-        self._users = 0
-        self._changing = threading.Lock()
-        self._changes = contextlib.ExitStack()
+        self._changed_layers = SharedContext(self._change_layers)
         self.attention: str | None = None
         self._configs: list[Any] = list({id(part.config): part.config for part in models}.values())
         if not len(self.layers):
@@ -77,39 +75,24 @@ class PackedLayers:
         device : torch.device
         """
         layout = Layout(lengths, width, device)
-        with self._changed_layers(), within(layout):
+        with self._changed_layers.held(), within(layout):
             yield
             self.attention = layout.attention
 
     @contextlib.contextmanager
-    def _changed_layers(self) -> Iterator[None]:
-        """Within it, layers change what they take and give; once, however many threads are in it.
-
-        They do it for all forwards of the module, each of which needs a layout of its thread's own.
-        """
-        with self._changing:
-            if not self._users:
-                self._change_layers()
-            self._users += 1
-        try:
+    def _change_layers(self) -> Iterator[None]:
+        """Within it, layers change what they take and give, by the layout of the thread's own."""
+        with contextlib.ExitStack() as stack:
+            for config in self._configs:
+                stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
+                config._attn_implementation = ATTENTION
+            for layer in self.layers:
+                stack.callback(layer.register_forward_pre_hook(_pack, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_hook(self._unpack).remove)
+            if self.is_first_enough:
+                for part in self.after_attention:
+                    stack.callback(part.register_forward_pre_hook(_keep_first).remove)
             yield
-        finally:
-            with self._changing:
-                self._users -= 1
-                if not self._users:
-                    self._changes.close()
-
-    def _change_layers(self) -> None:
-        keep = self._changes.callback
-        for config in self._configs:
-            keep(setattr, config, "_attn_implementation", config._attn_implementation)
-            config._attn_implementation = ATTENTION
-        for layer in self.layers:
-            keep(layer.register_forward_pre_hook(_pack, with_kwargs=True).remove)
-            keep(layer.register_forward_hook(self._unpack).remove)
-        if self.is_first_enough:
-            for part in self.after_attention:
-                keep(part.register_forward_pre_hook(_keep_first).remove)
 
     def _unpack(self, _: nn.Module, given: Any, output: Any) -> Any:
         layout = current_layout.get()
