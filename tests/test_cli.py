@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +19,7 @@ from rich.console import Console
 from gpuclassify.commands.console import print_summary
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
+from tests.processes import is_running, wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -189,22 +189,6 @@ def start(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def wait_until(is_so):
-    end = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def is_running(pid):
-    """Whether a process is there that has not ended; one that has may wait for its parent."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from benchmarks.names import RESULTS
 from benchmarks.simulated import fleet
 from benchmarks.texts import LENGTHS, Lengths
 from benchmarks.work import forward_operations
+from tests.processes import is_running, wait_until
 
 JOB = Job(rows=1e6, rows_per_partition=1e4, bytes_per_row=1e3, operations_per_row=1e10)
 MACHINE = Machine(
@@ -169,7 +169,7 @@ def test_a_fleet_is_gone_after_its_block():
     with fleet(2) as processes:
         others = processes.processes["scheduler and workers"]
         assert processes.address.startswith("tcp://127.0.0.1:")
-    assert not others.is_running() or others.status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: not is_running(others.pid))
 
 
 def test_a_smoke_run_of_scheduling_counts_every_partition(smoke_run):

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pandas as pd
 import pytest
 
 from gpuclassify import DomainClassifier
+from tests.processes import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -93,13 +93,6 @@ def start(stack, namespace, *command, **options):
     return process
 
 
-def wait_until(is_so, seconds=200):
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so after {seconds} seconds"
-        time.sleep(0.05)
-
-
 def parts_done(folder):
     with contextlib.suppress(FileNotFoundError, ValueError):
         return int((folder / "done").read_text())
@@ -123,7 +116,7 @@ def test_a_job_survives_a_line_that_is_cut(network, tmp_path, checkpoint):
             start(stack, name, "-m", module, *options)
         command = [tmp_path / "client.py", tmp_path, checkpoint("domain")]
         client = start(stack, scheduler, *command, stdout=subprocess.PIPE, text=True)
-        wait_until(lambda: parts_done(tmp_path) >= 5)
+        wait_until(lambda: parts_done(tmp_path) >= 5, seconds=200)
         ip("-n", scheduler, "link", "set", "line1", "down")
         cut_at = parts_done(tmp_path)
         output, _ = client.communicate(timeout=300)
