@@ -98,12 +98,14 @@ def quiet_dask() -> None:
     """
     import dask
 
-    # The command itself reports failed tasks, and cancelled ones are no news.
+    # The command itself reports failed tasks, and cancelled ones are no news. An interrupt that
+    # meets a call as it begins makes distributed's cancelling of it fail, which tornado logs.
     level = "info" if click.get_current_context().obj["debug"] else "critical"
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
     # Python clears up what a second Ctrl-C leaves behind, and would warn about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-    dask.config.set({"logging.distributed": level})
+    levels = dict.fromkeys(["distributed", "tornado.application"], level)
+    dask.config.set({"logging": dask.config.get("logging", {}) | levels})
 
 
 def open_console(stderr: bool = False) -> Console:
