@@ -6,13 +6,11 @@ equal in every process and give equal Dask keys.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.checks import (
     check_choice,
@@ -25,13 +23,21 @@ from gpuclassify.checks import (
     nearest,
 )
 
-LOADERS = ("sorted", "crossfit")
-DTYPES = ("float32", "bfloat16", "float16")
-SCORE_FORMATS = ("list", "struct")
+StrPath = str | os.PathLike[str]
+Aggregation = Literal["mean", "max", "first", "tokens"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Engine = Literal["auto", "packed", "padded", "reference"]
+Loader = Literal["sorted", "crossfit"]
+LongText = Literal["truncate", "windows"]
+PaddingSide = Literal["left", "right"]
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+ScoreFormat = Literal["list", "struct"]
+Tokenizer = Literal["auto", "host", "gpu"]
+DTYPES, LOADERS = get_args(Dtype), get_args(Loader)
 COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
-SINGLE_LABEL = "single_label_classification"
-MULTI_LABEL = "multi_label_classification"
-REGRESSION = "regression"
+SINGLE_LABEL: ProblemType = "single_label_classification"
+MULTI_LABEL: ProblemType = "multi_label_classification"
+REGRESSION: ProblemType = "regression"
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
@@ -43,102 +49,95 @@ class ModelOptions:
     ----------
     model : str
         Hub name or local directory of the checkpoint.
-    base_model : str, optional
-        Hub name or local directory whose ``config.json`` gives the backbone's sizes, for
-        checkpoints that do not carry them. Default: what the checkpoint names.
-    revision : str, optional
+    base_model : str
+        Checkpoint with the backbone's sizes, if not the model's own.
+    revision : str
         Branch, tag or commit of `model` on the Hub.
-    cache_dir : str, optional
+    cache_dir : str
         Where downloads are kept. Default: the Hub client's own cache.
+    token : str
+        Of the Hub, for gated models; handed to workers, stored nowhere.
     text_field : str
-        Column that holds the text.
-    max_chars : int, optional
-        Characters of a text that the model gets to see. The column itself is never cut.
-    max_seq_length : int, optional
-        Tokens of a text that the model gets to see, special tokens included. Default: what the
-        tokenizer and the model's positions allow.
-    batch_size : int, optional
-        Upper bound on the rows of a batch. Default: batches are sized by tokens and memory alone.
+        Column of the text.
+    max_chars : int
+        Characters that the model sees; the column is never cut.
+    max_seq_length : int
+        Tokens of a text that the model sees. Default: all it can.
+    batch_size : int
+        Most rows of a batch. Default: as tokens and memory allow.
     sort_by_length : bool
-        Batch texts of similar length together. Scores do not depend on it, speed does.
-    padding_side : {"left", "right"}, optional
+        Batch texts of similar length together, which is faster.
+    padding_side : {"left", "right"}
         Default: the tokenizer's own.
     autocast : bool
-        Run in the fastest precision that a GPU does well: bfloat16 where it is native, else
-        float16; on a CPU in float32, so that results do not depend on which one it is. ``False``
-        means float32 everywhere.
-    dtype : {"float32", "bfloat16", "float16"}, optional
-        Overrides `autocast`, such as with "bfloat16" on a CPU with AMX, which multiplies it fast.
+        On GPUs run in bfloat16 or float16; False: float32 everywhere.
+    dtype : {"float32", "bfloat16", "float16"}
+        Instead of `autocast`'s.
     device : str
-        "auto" (CUDA, then MPS, then CPU) or a torch device such as "cuda" or "cpu".
+        "auto" (CUDA, MPS or CPU, in this order), or such as "cuda:0".
     loader : {"sorted", "crossfit"}
-        What cuts and pads batches: gpuclassify's own loader or CrossFit's SortedSeqLoader. Prompts
-        that a decoder answers go through the first in either case.
+        What cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
-        How an encoder's batches run. "packed": its layers see texts end to end without padding,
-        which is an error for models that this would change. "padded": in rectangles. "auto": packed
-        where a check on the loaded model finds the same outputs, else padded. "reference":
-        transformers' own code, one text at a time, to compare with. Scores do not depend on it.
+        How batches run: texts end to end, which some models refuse; padded; "auto": packed where a
+        check finds the same outputs; "reference": transformers' own code, text by text.
     tokenizer : {"auto", "host", "gpu"}
-        Where texts become tokens. "host": in the Hugging Face tokenizer. "gpu": texts of a cudf
-        frame stay on the GPU and cuDF tokenizes them there, for a WordPiece model on CUDA; a text
-        that cuDF might tokenize otherwise goes through the host's tokenizer and is counted, so that
-        ids are always the same. Any other model or frame is an error then. "auto": the host, until
-        it has been measured on a GPU that "gpu" is faster. Scores do not depend on it.
+        Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
+        and WordPiece.
     overwrite : bool
-        Replace output columns that the dataset already has instead of refusing.
+        Replace output columns that the dataset already has.
     strict : bool
-        Refuse a checkpoint whose labels are not those that the class was published with, instead of
-        warning. Labels that are passed as ``labels=`` are meant, and neither happens.
+        Refuse, not warn of, a checkpoint whose labels are not the class's.
     unpack_inference_batch : bool
-        Call a module of your own with tensors as keyword arguments; ``False`` passes it one dict.
+        Call your own module with keywords, or one dict.
     long_text : {"truncate", "windows"}
-        What happens to texts of more than `max_seq_length` tokens: cut, or read in overlapping
-        windows of that length, whose outputs are aggregated to one row. With windows, a class's
-        own `max_chars` does not apply; one that is given does.
-    window_overlap : int, optional
-        Tokens that neighbouring windows share. Default: an eighth of the window.
+        Cut texts of more than `max_seq_length` tokens, or read them in windows of that length.
+    window_overlap : int
+        Tokens that neighbouring windows share. Default: an eighth.
     window_aggregation : {"mean", "max", "first", "tokens"}
-        How windows become a row; "tokens" is the mean weighted by the windows' tokens.
-    windows_field : str, optional
+        How windows become a row; "tokens": the mean, weighted by tokens.
+    windows_field : str
         Output column (Int64) of the number of windows.
-    seen_field : str, optional
-        Output column (float32) of the share of the text, 0 to 1, that the model read: characters
-        left by `max_chars` times tokens left by `max_seq_length`.
-    truncated_field : str, optional
-        Output column (boolean) that says whether the model read less than the whole text.
+    seen_field : str
+        Output column (float32) of the share of the text that was read.
+    truncated_field : str
+        Output column (boolean): whether that is less than all.
     """
 
     # The settings that filter rows.
     filter_names: ClassVar[tuple[str, ...]] = ()
 
-    model: str
-    base_model: str | None = None
+    model: StrPath = ""
+    base_model: StrPath | None = None
     revision: str | None = None
-    cache_dir: str | None = None
+    cache_dir: StrPath | None = None
+    token: InitVar[str | None] = None
     text_field: str = "text"
     max_chars: int | None = None
     max_seq_length: int | None = None
     batch_size: int | None = None
     sort_by_length: bool = True
-    padding_side: str | None = None
+    padding_side: PaddingSide | None = None
     autocast: bool = True
-    dtype: str | None = None
+    dtype: Dtype | None = None
     device: str = "auto"
-    loader: str = "sorted"
-    engine: str = "auto"
-    tokenizer: str = "auto"
+    loader: Loader = "sorted"
+    engine: Engine = "auto"
+    tokenizer: Tokenizer = "auto"
     overwrite: bool = False
     strict: bool = False
     unpack_inference_batch: bool = True
-    long_text: str = "truncate"
+    long_text: LongText = "truncate"
     window_overlap: int | None = None
-    window_aggregation: str = "mean"
+    window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
     seen_field: str | None = None
     truncated_field: str | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, token: str | None) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
         check_text(
             "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
         )
@@ -156,14 +155,12 @@ class ModelOptions:
         for name in ("sort_by_length", "autocast", "overwrite", "strict", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
-        check_choice("engine", self.engine, ("auto", "packed", "padded", "reference"))
-        check_choice("tokenizer", self.tokenizer, ("auto", "host", "gpu"))
+        check_choice("engine", self.engine, get_args(Engine))
+        check_choice("tokenizer", self.tokenizer, get_args(Tokenizer))
         check_choice("dtype", self.dtype, (None, *DTYPES))
-        check_choice("padding_side", self.padding_side, (None, "left", "right"))
-        check_choice("long_text", self.long_text, ("truncate", "windows"))
-        check_choice(
-            "window_aggregation", self.window_aggregation, ("mean", "max", "first", "tokens")
-        )
+        check_choice("padding_side", self.padding_side, (None, *get_args(PaddingSide)))
+        check_choice("long_text", self.long_text, get_args(LongText))
+        check_choice("window_aggregation", self.window_aggregation, get_args(Aggregation))
         self._check_windows()
         self._check_tokenizer()
 
@@ -232,22 +229,23 @@ class LabelOptions(ModelOptions):
 
     Attributes
     ----------
-    label_field : str, optional
-        Output column of the label. ``None`` writes none.
-    filter_by : str or list of str, optional
+    label_field : str
+        Output column of the label; None writes none.
+    filter_by : str or list of str
         Keep only rows with these labels.
-    keep_field : str, optional
-        Write the filters' decision to this boolean column and drop nothing.
+    keep_field : str
+        Write the filters' decision to this column, and drop nothing.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
     label_field: str | None = None
-    filter_by: tuple[str, ...] | None = None
+    filter_by: str | Collection[str] | None = None
     keep_field: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
         object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
         if self.keep_field is not None and not self.filters:
@@ -267,30 +265,29 @@ class ScoreOptions(LabelOptions):
 
     Attributes
     ----------
-    score_field : str, optional
-        Output column of the scores: those of all classes for category and multi-label models,
-        float32 for a regression model. ``None`` writes none.
-    min_score : float or dict of str to float, optional
-        Keep only rows that score at least this much; with several classes, a minimum by label.
-    labels : list of str, optional
-        The labels in id order, for a client that cannot read the checkpoint; workers verify them.
-    problem_type : {"single_label_classification", "multi_label_classification", "regression"}
-        For a checkpoint whose configuration does not say.
+    score_field : str
+        Output column of the scores of all labels, or of a regression.
+    min_score : float or dict of str to float
+        Keep only rows that score this; a dict: a minimum by label.
+    labels : list of str
+        In id order, for a client without the checkpoint; workers verify.
+    problem_type : str
+        "single_label_classification", "multi_label_classification" or "regression", for a
+        checkpoint that does not say.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score")
 
     score_field: str | None = None
-    min_score: float | tuple[tuple[str, float], ...] | None = None
-    labels: tuple[str, ...] | None = None
-    problem_type: str | None = None
+    min_score: float | Mapping[str, float] | None = None
+    labels: Sequence[str] | None = None
+    problem_type: ProblemType | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_optional_texts(self, ("score_field",), "a column name or None")
-        check_choice(
-            "problem_type", self.problem_type, (None, SINGLE_LABEL, MULTI_LABEL, REGRESSION)
-        )
+        check_choice("problem_type", self.problem_type, (None, *get_args(ProblemType)))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         object.__setattr__(self, "min_score", _minimum_score(self.min_score))
 
@@ -312,23 +309,23 @@ class ClassifierOptions(ScoreOptions):
     Attributes
     ----------
     score_format : {"list", "struct"}
-        How `score_field` holds the scores of several labels: a list in id order, or a struct with
-        a field for each label, so that one is read by its name.
-    confidence_field : str, optional
-        Output column (float32) of the probability of the label given.
-    min_confidence : float, optional
-        Keep only rows whose label has at least this probability.
+        Scores in id order, or a field by label.
+    confidence_field : str
+        Output column (float32) of the label's probability.
+    min_confidence : float
+        Keep only rows whose label is this probable, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
 
-    score_format: str = "list"
+    score_format: ScoreFormat = "list"
     confidence_field: str | None = None
     min_confidence: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("score_format", self.score_format, SCORE_FORMATS)
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
+        check_choice("score_format", self.score_format, get_args(ScoreFormat))
         check_optional_texts(self, ("confidence_field",), "a column name or None")
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)
@@ -362,7 +359,7 @@ def parse_options(
                 f"Arguments are {', '.join(known)}."
             )
     settings = {**defaults, **given}
-    if "model" in names and settings.get("model") is None:
+    if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     for name, value in settings.items():  # equal settings are equal however they are given
         if isinstance(value, os.PathLike):
@@ -370,19 +367,6 @@ def parse_options(
         elif isinstance(value, list):
             settings[name] = tuple(value)
     return options_type(**settings)
-
-
-def signature_of(
-    options_type: type[Any], defaults: Mapping[str, Any], extra: Iterable[str] = ()
-) -> inspect.Signature:
-    """The constructor's signature as ``help()`` shows it: every setting with its true default."""
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    parameters = []
-    for field in fields(options_type):
-        default = defaults.get(field.name, field.default)
-        shown = inspect.Parameter.empty if default is MISSING else default
-        parameters.append(keyword(field.name, default=shown, annotation=field.type))
-    return inspect.Signature([*parameters, *(keyword(name, default=None) for name in extra)])
 
 
 def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from gpuclassify.frames import backend_of, frame_of_texts
+from gpuclassify.signatures import Public
 from gpuclassify.tokenizing.token_cache import shared_tokens
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.task_errors import message_first
 
 
-class PartitionMap(ABC):
+class PartitionMap(Public):
     """A frame to frame function that adds columns and may drop rows, and does nothing else.
 
     A lazy Dask frame gives a lazy Dask frame of the same backend, a plain pandas or cudf frame is
@@ -25,6 +26,8 @@ class PartitionMap(ABC):
     Subclasses are immutable, small to pickle and hold no model, lock or open file: Dask ships them
     to workers and may run any partition again.
     """
+
+    public_names: ClassVar[tuple[str, ...]] = ("describe", "schema")
 
     @property
     def __name__(self) -> str:

@@ -24,11 +24,12 @@ from gpuclassify.frames.texts import HostTexts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.options import ModelOptions, parse_options, signature_of
+from gpuclassify.options import ModelOptions, parse_options
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
 from gpuclassify.runners import EncoderRunner, OwnModule, Runner
+from gpuclassify.signatures import show_settings, takes
 from gpuclassify.workers.run_stats import RunStats, publish
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class TextMapper(PartitionMap):
     `make_heads` where the model decides) and the defaults of its settings.
     """
 
+    public_names = (
+        *("describe", "labels", "options", "published_labels"),
+        *("schema", "setup", "teardown"),
+    )
     Options: ClassVar[type[ModelOptions]] = ModelOptions
     model_type: ClassVar[type[PinnedModel]] = PinnedModel
     runner_type: ClassVar[type[Runner]] = EncoderRunner
@@ -73,13 +78,13 @@ class TextMapper(PartitionMap):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_column_types(cls.__qualname__, cls.new_columns)
-        if "__init__" not in vars(cls):
-            shown = signature_of(cls.Options, cls.defaults, ["token"])
-        else:
+        if "__init__" in vars(cls):
             _self, *own = inspect.signature(cls.__init__).parameters.values()
-            shown = inspect.Signature(own)
-        cls.__signature__ = shown  # type: ignore[attr-defined]
+            cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        else:
+            show_settings(cls, cls.Options, cls.defaults)
 
+    @takes(ModelOptions)
     def __init__(self, *unnamed: Any, **arguments: Any) -> None:
         owner = type(self).__qualname__
         if unnamed:
@@ -123,6 +128,9 @@ class TextMapper(PartitionMap):
 
     # What a mapper is, for Dask, pickle and people.
 
+    def __dir__(self) -> list[str]:
+        return [*dir(type(self)), *(vars(self).keys() - _PARTS)]
+
     def __getstate__(self) -> dict[str, Any]:
         made_anew = ("runner", "heads")
         return {name: value for name, value in vars(self).items() if name not in made_anew}
@@ -152,7 +160,7 @@ class TextMapper(PartitionMap):
         return f"{type(self).__qualname__}({shown})"
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON values, and the commit or digest of the model if it is in reach."""
+        """Settings as JSON values, and the model's commit or digest if in reach."""
         described = {
             field.name: _as_json(getattr(self.options, field.name))
             for field in fields(self.options)
@@ -207,7 +215,7 @@ class TextMapper(PartitionMap):
         return None if read_share_fields(self.options) else self.options.max_chars
 
     def schema(self) -> pa.Schema:
-        """The new columns: the heads', the decision, and what was read of each text."""
+        """The new columns: results, the decision, the share that was read."""
         new = [field for head in self.heads for field in head.fields()]
         if self._keep_field is not None:
             new.append(pa.field(self._keep_field, pa.bool_(), nullable=False))
@@ -308,7 +316,7 @@ class TextMapper(PartitionMap):
     def setup(self) -> None:
         """Download the model once for this machine and load it into this process.
 
-        The first partition of a worker does the same; call it to have that done before.
+        A worker's first partition does the same; call it to have that done before.
         """
         with self.runner.lease(*self.runner.device_and_dtype()):
             pass
@@ -318,7 +326,7 @@ class TextMapper(PartitionMap):
         self.compute(HostTexts([_PROBE]), str)
 
     def teardown(self) -> None:
-        """Give the memory of this mapper's model back, here and on the workers of a Dask client."""
+        """Give the model's memory back, here and on the workers of a Dask client."""
         self.runner.evict()
         distributed = sys.modules.get("distributed")
         with contextlib.suppress(ValueError):  # no client

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gpuclassify.heads import CategoryHead
 from gpuclassify.options import ClassifierOptions
+from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 
 DOMAINS = (
@@ -49,18 +52,21 @@ CONTENT_TYPES = (
 )
 
 
-class DomainClassifier(TextMapper):
-    """Gives English text one of 26 subject domains, such as ``Finance`` or ``Sports``.
+class CategoryClassifier(TextMapper):
+    """What the published category classifiers share."""
 
-    Parameters
-    ----------
-    model : str, default "nvidia/domain-classifier"
-        Hub name, or directory of a checkpoint in the same layout.
-    label_field : str, default "domain_pred"
-    max_chars : int, default 2000
-    max_seq_length : int, default 512
-    **options
-        See `gpuclassify.options.ClassifierOptions`.
+    Options = ClassifierOptions
+    head_type = CategoryHead
+    family = "category"
+
+    if TYPE_CHECKING:
+
+        @takes(ClassifierOptions)
+        def __init__(self, **settings: Any) -> None: ...
+
+
+class DomainClassifier(CategoryClassifier):
+    """Gives English text one of 26 domains, such as ``Finance`` or ``Sports``.
 
     Examples
     --------
@@ -68,9 +74,6 @@ class DomainClassifier(TextMapper):
     >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
     """
 
-    Options = ClassifierOptions
-    head_type = CategoryHead
-    family = "category"
     purpose = "subject domain of English text, 26 labels"
     licence = "Apache-2.0"
     published_labels = DOMAINS
@@ -82,22 +85,9 @@ class DomainClassifier(TextMapper):
     }
 
 
-class MultilingualDomainClassifier(TextMapper):
-    """Gives text in 52 languages one of 26 subject domains.
+class MultilingualDomainClassifier(CategoryClassifier):
+    """Gives text in 52 languages one of 26 subject domains."""
 
-    Parameters
-    ----------
-    model : str, default "nvidia/multilingual-domain-classifier"
-    label_field : str, default "multilingual_domain_pred"
-    max_chars : int, default 2000
-    max_seq_length : int, default 512
-    **options
-        See `gpuclassify.options.ClassifierOptions`.
-    """
-
-    Options = ClassifierOptions
-    head_type = CategoryHead
-    family = "category"
     purpose = "subject domain of text in 52 languages, 26 labels"
     licence = "NVIDIA Open Model License"
     published_labels = DOMAINS
@@ -109,22 +99,9 @@ class MultilingualDomainClassifier(TextMapper):
     }
 
 
-class QualityClassifier(TextMapper):
-    """Judges the quality of English text: ``High``, ``Medium`` or ``Low``.
+class QualityClassifier(CategoryClassifier):
+    """Judges the quality of English text: ``High``, ``Medium`` or ``Low``."""
 
-    Parameters
-    ----------
-    model : str, default "nvidia/quality-classifier-deberta"
-    label_field : str, default "quality_pred"
-    max_chars : int, default 6000
-    max_seq_length : int, default 1024
-    **options
-        See `gpuclassify.options.ClassifierOptions`.
-    """
-
-    Options = ClassifierOptions
-    head_type = CategoryHead
-    family = "category"
     purpose = "quality of English text: High, Medium, Low"
     licence = "Apache-2.0"
     published_labels = ("High", "Medium", "Low")
@@ -136,22 +113,9 @@ class QualityClassifier(TextMapper):
     }
 
 
-class ContentTypeClassifier(TextMapper):
-    """Gives English text one of 11 speech types, such as ``News`` or ``Blogs``.
+class ContentTypeClassifier(CategoryClassifier):
+    """Gives English text one of 11 speech types, such as ``News`` or ``Blogs``."""
 
-    Parameters
-    ----------
-    model : str, default "nvidia/content-type-classifier-deberta"
-    label_field : str, default "content_pred"
-    max_chars : int, default 6000
-    max_seq_length : int, default 1024
-    **options
-        See `gpuclassify.options.ClassifierOptions`.
-    """
-
-    Options = ClassifierOptions
-    head_type = CategoryHead
-    family = "category"
     purpose = "speech type of English text, 11 labels"
     licence = "NVIDIA Open Model License"
     published_labels = CONTENT_TYPES

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuclassify.heads import HEADS, CategoryHead, Head
 from gpuclassify.options import SINGLE_LABEL, ClassifierOptions
+from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 
 
 class DistributedDataClassifier(TextMapper):
     """Any text classification checkpoint of the Hub or of a directory.
 
-    Reads the layouts of the published classifiers and every architecture that transformers'
-    ``AutoModelForSequenceClassification`` knows. What the outputs mean comes from the checkpoint,
-    or from `problem_type`:
+    Reads the layouts of the published classifiers and every architecture that
+    transformers' ``AutoModelForSequenceClassification`` knows. What the outputs
+    mean comes from the checkpoint, or from `problem_type`:
 
-    ==========================  =======================================  =========================
-    problem_type                label (``label_field``)                  ``score_field``
-    ==========================  =======================================  =========================
-    single_label_classification the most probable                        softmax, list<float32>
-    multi_label_classification  the most probable                        sigmoids, list<float32>
-    regression, one output      none                                     the raw output, float32
-    regression, more outputs    none                                     raw outputs, list<float32>
-    ==========================  =======================================  =========================
+    ===========================  =================  =======================
+    problem_type                 ``label_field``    ``score_field``
+    ===========================  =================  =======================
+    single_label_classification  the most probable  softmax, list<float32>
+    multi_label_classification   the most probable  sigmoids, list<float32>
+    regression, one output       none               the output, float32
+    regression, more outputs     none               outputs, list<float32>
+    ===========================  =================  =======================
 
-    A checkpoint with one output and no `problem_type` is a regression model, as in transformers.
+    A checkpoint with one output and no `problem_type` is a regression model, as
+    in transformers.
 
     Parameters
     ----------
-    model : str
-        Hub name or directory.
-    label_field : str, default "preds"
-    score_field : str, optional
-        Default: none for labels, ``"score"`` for regression.
-    **options
-        See `gpuclassify.options.ClassifierOptions`. With `labels`, the model is taken for a single
-        label one unless `problem_type` says otherwise.
+    score_field : str
+        Output column of the scores. Default: none for labels, "score" for regression.
+    labels : list of str
+        In id order, for a client that cannot read the checkpoint. The model is then taken for a
+        single label one unless `problem_type` says otherwise.
 
     Examples
     --------
@@ -48,6 +47,11 @@ class DistributedDataClassifier(TextMapper):
     purpose = "any text classification checkpoint"
     licence = "the checkpoint's"
     defaults: ClassVar[dict[str, Any]] = {"label_field": "preds"}
+
+    if TYPE_CHECKING:
+
+        @takes(ClassifierOptions)
+        def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
         """The head for the problem that was given, or that the checkpoint says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from gpuclassify.heads import (
 )
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.options import REGRESSION, ScoreOptions
+from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 
 LOWEST, HIGHEST = 0.0, 5.0
@@ -32,14 +34,15 @@ class EducationOptions(ScoreOptions):
 
     Attributes
     ----------
-    int_score_field : str, optional
+    int_score_field : str
         Output column (Int64) of the score rounded half to even.
     """
 
     int_score_field: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_optional_texts(self, ("int_score_field",), "a column name or None")
 
 
@@ -117,18 +120,22 @@ def _columns(stem: str) -> dict[str, str]:
     }
 
 
-class FineWebEduClassifier(TextMapper):
-    """Educational value of web pages, trained on annotations by Llama 3 70B.
+class EducationClassifier(TextMapper):
+    """What the classifiers of the FineWeb family share."""
 
-    Parameters
-    ----------
-    model : str, default "HuggingFaceFW/fineweb-edu-classifier"
-    score_field : str, default "fineweb-edu-score-float"
-    int_score_field : str, default "fineweb-edu-score-int"
-    label_field : str, default "fineweb-edu-score-label"
-    max_seq_length : int, default 512
-    **options
-        See `gpuclassify.classifiers.education.EducationOptions`.
+    Options = EducationOptions
+    head_type = EducationHead
+    family = "education"
+    published_labels = QUALITY_LABELS
+
+    if TYPE_CHECKING:
+
+        @takes(EducationOptions)
+        def __init__(self, **settings: Any) -> None: ...
+
+
+class FineWebEduClassifier(EducationClassifier):
+    """Educational value of web pages, trained on annotations by Llama 3 70B.
 
     Examples
     --------
@@ -136,12 +143,8 @@ class FineWebEduClassifier(TextMapper):
     >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
     """
 
-    Options = EducationOptions
-    head_type = EducationHead
-    family = "education"
     purpose = "educational value from 0 to 5"
     licence = "Apache-2.0"
-    published_labels = QUALITY_LABELS
     defaults = {
         "model": "HuggingFaceFW/fineweb-edu-classifier",
         **_columns("fineweb-edu"),
@@ -149,26 +152,11 @@ class FineWebEduClassifier(TextMapper):
     }
 
 
-class FineWebMixtralEduClassifier(TextMapper):
-    """Educational value of web pages, trained on annotations by Mixtral 8x22B-Instruct.
+class FineWebMixtralEduClassifier(EducationClassifier):
+    """Educational value of web pages, trained on annotations by Mixtral 8x22B-Instruct."""
 
-    Parameters
-    ----------
-    model : str, default "nvidia/nemocurator-fineweb-mixtral-edu-classifier"
-    score_field : str, default "fineweb-mixtral-edu-score-float"
-    int_score_field : str, default "fineweb-mixtral-edu-score-int"
-    label_field : str, default "fineweb-mixtral-edu-score-label"
-    max_seq_length : int, default 512
-    **options
-        See `gpuclassify.classifiers.education.EducationOptions`.
-    """
-
-    Options = EducationOptions
-    head_type = EducationHead
-    family = "education"
     purpose = "educational value from 0 to 5 (Mixtral annotations)"
     licence = "NVIDIA Open Model License"
-    published_labels = QUALITY_LABELS
     defaults = {
         "model": "nvidia/nemocurator-fineweb-mixtral-edu-classifier",
         **_columns("fineweb-mixtral-edu"),
@@ -176,26 +164,11 @@ class FineWebMixtralEduClassifier(TextMapper):
     }
 
 
-class FineWebNemotronEduClassifier(TextMapper):
-    """Educational value of web pages, trained on annotations by Nemotron-4-340B-Instruct.
+class FineWebNemotronEduClassifier(EducationClassifier):
+    """Educational value of web pages, trained on annotations by Nemotron-4-340B-Instruct."""
 
-    Parameters
-    ----------
-    model : str, default "nvidia/nemocurator-fineweb-nemotron-4-edu-classifier"
-    score_field : str, default "fineweb-nemotron-edu-score-float"
-    int_score_field : str, default "fineweb-nemotron-edu-score-int"
-    label_field : str, default "fineweb-nemotron-edu-score-label"
-    max_seq_length : int, default 512
-    **options
-        See `gpuclassify.classifiers.education.EducationOptions`.
-    """
-
-    Options = EducationOptions
-    head_type = EducationHead
-    family = "education"
     purpose = "educational value from 0 to 5 (Nemotron annotations)"
     licence = "NVIDIA Open Model License"
-    published_labels = QUALITY_LABELS
     defaults = {
         "model": "nvidia/nemocurator-fineweb-nemotron-4-edu-classifier",
         **_columns("fineweb-nemotron-edu"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,11 @@ from gpuclassify.models.sentence_transformers import (
 )
 from gpuclassify.options import ModelOptions
 from gpuclassify.pinned_model import PinnedModel
+from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 
-EMBEDDING_DTYPES = ("float32", "float16")
+EmbeddingDtype = Literal["float32", "float16"]
+Pooling = Literal["mean", "cls", "last"]
 _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
 
 
@@ -32,39 +34,38 @@ class EmbedderOptions(ModelOptions):
     Attributes
     ----------
     embedding_field : str
-        Output column of the embeddings.
-    pooling : {"mean", "cls", "last"}, optional
-        The mean of a text's tokens, or its first or last token alone. Default: what the model's
-        sentence-transformers files say; without them the last token of a causal language model and
-        the mean of any other.
-    normalize : bool, optional
+        Output column (list<float32>, as long as the model's states are wide).
+    pooling : {"mean", "cls", "last"}
+        Mean of a text's tokens, or its first or last one. Default: what the model's files say, else
+        the last of a causal language model, and the mean of any other.
+    normalize : bool
         Give embeddings length 1. Default: whether the model's files do.
-    prompt : str, optional
-        Text that the model reads before every text, such as ``"query: "``; ``""`` for none.
-        Default: the model's own default prompt.
-    prompt_name : str, optional
-        Name of one of the model's prompts, such as ``"query"``, instead of `prompt`.
+    prompt : str
+        Stands before every text, such as "query: "; "" for none. Default: the model's own.
+    prompt_name : str
+        One of the model's prompts, such as "query", instead of `prompt`.
     embedding_dtype : {"float32", "float16"}
         Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     embedding_field: str = "embedding"
-    pooling: str | None = None
+    pooling: Pooling | None = None
     normalize: bool | None = None
     prompt: str | None = None
     prompt_name: str | None = None
-    embedding_dtype: str = "float32"
+    embedding_dtype: EmbeddingDtype = "float32"
 
     @property
     def declared(self) -> dict[str, Any]:
         """Pooling and normalisation, where they are not to be those of the model's files."""
         return {"pooling": self.pooling, "normalize": self.normalize}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
         check_choice("pooling", self.pooling, (None, *POOLINGS))
-        check_choice("embedding_dtype", self.embedding_dtype, EMBEDDING_DTYPES)
+        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
         check_optional_texts(self, ("prompt_name",), "a prompt's name or None")
         if self.normalize is not None:
             check_flag("normalize", self.normalize)
@@ -156,22 +157,16 @@ def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
 class Embedder(TextMapper):
     """Adds the embedding of every text, as sentence-transformers' ``encode`` gives it.
 
-    Reads models of sentence-transformers that consist of a transformer, a pooling and possibly a
-    normalisation, and any encoder or decoder that transformers saved. What else a model may
-    contain (dense layers, other poolings, chat templates) is refused rather than left out.
+    Reads models of sentence-transformers that consist of a transformer, a
+    pooling and possibly a normalisation, and any encoder or decoder that
+    transformers saved. What else a model may contain (dense layers, other
+    poolings, chat templates) is refused rather than left out.
 
-    A text is cut to `max_chars` first, then the prompt is put before it, then both are cut to
-    `max_seq_length` tokens, by default what the model was made for. With
-    ``long_text="windows"``, the windows' embeddings are aggregated and, if the model normalises,
-    normalised again; the prompt stands before the whole text, so that only the first window has it.
-
-    Parameters
-    ----------
-    model : str, default "sentence-transformers/all-MiniLM-L6-v2"
-    embedding_field : str, default "embedding"
-        list<float32>, as long as the model's states are wide; null where the text is.
-    **options
-        See `EmbedderOptions` and `gpuclassify.options.ModelOptions`. There is no filter.
+    A text is cut to `max_chars` first, then the prompt is put before it, then
+    both are cut to `max_seq_length` tokens, by default what the model was made
+    for. With ``long_text="windows"``, the windows' embeddings are aggregated
+    and, if the model normalises, normalised again; the prompt stands before the
+    whole text, so that only the first window has it.
 
     Examples
     --------
@@ -186,3 +181,8 @@ class Embedder(TextMapper):
     purpose = "sentence embeddings"
     licence = "Apache-2.0"
     defaults = {"model": "sentence-transformers/all-MiniLM-L6-v2"}
+
+    if TYPE_CHECKING:
+
+        @takes(EmbedderOptions)
+        def __init__(self, **settings: Any) -> None: ...

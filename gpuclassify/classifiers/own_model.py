@@ -9,8 +9,8 @@ from gpuclassify.text_mapper import TextMapper
 class ModelMapper(TextMapper):
     """Runs a torch module of your own, or reads a model's outputs in your own way.
 
-    A subclass declares three things, of which the first may be left out for a network that
-    transformers knows:
+    A subclass declares three things, of which the first may be left out for a
+    network that transformers knows:
 
     ``build_module(self, config)``
         Makes the torch module, with random weights, from the parsed ``config.json`` (a dict, empty
@@ -24,15 +24,9 @@ class ModelMapper(TextMapper):
         The columns' values, one a text, from the outputs, float32 (texts, outputs): a dict of
         arrays or lists.
 
-    `DistributedDataClassifier` takes the same declarations. There, ``new_columns`` and ``columns``
-    may be left out if the outputs are logits of labels.
-
-    Parameters
-    ----------
-    model : str
-        Hub name or directory of the checkpoint.
-    **options
-        See `gpuclassify.options.ModelOptions`.
+    `DistributedDataClassifier` takes the same declarations. There,
+    ``new_columns`` and ``columns`` may be left out if the outputs are logits of
+    labels.
 
     Raises
     ------

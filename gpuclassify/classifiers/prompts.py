@@ -125,19 +125,14 @@ class PromptHead(Head):
 class PromptTaskComplexityClassifier(TextMapper):
     """Gives English prompts two task types and seven dimensions of complexity.
 
-    Adds, in this order, ``prompt_complexity_score``, ``task_type_1``, ``task_type_2``,
-    ``task_type_prob``, ``creativity_scope``, ``reasoning``, ``contextual_knowledge``,
-    ``number_of_few_shots``, ``domain_knowledge``, ``no_label_reason`` and ``constraint_ct``:
-    strings and float32. ``task_type_2`` is ``NA`` where its probability, rounded to three
-    decimals, is below 0.1. Dimensions are rounded to four decimals, and the score is computed from
-    those, as published.
-
-    Parameters
-    ----------
-    model : str, default "nvidia/prompt-task-and-complexity-classifier"
-    max_seq_length : int, default 512
-    **options
-        See `gpuclassify.options.ModelOptions`. There is no filter: compare the columns instead.
+    Adds, in this order, ``prompt_complexity_score``, ``task_type_1``,
+    ``task_type_2``, ``task_type_prob``, ``creativity_scope``, ``reasoning``,
+    ``contextual_knowledge``, ``number_of_few_shots``, ``domain_knowledge``,
+    ``no_label_reason`` and ``constraint_ct``: strings and float32.
+    ``task_type_2`` is ``NA`` where its probability, rounded to three decimals,
+    is below 0.1. Dimensions are rounded to four decimals, and the score is
+    computed from those, as published. There is no filter: compare the columns
+    instead.
 
     Examples
     --------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -41,6 +41,7 @@ from gpuclassify.dedup.summary import (
 from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.old_spellings import modern_spellings
 from gpuclassify.partition_map import PartitionMap
+from gpuclassify.signatures import Public, show_settings
 
 Settings = TypeVar("Settings", bound="type[Duplicates]")
 # ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
@@ -50,7 +51,10 @@ SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a class of settings take the older spellings of `gpuclassify.old_spellings` as well."""
+    """Let a class of settings take the older spellings of `gpuclassify.old_spellings` as well.
+
+    Its signature and docstring tell of today's alone.
+    """
 
     def decorate(settings: Settings) -> Settings:
         create = settings.__init__
@@ -60,13 +64,14 @@ def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
             create(self, **modern_spellings(settings.__name__, family, arguments))
 
         settings.__init__ = init  # type: ignore[method-assign]
+        show_settings(settings, settings, {})
         return settings
 
     return decorate
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Duplicates(ABC):
+class Duplicates(Public):
     """Settings that all ways to find duplicates have.
 
     Parameters
@@ -93,12 +98,13 @@ class Duplicates(ABC):
 
     text_field: str = "text"
     id_field: str | None = None
-    keep_by: tuple[str, ...] = ()
+    keep_by: str | Sequence[str] = ()
     by: str | None = None
     source_field: str | None = None
     max_removed_share: float | None = None
     max_group_size: int | None = None
 
+    public_names: ClassVar[tuple[str, ...]] = ("remove", "summarize")
     has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
     libraries: ClassVar[tuple[str, ...]] = ()  # that only this class needs
 

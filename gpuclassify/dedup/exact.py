@@ -20,7 +20,7 @@ class ExactDuplicates(Duplicates):
     """Documents whose texts are equal to the byte.
 
     Texts are compared by the MD5 of their UTF-8 bytes: among 10^10 documents two different ones
-    have the same by accident with a probability of 10^-19. Settings are those of `Duplicates`.
+    have the same by accident with a probability of 10^-19.
 
     Examples
     --------

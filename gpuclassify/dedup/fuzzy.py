@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import dask
 import dask.dataframe as dd
@@ -24,8 +24,8 @@ from gpuclassify.dedup.duplicates import (
 )
 from gpuclassify.dedup.groups import Verification
 
-MEASURES = ("jaccard", "containment")
-COMPONENTS = ("tree", "rounds")
+Measure = Literal["jaccard", "containment"]
+Components = Literal["tree", "rounds"]
 
 
 @accepts_old_spellings("fuzzy")
@@ -33,12 +33,13 @@ COMPONENTS = ("tree", "rounds")
 class FuzzyDuplicates(Duplicates):
     """Documents that share most of their text: found by MinHash, then verified.
 
-    Texts become sets of character n-grams, sets become MinHash signatures of ``bands * rows``
-    numbers (those of libcudf), and documents that agree in all `rows` numbers of a band become
-    candidates; a chain of them is one component. Without verification a component is a group, and
-    documents at its ends may have nothing in common. With it, each document goes only if its full
-    text is as similar as `min_similarity` to that of a document that is kept. Settings are those
-    of `Duplicates`, and these:
+    Texts become sets of character n-grams, sets become MinHash signatures of
+    ``bands * rows`` numbers (those of libcudf), and documents that agree in all
+    `rows` numbers of a band become candidates; a chain of them is one
+    component. Without verification a component is a group, and documents at its
+    ends may have nothing in common. With it, each document goes only if its
+    full text is as similar as `min_similarity` to that of a document that is
+    kept.
 
     Parameters
     ----------
@@ -47,8 +48,10 @@ class FuzzyDuplicates(Duplicates):
     threshold : float
         Jaccard similarity of these n-grams from which on documents are to be found, 0 to 1; it
         chooses `bands` and `rows`.
-    bands, rows : int, optional
-        Bands, and numbers in each: the repr shows what share of pairs they find.
+    bands : int
+        Bands of a signature. Default: as `threshold` needs; the repr shows what they find.
+    rows : int
+        Numbers in each band, given together with `bands`.
     seed : int
         Of the hash functions.
     bands_per_pass : int
@@ -81,9 +84,9 @@ class FuzzyDuplicates(Duplicates):
     bands_per_pass: int = 5
     verify: bool = True
     min_similarity: float | None = None
-    measure: str = "jaccard"
+    measure: Measure = "jaccard"
     token_ngrams: int = 3
-    components: str = "tree"
+    components: Components = "tree"
 
     has_similarity = True
     libraries = ("numba", "scipy")
@@ -93,8 +96,8 @@ class FuzzyDuplicates(Duplicates):
         for name in ("char_ngrams", "bands_per_pass", "token_ngrams", "bands", "rows"):
             check_count(name, getattr(self, name))
         check_share("threshold", self.threshold)
-        check_choice("measure", self.measure, MEASURES)
-        check_choice("components", self.components, COMPONENTS)
+        check_choice("measure", self.measure, get_args(Measure))
+        check_choice("components", self.components, get_args(Components))
         check_flag("verify", self.verify)
         if (self.bands is None) != (self.rows is None):
             raise ValueError(

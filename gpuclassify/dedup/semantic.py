@@ -60,19 +60,18 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have 
 class SemanticDuplicates(Duplicates):
     """Documents whose embeddings are similar, whatever words they use.
 
-    K-means cuts the corpus into clusters. In each, documents are taken in the order of `keep_by`,
-    and one goes if its embedding is similar to that of a document that is kept: the most similar
-    of those before it. Null and empty texts and null and all-zero embeddings are no duplicates of
-    anything.
+    K-means cuts the corpus into clusters. In each, documents are taken in the
+    order of `keep_by`, and one goes if its embedding is similar to that of a
+    document that is kept: the most similar of those before it. Null and empty
+    texts and null and all-zero embeddings are no duplicates of anything.
 
-    Pairs that a border between clusters parts are missed. A near-duplicate at the threshold lies
-    δ = sqrt(2 - 2 * threshold) away, and in a random one of `width` directions this leads
-    δ / sqrt(width) towards a border (one standard deviation). A summary counts the documents that
-    are nearer to one as ``near_border``, and a warning is logged if they are more than a tenth. Of
-    pairs at the threshold, half as large a share to as large a share is missed, and of more similar
-    pairs a smaller one.
-
-    Settings are those of `Duplicates`, and these:
+    Pairs that a border between clusters parts are missed. A near-duplicate at
+    the threshold lies δ = sqrt(2 - 2 * threshold) away, and in a random one of
+    `width` directions this leads δ / sqrt(width) towards a border (one standard
+    deviation). A summary counts the documents that are nearer to one as
+    ``near_border``, and a warning is logged if they are more than a tenth. Of
+    pairs at the threshold, half as large a share to as large a share is missed,
+    and of more similar pairs a smaller one.
 
     Parameters
     ----------

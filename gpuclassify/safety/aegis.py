@@ -14,6 +14,7 @@ import pyarrow as pa
 from gpuclassify.checks import check_flag, check_optional_texts
 from gpuclassify.frames.texts import Texts
 from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.options import StrPath
 from gpuclassify.read_share import ReadShare
 from gpuclassify.runners import NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.safety.answers import ANSWER_LABELS, final_verdict, read_answer
@@ -25,6 +26,7 @@ from gpuclassify.safety.lora import (
 )
 from gpuclassify.safety.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
 from gpuclassify.safety.template import full_digest, read_template
+from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 from gpuclassify.workers.run_stats import RunStats
 
@@ -43,27 +45,28 @@ class AegisOptions(LoraOptions):
 
     Attributes
     ----------
-    template : str or path, optional
-        The safety prompt: a text (anything with a line break), or the path of a file. Default: the
-        one in the ``README.md`` of `model`.
-    template_digest : str, optional
-        sha256 of the prompt for an empty document, for a prompt that is read from a file or a model
-        card and is not one of the published ones.
-    categories_field : str, optional
+    template : str or path
+        The safety prompt: a text (with a line break), or the path of a file. Default: the one in
+        the model's README.md.
+    template_digest : str
+        sha256 of a prompt of your own, for an empty document.
+    categories_field : str
         Output column (list of strings) of all the categories in the answer.
     keep_raw : bool
         Write the answer itself to `raw_field`. Answers are then decoded to their end.
     raw_field : str
+        Output column of the answer.
     """
 
-    template: str | None = None
+    template: StrPath | None = None
     template_digest: str | None = None
     categories_field: str | None = None
     keep_raw: bool = False
     raw_field: str = "_aegis_raw_pred"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_optional_texts(self, ("template",), "the prompt's text or a file's path, or None")
         check_optional_texts(self, ("categories_field", "raw_field"), "a column name")
         check_flag("keep_raw", self.keep_raw)
@@ -217,23 +220,18 @@ def _labels(answers: np.ndarray) -> np.ndarray:
 class AegisClassifier(TextMapper):
     """Labels content ``safe``, or with the first of 13 categories of unsafe content.
 
-    Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the prompt that the
-    model was tuned on. ``O1`` to ``O13`` are that prompt's categories; ``unknown`` is an answer in
-    another form. The constant part of the prompt is run once a process, and answers are decoded
-    only as far as they decide the label.
+    Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the
+    prompt that the model was tuned on. ``O1`` to ``O13`` are that prompt's
+    categories; ``unknown`` is an answer in another form. The constant part of
+    the prompt is run once a process, and answers are decoded only as far as
+    they decide the label.
 
     Parameters
     ----------
-    model : str, default "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
-        The adapter; ``"nvidia/Aegis-AI-Content-Safety-LlamaGuard-Permissive-1.0"`` is the other.
-    base_model : str, default "meta-llama/LlamaGuard-7b"
-        Gated: ask for access on its page, and pass ``token=``.
-    label_field : str, default "aegis_pred"
-    max_chars : int, default 6000
-    max_seq_length : int, default 4096
+    model : str
+        The adapter; "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Permissive-1.0" is the other.
+    max_seq_length : int
         Tokens of the whole prompt. A document that is too long loses its end, never the prompt.
-    **options
-        See `gpuclassify.safety.aegis.AegisOptions`.
 
     Examples
     --------
@@ -257,3 +255,8 @@ class AegisClassifier(TextMapper):
         "max_chars": 6000,
         "max_seq_length": MAX_TOKENS,
     }
+
+    if TYPE_CHECKING:
+
+        @takes(AegisOptions)
+        def __init__(self, **settings: Any) -> None: ...

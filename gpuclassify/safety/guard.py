@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields, s
 from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes
+from gpuclassify.options import StrPath
 from gpuclassify.runners import EncoderRunner
 from gpuclassify.safety.lora import (
     BASE_MODEL,
@@ -26,6 +27,7 @@ from gpuclassify.safety.lora import (
     read_required_json,
 )
 from gpuclassify.safety.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
+from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 
 if TYPE_CHECKING:
@@ -43,20 +45,22 @@ class GuardOptions(LoraOptions):
     ----------
     adapter : str
         Hub name or directory of the adapter that the guard was trained on.
-    adapter_revision : str, optional
+    adapter_revision : str
         Branch, tag or commit of `adapter` on the Hub.
-    score_field : str, optional
+    score_field : str
         Output column (float32) of the poisoning score, 0 to 1.
-    filter_by : bool or list of bool, optional
+    filter_by : bool or list of bool
         Keep only rows with these labels; ``False`` keeps what is not poisoned.
     """
 
-    adapter: str = DEFENSIVE
+    adapter: StrPath = DEFENSIVE
     adapter_revision: str | None = None
     score_field: str | None = None
+    filter_by: bool | Collection[bool] | None = None  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_text("adapter", self.adapter, "a Hub name or a directory")
         check_optional_texts(self, ("score_field",), "a column name or None")
         check_optional_texts(self, ("adapter_revision",), "a branch, tag or commit, or None")
@@ -177,22 +181,15 @@ class GuardHead(LabelHead):
 class InstructionDataGuardClassifier(TextMapper):
     """Finds instruction data that was poisoned to plant a trigger in a model.
 
-    Expects texts in the form ``Instruction: ... Input: ... Response: ...`` as the model card gives
-    it. Reads the last state of LlamaGuard-7b with the adapter of Aegis, in one pass; on one worker
-    both classifiers share the decoder.
+    Expects texts in the form ``Instruction: ... Input: ... Response: ...`` as
+    the model card gives it. Reads the last state of LlamaGuard-7b with the
+    adapter of Aegis, in one pass; on one worker both classifiers share the
+    decoder.
 
     Parameters
     ----------
-    model : str, default "nvidia/instruction-data-guard"
-    adapter : str, default "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
-    base_model : str, default "meta-llama/LlamaGuard-7b"
-        Gated: ask for access on its page, and pass ``token=``.
-    label_field : str, default "is_poisoned"
+    label_field : str
         Output column (boolean): whether the score is at least 0.5.
-    score_field : str, default "instruction_data_guard_poisoning_score"
-    max_seq_length : int, default 4096
-    **options
-        See `gpuclassify.safety.guard.GuardOptions`.
 
     Examples
     --------
@@ -217,3 +214,8 @@ class InstructionDataGuardClassifier(TextMapper):
         "max_seq_length": MAX_TOKENS,
         "padding_side": "right",  # which a decoder needs no mask for
     }
+
+    if TYPE_CHECKING:
+
+        @takes(GuardOptions)
+        def __init__(self, **settings: Any) -> None: ...

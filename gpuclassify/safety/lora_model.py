@@ -32,14 +32,17 @@ class LoraOptions(LabelOptions):
 
     Attributes
     ----------
-    base_revision : str, optional
+    base_model : str
+        The decoder, which is gated: ask for access on its page, and pass `token`.
+    base_revision : str
         Branch, tag or commit of `base_model` on the Hub.
     """
 
     base_revision: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
         check_optional_texts(self, ("base_revision",), "a branch, tag or commit, or None")
 

@@ -1,0 +1,104 @@
+"""What editors, type checkers, help() and dir() show of classes whose settings are a dataclass."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Concatenate, ParamSpec
+
+P = ParamSpec("P")
+PACKAGE = __name__.partition(".")[0]
+HELP_WIDTH = 76  # characters; help() puts four more before each line, for 80 in all
+SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n(.*?)\n*(?=^\w+\n-+\n|\Z)", re.M | re.S)
+NEXT_SECTION = re.compile(r"^(?=\w+\n---)", re.M)
+ENTRY = re.compile(r"^([\w, ]+) : (.+)\n((?:(?: .*)?(?:\n|\Z))*)", re.M)
+
+
+def takes(
+    options: Callable[P, Any],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give a constructor the arguments of `options`, for those who read code without running it."""
+    return lambda create: create
+
+
+def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> None:
+    """Let a class show its settings: in its signature and, explained, in its docstring.
+
+    What the docstring says of a setting itself stands; the rest comes from those of `options`.
+
+    Parameters
+    ----------
+    owner : type
+        The class, whose constructor takes the settings by name.
+    options : type
+        The dataclass of the settings.
+    defaults : mapping
+        The class's own, over those of `options`.
+    """
+    signature = _signature(options, defaults)
+    owner.__signature__ = signature  # type: ignore[attr-defined]
+    explained: dict[str, str] = {}
+    for kind in reversed((owner, *options.__mro__)):
+        explained |= dict(_explanations(vars(kind).get("__doc__") or ""))
+    lines = [_entry(f"{name}{explained.get(name, '')}") for name in signature.parameters]
+    if own := vars(owner).get("__doc__"):
+        text, *rest = NEXT_SECTION.split(SECTION.sub("", inspect.cleandoc(own)), maxsplit=1)
+        settings = "\n".join(["Parameters", "----------", *lines])
+        owner.__doc__ = "\n\n".join([text.rstrip(), settings, *rest])
+
+
+def _signature(options: type, defaults: Mapping[str, Any]) -> inspect.Signature:
+    """Every setting with its true default: the model, those of `defaults`, the most derived."""
+    parameters = inspect.signature(options).parameters
+    derived_first = [name for kind in options.__mro__ for name in inspect.get_annotations(kind)]
+    names = dict.fromkeys(["model", *defaults, *derived_first])
+    return inspect.Signature([_shown(parameters[n], defaults) for n in names if n in parameters])
+
+
+def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    default = defaults.get(parameter.name, parameter.default)
+    kind = re.sub(r"InitVar\[(.*)\]", r"\1", parameter.annotation)
+    shown = inspect.Parameter.empty if default == "" else default  # a model has to be named
+    return parameter.replace(default=shown, annotation=kind)
+
+
+def _explanations(doc: str) -> Iterator[tuple[str, str]]:
+    """Arguments that a docstring in NumPy's style explains, with choices and the explanation."""
+    for section in SECTION.findall(inspect.cleandoc(doc)):
+        for names, kind, text in ENTRY.findall(section):
+            choices = f" ({kind})" if kind.startswith("{") else ""
+            for name in names.split(", "):
+                yield name, f"{choices}: {' '.join(text.split())}"
+
+
+def _entry(text: str) -> str:
+    return textwrap.fill(text, HELP_WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False)
+
+
+class _PublicNames(ABCMeta):
+    public_names: ClassVar[tuple[str, ...]]
+
+    def __dir__(cls) -> list[str]:
+        outside = [kind for kind in cls.__mro__[:-1] if not _is_ours(kind)]
+        own = [name for kind in outside for name in vars(kind) if not name.startswith("_")]
+        return [*cls.public_names, *own]
+
+
+class Public(metaclass=_PublicNames):
+    """A class of which dir(), help() and tab completion show what its users call.
+
+    These are its `public_names`, what subclasses outside this package define, and, of an object,
+    its attributes.
+    """
+
+    public_names: ClassVar[tuple[str, ...]] = ()
+
+    def __dir__(self) -> list[str]:
+        return [*dir(type(self)), *vars(self)]
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == PACKAGE
