@@ -78,8 +78,8 @@ class ModelOptions:
     loader : {"sorted", "crossfit"}
         What cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
-        How batches run: texts end to end, which some models refuse; padded; "auto": packed where a
-        check finds the same outputs; "reference": transformers' own code, text by text.
+        Texts end to end, or padded; "auto": packed where a check finds the same outputs;
+        "reference": transformers' own code, text by text.
     tokenizer : {"auto", "host", "gpu"}
         Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
         and WordPiece.

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +30,7 @@ from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
 from gpuclassify.runners import EncoderRunner, OwnModule, Runner
 from gpuclassify.signatures import show_settings, takes
+from gpuclassify.tables import html_table
 from gpuclassify.workers.run_stats import RunStats, publish
 
 if TYPE_CHECKING:
@@ -151,13 +152,20 @@ class TextMapper(PartitionMap):
         return hash((type(self), self.options))
 
     def __repr__(self) -> str:
-        shown = ", ".join(
-            f"{field.name}={_short(getattr(self.options, field.name))}"
-            for field in fields(self.options)
-            if getattr(self.options, field.name) != self.defaults.get(field.name, field.default)
-            or field.name == "model"
-        )
+        shown = ", ".join(f"{name}={value}" for name, value in self._settings({"model"}))
         return f"{type(self).__qualname__}({shown})"
+
+    def _repr_html_(self) -> str:
+        rows = self._settings({"model", *self.defaults})
+        return html_table(type(self).__qualname__, [("", self.purpose), *rows])
+
+    def _settings(self, always: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Names and short values of settings that are not the class's defaults, or `always`."""
+        for field in fields(self.options):
+            value = getattr(self.options, field.name)
+            default = self.defaults.get(field.name, field.default)
+            if field.name in always or value != default:
+                yield field.name, _short(value)
 
     def describe(self) -> dict[str, Any]:
         """Settings as JSON values, and the model's commit or digest if in reach."""
@@ -314,10 +322,7 @@ class TextMapper(PartitionMap):
     # On a worker.
 
     def setup(self) -> None:
-        """Download the model once for this machine and load it into this process.
-
-        A worker's first partition does the same; call it to have that done before.
-        """
+        """Load the model into this process, as a worker's first partition does."""
         with self.runner.lease(*self.runner.device_and_dtype()):
             pass
 

@@ -32,14 +32,14 @@ class DistributedDataClassifier(TextMapper):
     Parameters
     ----------
     score_field : str
-        Output column of the scores. Default: none for labels, "score" for regression.
+        Column of the scores. Default: none for labels, "score" for regression.
     labels : list of str
-        In id order, for a client that cannot read the checkpoint. The model is then taken for a
-        single label one unless `problem_type` says otherwise.
+        In id order, for a client without the checkpoint, of one label a text unless `problem_type`
+        says otherwise.
 
     Examples
     --------
-    >>> classifier = DistributedDataClassifier(model="path/to/checkpoint")  # doctest: +SKIP
+    >>> classifier = DistributedDataClassifier(model="my/model")  # doctest: +SKIP
     >>> ddf.pipe(classifier)  # doctest: +SKIP
     """
 

@@ -13,16 +13,18 @@ class ModelMapper(TextMapper):
     network that transformers knows:
 
     ``build_module(self, config)``
-        Makes the torch module, with random weights, from the parsed ``config.json`` (a dict, empty
-        without that file). The weights in ``model.safetensors`` are loaded into it by name. Its
-        ``forward(input_ids, attention_mask)`` takes int64 (rows, width) tensors, the mask with 1
-        for a token and 0 for padding, and returns (rows, outputs).
+        Makes the torch module, with random weights, from the parsed
+        ``config.json`` (a dict, empty without that file). The weights in
+        ``model.safetensors`` are loaded into it by name. Its
+        ``forward(input_ids, attention_mask)`` takes int64 (rows, width)
+        tensors, the mask with 1 for a token and 0 for padding, and returns
+        (rows, outputs).
     ``new_columns``
-        Names of the new columns and their kinds: "str", "float32", "int64", "bool",
-        "list<float32>" or "list<float16>".
+        Names of the new columns and their kinds: "str", "float32", "int64",
+        "bool", "list<float32>" or "list<float16>".
     ``columns(self, outputs)``
-        The columns' values, one a text, from the outputs, float32 (texts, outputs): a dict of
-        arrays or lists.
+        The columns' values, one a text, from the outputs, float32 (texts,
+        outputs): a dict of arrays or lists.
 
     `DistributedDataClassifier` takes the same declarations. There,
     ``new_columns`` and ``columns`` may be left out if the outputs are logits of

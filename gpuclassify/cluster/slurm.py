@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.cluster.check_options import check_options, check_whole
 from gpuclassify.cluster.sizing import CORES_PER_WORKER, gpu_cluster_options
 from gpuclassify.cluster.slurm_script import parse_walltime
+from gpuclassify.tables import html_table
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -52,10 +53,14 @@ class SlurmPlan:
         Share of its GPU that torch may take; None sets no bound.
     """
 
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] = field(repr=False)
     jobs: int
     cores_per_worker: int
     torch_fraction: float | None
+
+    def _repr_html_(self) -> str:
+        shown = {**vars(self), **self.arguments}
+        return html_table("SlurmPlan", [(k, str(v)) for k, v in shown.items() if k != "arguments"])
 
 
 def start_slurm(options: dict[str, Any]) -> Client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from gpuclassify.frames import to_pandas
+from gpuclassify.tables import html_table, text_table
 
 MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
 SHOWN = 5  # sources and groups, as text
@@ -31,7 +32,7 @@ class Group(NamedTuple):
     beginning: str
 
 
-@dataclass
+@dataclass(repr=False)
 class DuplicatesSummary:
     """Counts of duplicates.
 
@@ -71,22 +72,26 @@ class DuplicatesSummary:
         """Of all documents."""
         return self.removed / self.documents if self.documents else 0.0
 
-    def __str__(self) -> str:
-        pairs = f"{self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
-        lines = [
-            f"{self.removed:,} of {self.documents:,} documents go ({self.removed_share:.1%})",
-            f"{self.in_groups:,} documents in {self.groups:,} groups"
-            + (f"; {pairs}" if self.compared else ""),
-        ]
+    def __repr__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("DuplicatesSummary", self._rows())
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """What people read of it, line by line: a name or nothing, and a text."""
+        yield "removed", f"{self.removed:,} of {self.documents:,} ({self.removed_share:.1%})"
+        pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
+        found = f"{self.in_groups:,} documents in {self.groups:,} groups"
+        yield "found", found + (pairs if self.compared else "")
         large = {k: v for k, v in self.sources.items() if v[0] >= FEWEST_DOCUMENTS} or self.sources
         by_share = sorted(large.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
         if len(self.sources) > 1:
-            lines += ["sources that lose the largest share:"]
-            lines += [f"  {name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
-        if self.largest:
-            lines += ["largest groups:"]
-            lines += [f"  {g.size:,} like {g.beginning[:60]!r}" for g in self.largest[:SHOWN]]
-        return "\n".join(lines)
+            shown = [f"{name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
+            yield "sources", f"the largest share goes of {'; '.join(shown)}"
+        for number, group in enumerate(self.largest[:SHOWN]):
+            name = "" if number else "largest"
+            yield name, f"{group.size:,} documents like {group.beginning[:60]!r}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""

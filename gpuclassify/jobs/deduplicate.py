@@ -168,7 +168,7 @@ class Deduplicate:
             return job.run(client, progress.step)
 
 
-@dataclass
+@dataclass(repr=False)
 class DedupSummary:
     """What a deduplication did.
 
@@ -185,6 +185,12 @@ class DedupSummary:
     duplicates: DuplicatesSummary
     removal: JobSummary
     steps: dict[str, dict[str, Any]]
+
+    def __repr__(self) -> str:
+        return f"{self.duplicates}\n{self.removal}"
+
+    def _repr_html_(self) -> str:
+        return self.duplicates._repr_html_() + self.removal._repr_html_()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""

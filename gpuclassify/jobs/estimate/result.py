@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,11 +10,12 @@ from dask.utils import format_bytes
 
 from gpuclassify.jobs.estimate.sample import Estimate
 from gpuclassify.jobs.report.readable import readable_time, short_number
+from gpuclassify.tables import html_table, text_table
 
-NAME_WIDTH, LINE_WIDTH, BAR_WIDTH = 10, 100, 40
+BAR_WIDTH = 40  # characters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassifierPlan:
     """What one classifier or embedder will see and need.
 
@@ -58,10 +58,14 @@ class ClassifierPlan:
     weights_bytes: int | None
     batch_bytes: int | None
 
-    def lines(self) -> Iterator[str]:
-        """What people read of it."""
-        yield _named(self.name, self.model)
-        yield _named(
+    def __repr__(self) -> str:
+        tokens = short_number(self.tokens.value)
+        return f"ClassifierPlan({self.name}, {self.model!r}, {tokens} tokens to read)"
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """What people read of it, line by line: a name or nothing, and a text."""
+        yield self.name, self.model
+        yield (
             "",
             f"a text has {self.mean_tokens:,.0f} tokens on average, median "
             f"{self.median_tokens:,}, 95% have at most {self.p95_tokens:,}, the longest "
@@ -71,14 +75,14 @@ class ClassifierPlan:
         for low, high, share in self.histogram:
             bar = "█" * round(BAR_WIDTH * share / largest) or ("▏" if share else "")
             line = f"{low:>8,} to {high - 1:<8,} {share:>6.1%} {bar}".rstrip()
-            yield " " * (NAME_WIDTH + 1) + line
+            yield "", line
         chars = "" if self.limit_chars is None else f", {self.limit_chars:,} characters"
-        yield _named(
+        yield (
             "",
             f"{self.truncated_share:.1%} of the texts are not read to their end "
             f"(limit {self.limit_tokens:,} tokens{chars})",
         )
-        yield _named("", f"{short_number(self.tokens.value)} tokens to read{_range(self.tokens)}")
+        yield "", f"{short_number(self.tokens.value)} tokens to read{_range(self.tokens)}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class TimePlan:
     threads: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What a job will be like, as far as a sample shows.
 
@@ -155,43 +159,51 @@ class Plan:
     worker_bytes: int | None
     warnings: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        names = ", ".join(own.name for own in self.classifiers)
+        time = "" if self.time is None else f", about {readable_time(self.time.seconds.value)}"
+        return f"Plan({short_number(self.rows.value)} rows in {self.parts:,} parts: {names}{time})"
+
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self._rows())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
         return asdict(self)
 
-    def _lines(self) -> Iterator[str]:
+    def _rows(self) -> Iterator[tuple[str, str]]:
         stored = "" if self.input_bytes is None else f", {_size(self.input_bytes)} in files"
         nulls = f", {self.null_share:.1%} of the rows without text" if self.null_share else ""
         about = "" if self.rows.low == self.rows.high is not None else "about "
-        yield _named(
+        yield (
             "input",
             f"{about}{self.rows.value:,.0f} rows{_range(self.rows)}{stored}, "
             f"{_size(self.text_bytes.value)} of text{nulls}",
         )
         left_out = ", ".join(_counted(count, kind) for kind, count in self.left_out.items())
         broken = f"; to be left out, as far as is known: {left_out}" if left_out else ""
-        yield _named(
+        yield (
             "sample",
             f"{self.sample_rows:,} rows in {self.sample_draws:,} draws (seed {self.seed}){broken}",
         )
-        yield _named(
+        yield (
             "parts",
             f"{self.parts:,}, with {_size(self.mean_part_text_bytes)} of text on average; the "
             f"largest has {_size(self.largest_part_text_bytes)} in {self.largest_part_rows:,.0f} "
             "rows",
         )
         for own in self.classifiers:
-            yield ""
-            yield from own.lines()
-        yield ""
+            yield "", ""
+            yield from own.rows()
+        yield "", ""
         if self.time is not None:
-            yield _named("time", self._duration(self.time))
-        yield _named("memory", self._memory())
+            yield "time", self._duration(self.time)
+        yield "memory", self._memory()
         for warning in self.warnings:
-            yield _named("WARNING", warning)
+            yield "WARNING", warning
 
     def _duration(self, time: TimePlan) -> str:
         devices = ", ".join(dict.fromkeys(own.device for own in self.classifiers)) or "cpu"
@@ -223,17 +235,6 @@ class Plan:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _named(name: str, text: str) -> str:
-    indent = " " * (NAME_WIDTH + 1)
-    return textwrap.fill(
-        f"{name:<{NAME_WIDTH}} {text}",
-        LINE_WIDTH,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _range(estimate: Estimate) -> str:

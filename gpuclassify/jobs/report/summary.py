@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dask.utils import format_bytes
+
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.report.counts import add_counts
+from gpuclassify.jobs.report.readable import readable_time, short_number
+from gpuclassify.tables import html_table, text_table
 from gpuclassify.workers.run_stats import add_up
 
+MOST_LABELS = 5  # of a column, as text
 
-@dataclass
+
+@dataclass(repr=False)
 class JobSummary:
     """What a job did.
 
@@ -63,6 +69,31 @@ class JobSummary:
     resumed_tokens: int = 0
     output: str = ""
     commit_url: str = ""
+
+    def __repr__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("JobSummary", self._rows())
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """What people read of it, line by line: a name and a text."""
+        share = f" ({self.rows_out / self.rows_in:.1%})" if self.rows_in else ""
+        yield "rows", f"{self.rows_in:,} read, {self.rows_out:,} kept{share}"
+        size = f"{len(self.files):,} files, {format_bytes(self.output_bytes)}"
+        yield "output", f"{self.output or 'no directory'}: {size}"
+        speeds = f"{short_number(self.rows_per_second)} rows/s"
+        if self.tokens_per_second:
+            speeds += f", {short_number(self.tokens_per_second)} tokens/s"
+        yield "time", f"{readable_time(self.elapsed_seconds)}, {speeds}"
+        if self.resumed_parts:
+            yield "earlier", f"{self.resumed_parts:,} parts, {self.resumed_rows:,} rows"
+        if self.left_out:
+            yield "left out", ", ".join(f"{kind}: {n:,}" for kind, n in self.left_out.items())
+        for column, counts in self.columns.items():
+            most = sorted(counts.items(), key=lambda item: -item[1])[:MOST_LABELS]
+            more = f", and {len(counts) - len(most):,} more" if len(counts) > len(most) else ""
+            yield column, ", ".join(f"{label} {count:,}" for label, count in most) + more
 
     @property
     def rows_per_second(self) -> float:

@@ -1,0 +1,28 @@
+"""Pairs of a name and a text, as a reader of a terminal or of a notebook sees them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from html import escape
+
+NAME_WIDTH, LINE_WIDTH = 10, 100  # characters
+CELL = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
+
+
+def text_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Rows of a name and a text as lines, of which long ones are wrapped."""
+    indent = " " * (NAME_WIDTH + 1)
+    wrap = textwrap.TextWrapper(
+        LINE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrap.fill(f"{name:<{NAME_WIDTH}} {text}") for name, text in rows)
+
+
+def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Rows of a name and a text as HTML, in the colours that the notebook has, light or dark."""
+    cells = "".join(
+        f'<tr><th scope="row" {CELL}>{escape(name)}</th><td {CELL}>{escape(text)}</td></tr>'
+        for name, text in rows
+    )
+    return f"<div><strong>{escape(title)}</strong><table>{cells}</table></div>"

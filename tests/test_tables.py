@@ -1,0 +1,146 @@
+"""What an interpreter and a notebook show of plans, summaries and classifiers."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from gpuclassify import DomainClassifier, Embedder
+from gpuclassify.cluster.slurm import SlurmPlan
+from gpuclassify.dedup.summary import DuplicatesSummary, Group
+from gpuclassify.jobs.deduplicate import DedupSummary
+from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
+from gpuclassify.jobs.estimate.sample import Estimate
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.tables import html_table, text_table
+
+HOSTILE = "<script>alert('&')</script>"
+SUMMARY = JobSummary(
+    files=[f"out/part-{n}.parquet" for n in range(500)],
+    rows_in=1_000_000,
+    rows_out=250_000,
+    elapsed_seconds=100.0,
+    totals={"tokens": 5e8},
+    columns={"label": {f"label {n}": 100 - n for n in range(26)} | {HOSTILE: 500}},
+    left_out={"lines": 3},
+    output_bytes=2**30,
+    resumed_parts=2,
+    resumed_rows=10_000,
+    output=f"out/{HOSTILE}",
+)
+COUNTED = DuplicatesSummary(
+    documents=100,
+    removed=25,
+    in_groups=40,
+    groups=15,
+    sources={HOSTILE: (60, 20), "other": (40, 5)},
+    largest=[Group(9, 1, HOSTILE * 20)] * 20,
+)
+KNOWN = Estimate(10.0, 10.0, 10.0)
+MODEL = ClassifierPlan(
+    name=HOSTILE, model="owner/model", limit_tokens=512, limit_chars=2000, mean_tokens=300.0,
+    median_tokens=250, p95_tokens=900, most_tokens=2000,
+    histogram=tuple((n, n + 1, 1 / 30) for n in range(30)), truncated_share=0.1,
+    tokens=Estimate(3e9, 2e9, 4e9), device="cpu", dtype="float32", weights_bytes=2**29,
+    batch_bytes=2**20,
+)  # fmt: skip
+PLAN = Plan(
+    rows=KNOWN, text_bytes=KNOWN, input_bytes=2**20, null_share=0.0, parts=3,
+    mean_part_text_bytes=5.0, largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10,
+    sample_draws=1, seed=0, left_out={}, classifiers=(MODEL,),
+    time=TimePlan(Estimate(60.0, 50.0, 70.0), 1.0, 10, 5.0, "tokens", 2), worker_bytes=2**30,
+    warnings=(HOSTILE,),
+)  # fmt: skip
+SLURM = SlurmPlan({"walltime": HOSTILE, "worker_extra_args": ["--lifetime"] * 50}, 4, 8, None)
+SHOWN = {
+    "job": SUMMARY,
+    "duplicates": COUNTED,
+    "deduplication": DedupSummary(COUNTED, SUMMARY, {}),
+    "plan": PLAN,
+    "slurm": SLURM,
+    "classifier": DomainClassifier(filter_by=[HOSTILE], min_confidence=0.5),
+    "embedder": Embedder(prompt=HOSTILE * 50),
+}
+
+
+class Cells(HTMLParser):
+    """Tags in order, and the text of the cells."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.texts += [""] * (tag in ("th", "td"))
+
+    def handle_data(self, data):
+        if self.texts:
+            self.texts[-1] += data
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_repr_is_short(name):
+    lines = repr(SHOWN[name]).splitlines()
+    assert len(lines) <= 16
+    assert sum(map(len, lines)) <= 1_200
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_notebook_shows_a_table_with_every_text_escaped(name):
+    page = SHOWN[name]._repr_html_()
+    cells = Cells(page)
+    assert set(cells.tags) == {"div", "strong", "table", "tr", "th", "td"}
+    assert any("<script>" in text for text in cells.texts)
+    assert "color" not in page  # those of the notebook are light or dark
+
+
+def test_a_job_tells_its_rows_speed_and_labels():
+    lines = [
+        "rows       1,000,000 read, 250,000 kept (25.0%)",
+        f"output     out/{HOSTILE}: 500 files, 1.00 GiB",
+        "time       1:40, 9.9k rows/s, 5M tokens/s",
+        "earlier    2 parts, 10,000 rows",
+        "left out   lines: 3",
+        f"label      {HOSTILE} 500, label 0 100, label 1 99, label 2 98, label 3 97, and 22",
+        "           more",
+    ]
+    assert repr(SUMMARY).splitlines() == lines
+    assert Cells(SUMMARY._repr_html_()).texts[:2] == ["rows", lines[0][11:]]
+
+
+def test_an_empty_job_has_a_repr():
+    assert repr(JobSummary()).startswith("rows       0 read, 0 kept\n")
+
+
+def test_a_plan_is_one_line_until_it_is_printed():
+    assert repr(PLAN) == f"Plan(10 rows in 3 parts: {HOSTILE}, about 1:00)"
+    assert repr(replace(PLAN, time=None)) == f"Plan(10 rows in 3 parts: {HOSTILE})"
+    assert len(str(PLAN).splitlines()) > 30
+    texts = Cells(PLAN._repr_html_()).texts
+    printed = " ".join(str(PLAN).split())
+    assert all(" ".join(text.split()) in printed for text in texts)
+
+
+def test_a_classifier_shows_its_own_settings_and_those_that_are_given():
+    cells = Cells(SHOWN["classifier"]._repr_html_()).texts
+    shown = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert shown["model"] == "'nvidia/domain-classifier'"
+    assert shown["max_chars"] == "2000"
+    assert shown["min_confidence"] == "0.5"
+    assert "batch_size" not in shown
+
+
+def test_long_lines_are_wrapped_below_their_text():
+    (first, second) = text_table([("name", "word " * 25)]).splitlines()
+    assert first.startswith("name       word")
+    assert second.startswith(" " * 11 + "word")
+
+
+def test_html_keeps_line_breaks_and_spaces():
+    page = html_table("a & b", [("<", "1  2\n3")])
+    assert "a &amp; b" in page
+    assert "&lt;</th>" in page
+    assert "1  2\n3</td>" in page
+    assert "pre-wrap" in page
