@@ -59,10 +59,12 @@ def _signature(options: type, defaults: Mapping[str, Any]) -> inspect.Signature:
 
 
 def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    default = defaults.get(parameter.name, parameter.default)
-    kind = re.sub(r"InitVar\[(.*)\]", r"\1", parameter.annotation)
-    shown = inspect.Parameter.empty if default == "" else default  # a model has to be named
-    return parameter.replace(default=shown, annotation=kind)
+    default, kind = defaults.get(parameter.name, parameter.default), parameter.annotation
+    if default == "":  # a model has to be named
+        default = inspect.Parameter.empty
+    if isinstance(kind, str):
+        kind = re.sub(r"InitVar\[(.*)\]", r"\1", kind)
+    return parameter.replace(default=default, annotation=kind)
 
 
 def _explanations(doc: str) -> Iterator[tuple[str, str]]:
@@ -82,9 +84,9 @@ class _PublicNames(ABCMeta):
     public_names: ClassVar[tuple[str, ...]]
 
     def __dir__(cls) -> list[str]:
-        outside = [kind for kind in cls.__mro__[:-1] if not _is_ours(kind)]
-        own = [name for kind in outside for name in vars(kind) if not name.startswith("_")]
-        return [*cls.public_names, *own]
+        own = [k for k in cls.__mro__[:-1] if k.__module__.partition(".")[0] != PACKAGE]
+        names = [name for kind in own for name in vars(kind) if not name.startswith("_")]
+        return sorted({*cls.public_names, *names})
 
 
 class Public(metaclass=_PublicNames):
@@ -97,8 +99,5 @@ class Public(metaclass=_PublicNames):
     public_names: ClassVar[tuple[str, ...]] = ()
 
     def __dir__(self) -> list[str]:
-        return [*dir(type(self)), *vars(self)]
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == PACKAGE
+        own = (name for name in vars(self) if not name.startswith("_"))
+        return sorted({*dir(type(self)), *own})

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from html import escape
 
 NAME_WIDTH, LINE_WIDTH = 10, 100  # characters
-CELL = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
+CELL = "text-align: left; vertical-align: top; white-space: pre"  # spaces align histograms
+TEXT = f"{CELL}-wrap; font-family: monospace"
 
 
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
@@ -22,7 +23,9 @@ def text_table(rows: Iterable[tuple[str, str]]) -> str:
 def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """Rows of a name and a text as HTML, in the colours that the notebook has, light or dark."""
     cells = "".join(
-        f'<tr><th scope="row" {CELL}>{escape(name)}</th><td {CELL}>{escape(text)}</td></tr>'
+        f'<tr><th scope="row" style="{CELL}">{escape(name)}</th>'
+        f'<td style="{TEXT}">{escape(text)}</td></tr>'
         for name, text in rows
     )
-    return f"<div><strong>{escape(title)}</strong><table>{cells}</table></div>"
+    table = f'<table style="color: inherit">{cells}</table>'
+    return f"<div><strong>{escape(title)}</strong>{table}</div>"

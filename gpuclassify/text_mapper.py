@@ -130,7 +130,7 @@ class TextMapper(PartitionMap):
     # What a mapper is, for Dask, pickle and people.
 
     def __dir__(self) -> list[str]:
-        return [*dir(type(self)), *(vars(self).keys() - _PARTS)]
+        return [n for n in super().__dir__() if n not in _PARTS or n in self.public_names]
 
     def __getstate__(self) -> dict[str, Any]:
         made_anew = ("runner", "heads")

@@ -3,6 +3,7 @@
 import inspect
 import pydoc
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import gpuclassify
 from gpuclassify import DomainClassifier, Embedder, ExactDuplicates, ModelMapper
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.dedup.duplicates import Duplicates
+from gpuclassify.options import ModelOptions
 from gpuclassify.text_mapper import TextMapper
 
 PUBLIC = [getattr(gpuclassify, name) for name in gpuclassify.__all__ if name != "Deberta"]
@@ -95,7 +97,7 @@ def test_help_explains_every_argument_on_two_screens(kind):
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_no_constructor_hides_its_arguments(kind):
     kinds = {parameter.kind for parameter in inspect.signature(kind).parameters.values()}
-    assert inspect.Parameter.VAR_KEYWORD not in kinds or kind is gpuclassify.ParquetReader
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
 def test_what_a_class_says_of_an_argument_stands_in_place_of_the_shared_words():
@@ -162,3 +164,33 @@ def test_every_public_name_is_there():
     for kind in WITH_SETTINGS:
         needed = set(kind.public_names) - {"options"}  # of objects alone
         assert all(hasattr(kind, name) for name in needed)
+
+
+def test_settings_of_ones_own_are_shown_beside_the_shared_ones():
+    @dataclass(frozen=True, kw_only=True)
+    class OwnOptions(ModelOptions):
+        """Own.
+
+        Attributes
+        ----------
+        threshold : float
+            Where it begins.
+        """
+
+        threshold: float = 0.5
+
+    class Own(ModelMapper):
+        """Own."""
+
+        Options = OwnOptions
+
+    shown = inspect.signature(Own).parameters
+    assert list(shown)[:2] == ["model", "threshold"]
+    assert shown["threshold"].annotation is float
+    assert "threshold: Where it begins.\n" in Own.__doc__
+    assert Own(model="owner/model", threshold=0.7).options.threshold == 0.7
+
+
+def test_a_token_is_an_argument_that_no_settings_hold():
+    options = DomainClassifier(token="hf_secret").options
+    assert "hf_secret" not in repr(options) + repr(vars(options))
