@@ -27,7 +27,7 @@ LAYERS = (
     {"dedup"},
     {"cluster", "testing"},
     {"jobs"},
-    {"demo", "commands"},
+    {"demo", "commands", "curator"},
     {"doctor", "cli", "__main__"},
 )
 # What the order alone would allow: the rooms that each of these must not import.
