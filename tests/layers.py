@@ -25,6 +25,7 @@ LAYERS = (
     {"expression", "pinned_model", "runners", "heads", "partition_map", "text_mapper"},
     {"classifiers", "safety"},
     {"dedup"},
+    {"scores"},
     {"cluster", "testing"},
     {"jobs"},
     {"demo", "commands", "curator"},
