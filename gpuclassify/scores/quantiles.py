@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
@@ -24,7 +25,7 @@ from gpuclassify.frames import backend_of, to_pandas
 DIGIT_BITS = 16
 BYTES = "bytes"  # as a weight: of the text in UTF-8
 ALL = "null"  # the group of rows without one, and of all rows where none are asked for
-_KEYS = ["score", "group", "digits"]
+ADDED_AT_ONCE = 32  # partitions
 
 # Of the weight in all, the cumulated weights at which quantiles lie: 1 or more each.
 Ranks = Callable[[int], Sequence[int]]
@@ -50,10 +51,15 @@ class ScoreColumns:
     by: str | None = None
     text_field: str = "text"
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        weight = self.text_field if self.weight == BYTES else self.weight
+        return tuple(dict.fromkeys(filter(None, [*self.names, weight, self.by])))
+
     def check(self, frame: Any) -> None:
         """Raise unless the frame, which may be empty, has these columns, of these kinds."""
-        weight = self.text_field if self.weight == BYTES else self.weight
-        for name in filter(None, [*self.names, weight, self.by]):
+        for name in self.needed:
             if name not in frame.columns:
                 columns = list(map(str, frame.columns))
                 raise ValueError(
@@ -65,13 +71,14 @@ class ScoreColumns:
                     f"column {name!r} holds {frame[name].dtype}, not numbers: name a column of "
                     "scores"
                 )
-        if weight is not None and self.weight != BYTES and frame[weight].dtype.kind not in "iu":
-            raise TypeError(
-                f"weight={weight!r} holds {frame[weight].dtype}: weights are whole numbers, such "
-                f'as tokens, so that sums are exact. Round them, or take weight="{BYTES}"'
-            )
         if self.weight == BYTES:
             backend_of(frame).check_text_column(frame, self.text_field)
+        elif self.weight is not None and frame[self.weight].dtype.kind not in "iu":
+            raise TypeError(
+                f"weight={self.weight!r} holds {frame[self.weight].dtype}: weights are whole "
+                "numbers, such as tokens, so that sums are exact. Round them, or take "
+                f'weight="{BYTES}"'
+            )
 
     def values(self, frame: Any, name: str) -> np.ndarray:
         """The numbers of a column, float32 or float64 (rows,), null as NaN; -0.0 is 0.0."""
@@ -139,28 +146,34 @@ def weighted_quantiles(
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
+    frame = frame[list(columns.needed)]
     bits = {
         name: columns.values(frame._meta.iloc[:0], name).dtype.itemsize * 8
         for name in columns.names
     }
-    found: dict[Any, _Search] = {}
+    found: dict[tuple[str, str], _Search] = {}
     for level in range(max(bits.values()) // DIGIT_BITS):
         names = tuple(name for name in columns.names if bits[name] > level * DIGIT_BITS)
         begins = {
             name: np.unique([search.digits for (own, _), search in found.items() if own == name])
             for name in names
         }
-        sums = _sum_weights(frame, replace(columns, names=names), level, begins)
-        for key, rows in sums.groupby(_KEYS[:2]).indices.items():
-            digits, weights = (sums[column].to_numpy()[rows] for column in ("digits", "weight"))
+        for key, sums in _sum_weights(frame, replace(columns, names=names), level, begins).items():
             if level == 0:
-                found[key] = _begin(ranks, int(weights.sum()))
-            found[key].descend(digits, weights)
+                found[key] = _begin(ranks, int(sums.weights.sum()))
+            found[key].descend(sums)
     result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
     for (name, group), search in found.items():
         if len(search.ranks):
             result[name][group] = number_of(search.digits, bits[name]).tolist()
     return result
+
+
+class _Sums(NamedTuple):
+    """Weights, int64 (n,), by the first bits of numbers, uint64 (n,), in ascending order."""
+
+    digits: np.ndarray
+    weights: np.ndarray
 
 
 @dataclass
@@ -178,16 +191,14 @@ class _Search:
     digits: np.ndarray
     ranks: np.ndarray
 
-    def descend(self, digits: np.ndarray, weights: np.ndarray) -> None:
-        """Learn the next bits, from the weights (n,) of all numbers by their `digits` (n,)."""
-        order = np.argsort(digits)
-        digits, weights = digits[order], weights[order]
-        sums = np.concatenate([[0], np.cumsum(weights)])
-        parents = digits >> np.uint64(DIGIT_BITS)
-        before = sums[np.searchsorted(parents, self.digits)]  # of numbers that begin lower
-        places = np.searchsorted(sums[1:], before + self.ranks)
-        self.ranks = self.ranks + before - sums[places]
-        self.digits = digits[places]
+    def descend(self, sums: _Sums) -> None:
+        """Learn the next bits."""
+        reached = np.concatenate([[0], np.cumsum(sums.weights)])
+        begins = sums.digits >> np.uint64(DIGIT_BITS)
+        before = reached[np.searchsorted(begins, self.digits)]  # by numbers that begin lower
+        places = np.searchsorted(reached[1:], before + self.ranks)
+        self.ranks = self.ranks + before - reached[places]
+        self.digits = sums.digits[places]
 
 
 def _begin(ranks: Ranks, total: int) -> _Search:
@@ -197,27 +208,23 @@ def _begin(ranks: Ranks, total: int) -> _Search:
 
 def _sum_weights(
     frame: Any, columns: ScoreColumns, level: int, begins: Mapping[str, np.ndarray]
-) -> pd.DataFrame:
-    """Weights, int64, by column, group and the bits of numbers up to this level."""
-    empty = pd.DataFrame(
-        {
-            "group": pd.Series([], dtype="str"),
-            "digits": pd.Series([], dtype=np.uint64),
-            "weight": pd.Series([], dtype=np.int64),
-            "score": pd.Series([], dtype="str"),
-        }
-    )
-    parts = frame.map_partitions(part_weights, columns, level, begins, meta=empty)
-    return parts.groupby(_KEYS)["weight"].sum().reset_index().compute()
+) -> dict[tuple[str, str], _Sums]:
+    """Weights by column and group, added up on the workers."""
+    sums = dask.delayed(part_sums, pure=True)
+    parts = [sums(part, columns, level, begins) for part in frame.to_delayed()]
+    while len(parts) > 1:
+        starts = range(0, len(parts), ADDED_AT_ONCE)
+        parts = [dask.delayed(add_sums)(parts[start : start + ADDED_AT_ONCE]) for start in starts]
+    return parts[0].compute()
 
 
-def part_weights(
+def part_sums(
     frame: Any, columns: ScoreColumns, level: int, begins: Mapping[str, np.ndarray]
-) -> pd.DataFrame:
+) -> dict[tuple[str, str], _Sums]:
     """What `weighted_quantiles` adds up, of one partition."""
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
-    parts = []
+    sums = {}
     for name in columns.names:
         values = columns.values(frame, name)
         bits = values.dtype.itemsize * 8
@@ -225,12 +232,29 @@ def part_weights(
         is_counted = ~np.isnan(values)
         if level:
             is_counted &= np.isin(digits >> np.uint64(DIGIT_BITS), begins[name])
-        rows = {"group": codes, "digits": digits, "weight": weights}
-        part = pd.DataFrame({key: column[is_counted] for key, column in rows.items()})
-        sums = part.groupby(["group", "digits"])["weight"].sum().reset_index()
-        sums["group"] = pd.Series([groups[code] for code in sums["group"]], dtype="str")
-        parts.append(sums.assign(score=pd.Series([name] * len(sums), dtype="str")))
-    return pd.concat(parts, ignore_index=True)
+        for code, group in enumerate(groups):
+            rows = is_counted & (codes == code)
+            sums[name, group] = _summed(digits[rows], weights[rows])
+    return sums
+
+
+def add_sums(parts: Sequence[Mapping[tuple[str, str], _Sums]]) -> dict[tuple[str, str], _Sums]:
+    """The sums of several partitions."""
+    apart: dict[tuple[str, str], list[_Sums]] = {}
+    for part in parts:
+        for key, sums in part.items():
+            apart.setdefault(key, []).append(sums)
+    return {
+        key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
+        for key, several in apart.items()
+    }
+
+
+def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
+    known, places = np.unique(digits, return_inverse=True)
+    sums = np.zeros(len(known), np.int64)
+    np.add.at(sums, places, weights)
+    return _Sums(known, sums)
 
 
 def ordered_bits(values: np.ndarray) -> np.ndarray:
