@@ -153,11 +153,11 @@ class TextMapper(PartitionMap):
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self._settings({"model"}))
-        return f"{type(self).__qualname__}({shown})"
+        return f"{self.__name__}({shown})"
 
     def _repr_html_(self) -> str:
         rows = self._settings({"model", *self.defaults})
-        return html_table(type(self).__qualname__, [("", self.purpose), *rows])
+        return html_table(self.__name__, [("", self.purpose), *rows])
 
     def _settings(self, always: Collection[str]) -> Iterator[tuple[str, str]]:
         """Names and short values of settings that are not the class's defaults, or `always`."""

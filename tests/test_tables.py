@@ -49,7 +49,7 @@ PLAN = Plan(
     mean_part_text_bytes=5.0, largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10,
     sample_draws=1, seed=0, left_out={}, classifiers=(MODEL,),
     time=TimePlan(Estimate(60.0, 50.0, 70.0), 1.0, 10, 5.0, "tokens", 2), worker_bytes=2**30,
-    warnings=(HOSTILE,),
+    cluster=None, warnings=(HOSTILE,),
 )  # fmt: skip
 SLURM = SlurmPlan({"walltime": HOSTILE, "worker_extra_args": ["--lifetime"] * 50}, 4, 8, None)
 SHOWN = {
