@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.report.counts import add_counts
+from gpuclassify.workers.part_progress import RunningParts
 from gpuclassify.workers.run_stats import add_up
 
 
@@ -44,6 +45,8 @@ class JobSummary:
         Directory or URL.
     commit_url : str
         Address of the commit that has the output, where a `HubWriter` uploaded it.
+    running : RunningParts
+        How far the parts have come that are not done; no part of `as_dict`.
     """
 
     files: list[str] = field(default_factory=list)
@@ -63,6 +66,7 @@ class JobSummary:
     resumed_tokens: int = 0
     output: str = ""
     commit_url: str = ""
+    running: RunningParts = field(default_factory=RunningParts, repr=False, compare=False)
 
     @property
     def rows_per_second(self) -> float:
@@ -87,6 +91,7 @@ class JobSummary:
         is_resumed : bool
             Whether an earlier run did it.
         """
+        self.running.finish(record.name)
         self.files.append(path)
         self.rows_in += record.rows_in
         self.rows_out += record.rows_out
@@ -106,7 +111,8 @@ class JobSummary:
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
         speeds = {"rows_per_second": self.rows_per_second}
-        return {**asdict(self), **speeds, "tokens_per_second": self.tokens_per_second}
+        values = {name: value for name, value in vars(self).items() if name != "running"}
+        return {**values, **speeds, "tokens_per_second": self.tokens_per_second}
 
 
 def _add(sums: dict[str, Any], values: dict[str, Any]) -> None:
