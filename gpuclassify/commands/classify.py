@@ -92,6 +92,6 @@ def _run(settings: JobSettings, restart: bool) -> JobSummary:
         with wrong_call_exits():
             job = settings.pipeline().prepare(restart=restart)
             client = open_client(vars(settings), progress) if job.needs_workers() else None
-        progress.watch(job.spec.chain.__name__, client)
+        progress.watch(job.spec.chain.__name__, client, "loading the model")
         with interrupt_hint(restart), client or contextlib.nullcontext():
             return job.run(client, progress.parts)
