@@ -200,16 +200,17 @@ class JobSettings:
         if read is not None:
             read = [*as_chain(mappers).text_fields, *read]
         if self.limit is None:
-            options = {"fields": read, "types": self.types, "part_size": self.part_size}
-            stages: list[Any] = [make_reader(self.input, **options)]
+            reader: Any = make_reader(
+                self.input, fields=read, types=self.types, part_size=self.part_size
+            )
         else:
             from gpuclassify.jobs.input.first_rows import first_rows_lazily
 
-            stages = [first_rows_lazily(self.input, self.limit, read)]
-        stages += mappers
+            reader = first_rows_lazily(self.input, self.limit, read)
+        stages = [reader, *mappers]
         if self.output is not None:
-            written = {"compression": self.compression, "staging": self.staging}
-            stages.append(make_writer(self.output, self.format, **written))
+            options = {"compression": self.compression, "staging": self.staging}
+            stages.append(make_writer(self.output, self.format, **options))
         return Pipeline(stages, backend=self.backend, on_error=self.on_error)
 
 

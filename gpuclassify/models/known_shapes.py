@@ -80,7 +80,7 @@ def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
 
 def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
     """The embeddings and the layers of an encoder; nothing of an architecture not known here."""
-    kind = sizes.get("model_type")
+    kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     are_widths_equal = all(
