@@ -54,10 +54,16 @@ class OwnModule:
         Makes the module, with random weights, from the parsed ``config.json``.
     definition : callable
         Gives what tells it from other modules: its code, and all that `build` may look at.
+    has_weights : bool
+        Whether `build` loads the weights as well, so that no file of them is read or checked.
+    new_tokenizer : callable, optional
+        Gives a fresh tokenizer in place of the checkpoint's.
     """
 
     build: Callable[[dict[str, Any]], nn.Module]
     definition: Callable[[], tuple[Any, ...]]
+    has_weights: bool = False
+    new_tokenizer: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -275,6 +281,7 @@ class EncoderRunner(Runner):
         from gpuclassify.inference.residency import MODELS
 
         checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
+        own = self.own_module
 
         def load() -> LoadedModel:
             return load_model(
@@ -283,7 +290,9 @@ class EncoderRunner(Runner):
                 device,
                 dtype,
                 tokenizer_directory=hub.download(self.model.tokenizer_home, cache_dir=cache_dir),
-                build=None if self.own_module is None else self.own_module.build,
+                new_tokenizer=None if own is None else own.new_tokenizer,
+                build=None if own is None else own.build,
+                has_weights=own is not None and own.has_weights,
                 unpacks=self.options.unpack_inference_batch,
             )
 
@@ -303,6 +312,8 @@ class EncoderRunner(Runner):
         checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
         if self.own_module is None:
             check_headers(checkpoint, known_shapes(checkpoint), cache_dir)
+            return
+        if self.own_module.has_weights:
             return
         from gpuclassify.models.loading import check_own_module, check_tensors
 

@@ -25,9 +25,10 @@ LAYERS = (
     {"expression", "pinned_model", "runners", "heads", "partition_map", "text_mapper"},
     {"classifiers", "safety"},
     {"dedup"},
+    {"scores"},
     {"cluster", "testing"},
     {"jobs"},
-    {"demo", "commands"},
+    {"demo", "commands", "curator"},
     {"doctor", "cli", "__main__"},
 )
 # What the order alone would allow: the rooms that each of these must not import.

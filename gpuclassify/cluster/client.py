@@ -22,6 +22,7 @@ from gpuclassify.cluster.sizing import (
     gpu_cluster_options,
     missing_for_gpu,
     usable_cores,
+    usable_memory,
 )
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
@@ -100,8 +101,8 @@ def get_client(
         File that a running scheduler wrote; waited for as long as Dask waits for a connection, or
         for 2 seconds if it is there and no scheduler file.
     n_workers : int, optional
-        Workers to start: one per GPU, or one for every 8 CPU cores. With Coiled also
-        ``[fewest, most]``.
+        Workers to start: one per GPU, or one for every 8 CPU cores and at least two where there is
+        memory for them. With Coiled also ``[fewest, most]``.
     threads_per_worker : int
         Tasks that a worker runs at a time.
     security : bool, path, dict or distributed.Security, optional
@@ -253,13 +254,12 @@ def _refuse_backend(backend: str, survey: Callable[[], GpuSurvey]) -> None:
 
 def _refuse_crowd(n_workers: int) -> None:
     """Raise ImpossibleClusterError for more workers than this machine has memory for."""
-    from distributed.system import MEMORY_LIMIT
-
-    most = max(1, MEMORY_LIMIT // WORKER_BYTES)
+    memory_bytes = usable_memory()
+    most = max(1, int(memory_bytes // WORKER_BYTES))
     if n_workers > most:
         raise ImpossibleClusterError(
             f"n_workers={n_workers:,} is more than this machine has memory for: a worker takes "
-            f"{WORKER_BYTES / 1e9:g} GB before it has loaded a model, and {MEMORY_LIMIT / 1e9:.3g} "
+            f"{WORKER_BYTES / 1e9:g} GB before it has loaded a model, and {memory_bytes / 1e9:.3g} "
             f"GB are here. Pass at most {most}; {usable_cores()} cores are here"
         )
 

@@ -47,8 +47,8 @@ def open_client(given: Mapping[str, Any], progress: JobProgress) -> Any:
         return _connect(given["scheduler"], options)
     if workers is not None:
         options["n_workers"] = workers
-    count = f"{options['n_workers']} " if "n_workers" in options else ""
-    progress.waiting(f"Starting {count}workers")
+    count = options.get("n_workers")
+    progress.waiting("Starting workers" if count is None else f"Starting {count} worker(s)")
     try:
         return get_client(cluster, **{"backend": given["backend"], **options})
     except ImpossibleClusterError as err:

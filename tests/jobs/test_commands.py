@@ -300,7 +300,7 @@ def finished(folder):
         done = CliRunner().invoke(classify, arguments, obj={"debug": False})
     assert done.exit_code == 0, done.output
     lines = done.stderr.splitlines()
-    assert lines[:2] == ["Looking for the input's parts", "Starting 1 workers"]
+    assert lines[:2] == ["Looking for the input's parts", "Starting 1 worker(s)"]
     assert lines[-1].startswith("DomainClassifier: 100% 1/1 parts, 7 rows")
     return out
 
