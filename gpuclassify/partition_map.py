@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from gpuclassify.checks import check_count
 from gpuclassify.frames import backend_of, frame_of_texts
 from gpuclassify.signatures import Public
 from gpuclassify.tokenizing.token_cache import shared_tokens
@@ -221,7 +222,7 @@ def _is_dask_frame(dataset: Any) -> bool:
     )
 
 
-def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
+def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None = None) -> Any:
     """Run several mappers over a dataset in one pass.
 
     ``classify(ddf, [a, b])`` means ``b(a(ddf))``: rows that `a` drops are never scored by `b`.
@@ -234,6 +235,9 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
     dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
     mappers : sequence of PartitionMap
         Classifiers and embedders, in the order in which they run.
+    limit : int, optional
+        Classify only so many of the first rows, to try settings; of a Dask frame those of its first
+        partition, so that no other is read. Default: all.
 
     Returns
     -------
@@ -245,7 +249,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
     TypeError
         No sequence of mappers.
     ValueError
-        None at all, or two of them write the same column.
+        None at all, two of them write the same column, or `limit` is below 1.
 
     Examples
     --------
@@ -275,7 +279,18 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap]) -> Any:
             )
     if not mappers:
         raise ValueError("classify() got no mapper: pass at least one, such as DomainClassifier()")
+    if limit is not None:
+        check_count("limit", limit)
+        dataset = dataset[:limit] if isinstance(dataset, (list, tuple)) else _head(dataset, limit)
     return Chain(mappers)(dataset)
+
+
+def _head(dataset: Any, limit: int) -> Any:
+    """The first rows of a frame; a text is one."""
+    if isinstance(dataset, str) or not hasattr(dataset, "head"):
+        return dataset
+    lazily = {"compute": False} if _is_dask_frame(dataset) else {}
+    return dataset.head(limit, **lazily)
 
 
 def _flat(mappers: Iterable[Any]) -> Iterator[Any]:

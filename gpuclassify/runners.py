@@ -13,6 +13,8 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify.frames.texts import DeviceTexts, Texts
+from gpuclassify.models.known_shapes import known_shapes
+from gpuclassify.models.tensors import check_headers
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare
 from gpuclassify.tokenizing.placement import (
@@ -302,16 +304,21 @@ class EncoderRunner(Runner):
             yield model
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if the headers of the weights do not fit the network."""
+        """Raise CheckpointError if the headers of the weights do not fit the network.
+
+        Where torch alone knows the network, they are compared when it is loaded: it takes seconds
+        to import. A module of one's own is made of it already.
+        """
+        checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
+        if self.own_module is None:
+            check_headers(checkpoint, known_shapes(checkpoint), cache_dir)
+            return
+        if self.own_module.has_weights:
+            return
         from gpuclassify.models.loading import check_own_module, check_tensors
 
-        checkpoint = self.model.checkpoint
-        if self.own_module is not None and self.own_module.has_weights:
-            return
-        build = None if self.own_module is None else self.own_module.build
-        check_tensors(checkpoint, self.options.cache_dir, build)
-        if build is not None:
-            check_own_module(checkpoint, build, self.options.unpack_inference_batch)
+        check_tensors(checkpoint, cache_dir, self.own_module.build)
+        check_own_module(checkpoint, self.own_module.build, self.options.unpack_inference_batch)
 
     def _key(self, device: Any, dtype: Any) -> tuple[Hashable, ...]:
         """By which the model in memory, and what was measured of it, is known."""

@@ -242,6 +242,8 @@ class TextMapper(PartitionMap):
         if self.options.plans_without_model or self.model.is_readable():
             for head in self.heads:
                 head.check_settings()
+            if not self.options.plans_without_model:
+                self._check_model()  # a model of another kind is no matter of its labels
             self._check_published_labels()
 
     def check_library(self, frame: Any) -> None:

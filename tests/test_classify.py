@@ -185,3 +185,18 @@ def test_what_is_wrong_is_refused_at_the_call(checkpoint):
         classify(ddf, ["domain"])
     with pytest.raises(ValueError, match="got no mapper"):
         classify(ddf, [])
+
+
+def test_a_limit_takes_the_first_rows(domain, frames):
+    texts = ["one river", "two ovens", "three goals", "four banks"]
+    frame = pd.DataFrame({"text": texts, "id": range(4)}, index=[7, 7, 8, 9])
+    for dataset in (frames.plain(frame), frames.lazy(frame, npartitions=1)):
+        found = classify(dataset, [domain()], limit=3)
+        expected = frames.to_pandas(domain()(dataset)).iloc[:3]
+        pd.testing.assert_frame_equal(frames.to_pandas(found), expected)
+    first = classify(frames.lazy(frame, npartitions=2), [domain()], limit=3)
+    assert first.npartitions == 1  # no other partition is read
+    assert classify(texts, [domain()], limit=3)["text"].tolist() == texts[:3]
+    assert len(classify("one river", [domain()], limit=3)) == 1
+    with pytest.raises(ValueError, match="limit=0"):
+        classify(texts, [domain()], limit=0)

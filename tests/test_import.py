@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 
 def test_import_loads_no_framework_writes_no_environment_and_is_quick(run_python):
     probe = """
@@ -27,6 +29,22 @@ repr(DomainClassifier(filter_by=["Games"]))
 assert dict(os.environ) == before
 assert not {"torch", "transformers", "cudf", "rmm"} & set(sys.modules)
 """)
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_a_lazy_call_is_planned_without_a_framework(run_python, checkpoint, family):
+    spent = run_python(f"""
+import sys, time
+import pandas as pd, dask.dataframe as dd
+from gpuclassify.classifiers import FAMILIES
+ddf = dd.from_pandas(pd.DataFrame({{"text": ["a text"]}}), npartitions=1)
+started = time.process_time()
+planned = FAMILIES[{family!r}](model={str(checkpoint(family))!r})(ddf)
+print(time.process_time() - started)
+assert len(planned.columns) > 1
+assert not {{"torch", "transformers", "cudf", "rmm"}} & set(sys.modules)
+""")
+    assert float(spent) < 1
 
 
 def test_no_public_name_is_hidden_by_a_module_of_the_same_name(run_python):

@@ -80,3 +80,10 @@ def test_the_order_is_the_checkpoints_own(tmp_path):
         classifier = QualityClassifier(model=model, strict=True)
         classifier(DDF)
     assert classifier.labels == ["Low", "Medium", "High"]
+
+
+def test_a_model_of_another_kind_is_refused_without_a_word_of_its_labels(sequence_classifier):
+    model = sequence_classifier("bert", problem_type="regression")
+    with warnings.catch_warnings(), pytest.raises(CheckpointError, match="a regression model"):
+        warnings.simplefilter("error")
+        DomainClassifier(model=model)(DDF)

@@ -6,6 +6,8 @@ import inspect
 import json
 import logging
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from gpuclassify.cluster.sizing import (
     gpu_cluster_options,
     missing_for_gpu,
     usable_cores,
+    usable_memory,
 )
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# A worker process that has imported torch and transformers, and loaded nothing.
+WORKER_BYTES = 400_000_000
+# How long a scheduler may take to write its file, once the file is there.
+WRITING_SECONDS = 2.0
 CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
 
 
@@ -47,6 +54,10 @@ class NoSchedulerError(OSError):
             f"reaches its port, or {instead}"
         )
         self.address = address
+
+
+class ImpossibleClusterError(RuntimeError):
+    """This machine lacks what the cluster that is asked for needs; nothing has been started."""
 
 
 def get_client(
@@ -87,7 +98,8 @@ def get_client(
     address : str, optional
         Address of a running scheduler, for example ``"tcp://10.0.0.1:8786"``.
     scheduler_file : str or Path, optional
-        File that a running scheduler wrote; waited for as long as Dask waits for a connection.
+        File that a running scheduler wrote; waited for as long as Dask waits for a connection, or
+        for 2 seconds if it is there and no scheduler file.
     n_workers : int, optional
         Workers to start: one per GPU, or one for every 8 CPU cores and at least two where there is
         memory for them. With Coiled also ``[fewest, most]``.
@@ -133,7 +145,8 @@ def get_client(
         Settings that exclude each other, shares of a GPU that sum above 0.95, or a secret among
         the arguments of Coiled.
     RuntimeError
-        ``"gpu"`` on a machine that lacks something for it, or a cluster that does not start.
+        ``"gpu"``, ``backend="cudf"`` or a number of workers on a machine that lacks something for
+        it (`ImpossibleClusterError`, before anything is started), or a cluster that does not start.
     OSError
         No scheduler answers (`NoSchedulerError`), or the scheduler file or a certificate does
         not appear.
@@ -175,6 +188,7 @@ def get_client(
     check_whole("threads_per_worker", threads_per_worker)
     gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
     if cluster_type == "cpu":
+        _refuse_backend(backend, survey_gpus)
         return _start_cpu(workers, options)
     return _start_gpu_or_cpu(cluster_type, workers, memory, options)
 
@@ -220,8 +234,34 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     check_options(options, [LocalCluster, Nanny, Worker], names_of(get_client))
     arguments, torch_threads = cpu_cluster_options(options, **workers)
     if arguments.get("processes") is not False:
+        _refuse_crowd(arguments["n_workers"])
         arguments.setdefault("worker_class", PatientNanny)
     return start(LocalCluster, arguments, [KeepFreedMemory(), ComputeThreads(torch_threads)])
+
+
+def _refuse_backend(backend: str, survey: Callable[[], GpuSurvey]) -> None:
+    """Raise ImpossibleClusterError if workers of this machine shall have frames that it cannot."""
+    if backend != "cudf":
+        return
+    lacks = "cudf is not installed" if find_spec("cudf") is None else survey().absent_because
+    if lacks:
+        raise ImpossibleClusterError(
+            f'backend="cudf" needs a GPU and cudf on the workers, and here {lacks}: leave it out, '
+            "which takes pandas frames, connect to a cluster that has GPUs (address=, --scheduler),"
+            " or pip install 'gpuclassify[gpu]' on a machine with one"
+        )
+
+
+def _refuse_crowd(n_workers: int) -> None:
+    """Raise ImpossibleClusterError for more workers than this machine has memory for."""
+    memory_bytes = usable_memory()
+    most = max(1, int(memory_bytes // WORKER_BYTES))
+    if n_workers > most:
+        raise ImpossibleClusterError(
+            f"n_workers={n_workers:,} is more than this machine has memory for: a worker takes "
+            f"{WORKER_BYTES / 1e9:g} GB before it has loaded a model, and {memory_bytes / 1e9:.3g} "
+            f"GB are here. Pass at most {most}; {usable_cores()} cores are here"
+        )
 
 
 def _start_gpu_or_cpu(
@@ -235,12 +275,13 @@ def _start_gpu_or_cpu(
     if not missing:
         return _start_gpu(survey, workers, memory, options)
     if cluster_type == "gpu":
-        raise RuntimeError(
+        raise ImpossibleClusterError(
             f"cluster_type='gpu' cannot start here: {'; '.join(missing)}. Install the GPU "
             "packages with pip install 'gpuclassify[gpu]' ('gpuclassify[gpu-cu12]' for a driver of "
             "CUDA 12) and a CUDA build of torch, check the driver with nvidia-smi, "
             "or use cluster_type='cpu'."
         )
+    _refuse_backend(memory["backend"], lambda: survey)
     if survey.has_gpu:
         logger.warning(
             "an NVIDIA GPU is here, but no GPU cluster can start: %s. One CPU worker is used; "
@@ -356,6 +397,7 @@ def _shake_hands(address: str, security: Any, timeout_seconds: float) -> None:
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
     """Return the scheduler's address once the file is there and whole."""
+    found = 0.0  # when it was there first
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -365,7 +407,10 @@ def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
                 f"{path} is a directory, and no scheduler file; give the file that "
                 "dask scheduler --scheduler-file wrote"
             ) from err
-        except (FileNotFoundError, ValueError, KeyError) as err:
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as err:
+            if not isinstance(err, FileNotFoundError):
+                found = found or time.monotonic()
+                deadline = min(deadline, found + WRITING_SECONDS)
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from gpuclassify.commands.console import (
     open_console,
     print_summary,
     quiet_dask,
+    start_progress,
     wrong_call_exits,
 )
 from gpuclassify.commands.options import (
@@ -26,7 +28,8 @@ from gpuclassify.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.job import Job
+    from gpuclassify.jobs.report.summary import JobSummary
+    from gpuclassify.jobs.settings import JobSettings
 
 
 @click.command(cls=JobCommand, short_help="Classify files into a directory, or go on with it.")
@@ -55,15 +58,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         if settings is None:
             return
         refuse_file(settings.output)
-        job = settings.pipeline().prepare(restart=given["restart"])
-        client = open_client(
-            settings.cluster,
-            settings.cluster_options,
-            settings.workers,
-            settings.scheduler,
-            settings.backend,
-        )
-    summary = _run(job, client, given["restart"])
+    summary = _run(settings, given["restart"])
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
@@ -91,10 +86,12 @@ def report(output: str, as_json: bool) -> None:
     )
 
 
-def _run(job: Job, client: Any, restart: bool) -> Any:
-    from gpuclassify.jobs.report.progress import JobProgress
-
-    title = job.spec.chain.__name__
-    progress = JobProgress(title, open_console(stderr=True), client)
-    with interrupt_hint(restart), client, progress:
-        return job.run(client, progress.parts)
+def _run(settings: JobSettings, restart: bool) -> JobSummary:
+    """Run the job, on a cluster if anything is left to do."""
+    with start_progress("Looking for the input's parts") as progress:
+        with wrong_call_exits():
+            job = settings.pipeline().prepare(restart=restart)
+            client = open_client(vars(settings), progress) if job.needs_workers() else None
+        progress.watch(job.spec.chain.__name__, client, "loading the model")
+        with interrupt_hint(restart), client or contextlib.nullcontext():
+            return job.run(client, progress.parts)

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuclassify.jobs.report.progress import JobProgress
 
 
-def open_client(
-    cluster: str,
-    cluster_options: dict[str, Any] | None,
-    workers: int | None,
-    scheduler: str | None,
-    backend: str,
-) -> Any:
-    """A client of the cluster that options name, which is started where none is running.
+def open_client(given: Mapping[str, Any], progress: JobProgress) -> Any:
+    """A client of the cluster that settings name, which is started where none is running.
 
-    Parameters are the settings of `gpuclassify.jobs.settings.JobSettings`.
+    Parameters
+    ----------
+    given : mapping
+        ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend``, as of
+        `gpuclassify.jobs.settings.JobSettings`.
+    progress : JobProgress
+        Shows what is waited for.
 
     Raises
     ------
     ValueError, FileNotFoundError
-        The options contradict each other, or name nothing that is there.
+        The options contradict each other, name nothing that is there, or ask for what this machine
+        cannot give.
     """
     from gpuclassify.cluster import get_client
-    from gpuclassify.cluster.client import NoSchedulerError
+    from gpuclassify.cluster.client import ImpossibleClusterError
 
-    options = cluster_options or {}
+    workers, cluster = given["workers"], given["cluster"]
+    options = dict(given["cluster_options"] or {})
     if "n_workers" in options and workers is not None:
         raise ValueError(
             f"workers={workers} and the cluster option n_workers={options['n_workers']!r} "
             "mean the same: give one of them"
         )
-    if scheduler is None:
-        if workers is not None:
-            options = {**options, "n_workers": workers}
-        return get_client(cluster, **{"backend": backend, **options})
-    if workers is not None or cluster != "auto":
-        raise ValueError(
-            "--scheduler connects to a cluster that is running; --workers and --cluster start a "
-            "new one: give one or the other"
-        )
+    if given["scheduler"] is not None:
+        if workers is not None or cluster != "auto":
+            raise ValueError(
+                "--scheduler connects to a cluster that is running; --workers and --cluster start "
+                "a new one: give one or the other"
+            )
+        progress.waiting(f"Connecting to {given['scheduler']}")
+        return _connect(given["scheduler"], options)
+    if workers is not None:
+        options["n_workers"] = workers
+    count = options.get("n_workers")
+    progress.waiting("Starting workers" if count is None else f"Starting {count} worker(s)")
+    try:
+        return get_client(cluster, **{"backend": given["backend"], **options})
+    except ImpossibleClusterError as err:
+        raise ValueError(str(err)) from err
+
+
+def _connect(scheduler: str, options: dict[str, Any]) -> Any:
+    from gpuclassify.cluster import get_client
+    from gpuclassify.cluster.client import NoSchedulerError
+
     is_file = Path(scheduler).exists()
     if not is_file and ":" not in scheduler:
         raise FileNotFoundError(

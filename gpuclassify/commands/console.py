@@ -14,6 +14,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.jobs.report.summary import JobSummary
 
 FAILED, LEFT_OUT, INTERRUPTED = 1, 3, 130
@@ -113,6 +114,15 @@ def open_console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr)
+
+
+def start_progress(what: str) -> JobProgress:
+    """A status line on stderr that says at once what is waited for; a context manager."""
+    from gpuclassify.jobs.report.progress import JobProgress
+
+    progress = JobProgress("", open_console(stderr=True))
+    progress.waiting(what)
+    return progress
 
 
 def print_summary(summary: JobSummary, console: Console) -> None:

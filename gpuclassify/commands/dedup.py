@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from gpuclassify.commands.console import (
     open_console,
     print_places,
     quiet_dask,
+    start_progress,
     wrong_call_exits,
 )
 from gpuclassify.commands.options import (
@@ -99,17 +101,7 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     interrupted.
     """
     quiet_dask()
-    with wrong_call_exits():
-        files = read_file_options(given)
-        job = _job(paths, given, files)
-        client = open_client(
-            files["cluster"],
-            files["cluster_options"],
-            files["workers"],
-            files["scheduler"],
-            files["backend"],
-        )
-    summary = _run(job, client, given["restart"])
+    summary = _run(paths, given)
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
@@ -167,13 +159,17 @@ def _duplicates(given: Mapping[str, Any]) -> Duplicates:
     return kind(**values)
 
 
-def _run(job: DedupJob, client: Any, restart: bool) -> DedupSummary:
-    from gpuclassify.jobs.report.progress import JobProgress
-
-    title = type(job.duplicates).__name__
-    progress = JobProgress(title, open_console(stderr=True), client)
-    with interrupt_hint(restart), client, progress:
-        return job.run(client, progress.step)
+def _run(paths: tuple[str, ...], given: Mapping[str, Any]) -> DedupSummary:
+    """Run the job, on a cluster if anything is left to do."""
+    restart = given["restart"]
+    with start_progress("Looking for the input's parts") as progress:
+        with wrong_call_exits():
+            files = read_file_options(given)
+            job = _job(paths, given, files)
+            client = open_client(files, progress) if job.removal.needs_workers() else None
+        progress.watch(type(job.duplicates).__name__, client)
+        with interrupt_hint(restart), client or contextlib.nullcontext():
+            return job.run(client, progress.step)
 
 
 def _print_summary(summary: DedupSummary, console: Console) -> None:

@@ -147,7 +147,7 @@ def refuse_file(output: str | None) -> None:
 
 
 def _options() -> Iterator[Callable[[Any], Any]]:
-    yield from _setting_options({MODEL, FILES, CLUSTER})
+    yield from _setting_options({MODEL, ROWS, FILES, CLUSTER})
     for argument in ARGUMENTS:
         kind: dict[str, Any] = {"type": argument.kind}
         if not argument.is_shared:
@@ -175,13 +175,15 @@ def _setting_options(groups: Collection[str]) -> Iterator[Callable[[Any], Any]]:
         if (group := own.metadata["group"]) in groups:
             attributes = dict(own.metadata["option"])
             flag = f"--{own.name.replace('_', '-')}"
+            short = attributes.pop("short", None)
             if choices := attributes.pop("choices", None):
                 attributes["type"] = click.Choice(choices)
             elif str(own.type).startswith(("list", "dict")):
                 flag, attributes["multiple"] = flag.removesuffix("s"), True
             elif own.type == "int | None":
                 attributes["type"] = int
-            yield grouped_option(flag, own.name, group=group, **attributes)
+            names = [flag, own.name] if short is None else [short, flag, own.name]
+            yield grouped_option(*names, group=group, **attributes)
 
 
 def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:

@@ -20,18 +20,15 @@ if TYPE_CHECKING:
     from gpuclassify.text_mapper import TextMapper
 
 STANDARD_INPUT = "-"
+ROWS_READ = 20
 MOST_COLUMNS = 4  # beside the text, in a table that a terminal has room for
 
 
 @click.command(cls=LocalCommand, short_help="Show what classifiers say of a few texts.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @job_options
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True,
-    help="How many rows to read.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print whole texts and all columns as JSON.")
-def preview(inputs: tuple[str, ...], limit: int, as_json: bool, **given: Any) -> None:
+def preview(inputs: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print the first texts of INPUT with their labels; writes nothing, and starts no cluster.
 
     INPUT is that of `classify`, or - for standard input: JSON lines, or lines of which each is a
@@ -54,7 +51,7 @@ def preview(inputs: tuple[str, ...], limit: int, as_json: bool, **given: Any) ->
         mappers = _with_confidence(settings)
         chain = as_chain(mappers)
         with open_console(stderr=True).status("Classifying"):
-            frame = _read(settings.input, limit, chain.text_fields)
+            frame = _read(settings.input, settings.limit or ROWS_READ, chain.text_fields)
             found = chain(frame)
     if as_json:
         click.echo(Encoding("jsonl", None).encode(arrow_table(found)).to_pybytes(), nl=False)

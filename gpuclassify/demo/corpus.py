@@ -9,7 +9,7 @@ import tokenize
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -153,13 +153,18 @@ def split_documents(
         )
     training_packages = _most_even_deal(documents, packages, seed)
     training = [document for document in documents if document.package in training_packages]
+    return training, hold_out(documents, training)
+
+
+def hold_out(documents: Iterable[Document], training: Sequence[Document]) -> list[Document]:
+    """The documents of other packages than the training documents', that open otherwise."""
+    packages = {document.package for document in training}
     openings = {_opening(document.text) for document in training}
-    held_out = [
+    return [
         document
         for document in documents
-        if document.package not in training_packages and _opening(document.text) not in openings
+        if document.package not in packages and _opening(document.text) not in openings
     ]
-    return training, held_out
 
 
 def _most_even_deal(documents: list[Document], packages: list[str], seed: int) -> set[str]:

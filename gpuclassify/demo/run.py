@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.demo.corpus import Document, collect_documents, split_documents
-from gpuclassify.demo.training import cached_model
+from gpuclassify.demo.corpus import Document, collect_documents, hold_out, split_documents
+from gpuclassify.demo.training import cached_model, is_cached, trained_on
+from gpuclassify.jobs.report.readable import readable_time
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.jobs.report.summary import JobSummary
 
 INPUT_FILES = 4
+# What the steps take on two cores, which is shown until they are under way themselves.
+COLLECT_SECONDS, TRAIN_SECONDS, JOB_SECONDS = 5.0, 60.0, 25.0
 
 
 @dataclass(frozen=True)
@@ -70,38 +75,61 @@ def run_demo(
     ValueError
         Too few documents to learn from.
     """
+    from gpuclassify.jobs.report.progress import JobProgress
+
+    directory = Path(directory)
+    limit = {} if max_documents is None else {"max_documents": max_documents}
+    with JobProgress("", console) as progress:
+        seconds = COLLECT_SECONDS + JOB_SECONDS + TRAIN_SECONDS * (not is_cached(max_documents))
+        progress.waiting("collecting docstrings", seconds)
+        documents = collect_documents(**limit)
+        training, _ = split_documents(documents)
+        model = _train(training, max_documents, progress)
+        training = trained_on(model)
+        held_out = hold_out(documents, training)
+        write_documents(held_out, directory / "input")
+        progress.waiting("starting a worker", JOB_SECONDS)
+        labels = sorted({document.area for document in training})
+        job = _classify(model, labels, directory, progress)
+    areas = Counter(document.area for document in held_out)
+    return DemoResult(
+        job=job,
+        accuracy=measure_accuracy(directory / "output"),
+        majority_share=max(areas.values()) / len(held_out),
+        areas=len(areas),
+        trained_on=len(training),
+        model=str(model),
+        output=str(directory / "output"),
+    )
+
+
+def _train(training: list[Document], max_documents: int | None, progress: JobProgress) -> Path:
+    """The trained classifier; shows how far the training is."""
+    began = time.monotonic()
+    title = f"training on {len(training):,} docstrings"
+
+    def show(share: float, loss: float) -> None:
+        rest = (time.monotonic() - began) * (1 - share) / share + JOB_SECONDS
+        progress.share(share, f"loss {loss:.2f}, about {readable_time(rest)} left")
+
+    progress.waiting(title, JOB_SECONDS + TRAIN_SECONDS)
+    return cached_model(training, max_documents=max_documents, on_progress=show)
+
+
+def _classify(model: Path, labels: list[str], directory: Path, progress: JobProgress) -> JobSummary:
+    """The main job: JSON lines in, Parquet out."""
     from gpuclassify.classifiers import DomainClassifier
     from gpuclassify.cluster import get_client
     from gpuclassify.jobs.input.readers import JsonlReader
     from gpuclassify.jobs.output.writers import ParquetWriter
     from gpuclassify.jobs.pipeline import Pipeline
-    from gpuclassify.jobs.report.progress import JobProgress
 
-    directory = Path(directory)
-    limit = {} if max_documents is None else {"max_documents": max_documents}
-    training, held_out = split_documents(collect_documents(**limit))
-    with JobProgress(f"training on {len(training):,} docstrings", console) as progress:
-        model = cached_model(
-            training, on_progress=lambda share, loss: progress.share(share, f"loss {loss:.2f}")
-        )
-    write_documents(held_out, directory / "input")
-    labels = sorted({document.area for document in training})
     classifier = DomainClassifier(model=str(model), labels=labels, score_field="domain_scores")
-    output = directory / "output"
-    stages = [JsonlReader(str(directory / "input")), classifier, ParquetWriter(str(output))]
-    planned = Pipeline(stages).prepare(restart=True)
-    with get_client() as client, JobProgress("DomainClassifier", console, client) as progress:
-        job = planned.run(client, progress.parts)
-    areas = Counter(document.area for document in held_out)
-    return DemoResult(
-        job=job,
-        accuracy=measure_accuracy(output),
-        majority_share=max(areas.values()) / len(held_out),
-        areas=len(areas),
-        trained_on=len(training),
-        model=str(model),
-        output=str(output),
-    )
+    reader, writer = JsonlReader(str(directory / "input")), ParquetWriter(str(directory / "output"))
+    planned = Pipeline([reader, classifier, writer]).prepare(restart=True)
+    with get_client() as client:
+        progress.watch("DomainClassifier", client, "loading the model")
+        return planned.run(client, progress.parts)
 
 
 def write_documents(documents: Sequence[Document], directory: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify._version import __version__
 from gpuclassify.demo.corpus import Document
 from gpuclassify.demo.network import (
     CLS,
@@ -34,6 +33,7 @@ Progress = Callable[[float, float], None]
 
 _DROPOUT = 0.2  # before the last layer, as published
 _COMPLETE = "complete"
+_DOCUMENTS = "documents.json"  # beside the model: what it must not be judged by
 
 
 def train(
@@ -107,16 +107,20 @@ def train(
 def cached_model(
     documents: list[Document],
     *,
+    max_documents: int | None = None,
     cache_dir: str | Path | None = None,
     settings: Settings | None = None,
     on_progress: Progress | None = None,
 ) -> Path:
-    """Return the directory of a classifier trained on these documents, training it only once.
+    """Return the directory of a classifier of the documents' areas, training it only once.
 
     Parameters
     ----------
     documents : list of Document
-        The training half.
+        The training half. A cached classifier may have been trained on another one, when other
+        packages were installed: `trained_on` tells.
+    max_documents : int, optional
+        Most documents that were asked for; another number is another classifier.
     cache_dir : str or Path, optional
         Default ``gpuclassify/demo`` below the platform's cache directory.
     settings : Settings, optional
@@ -127,8 +131,8 @@ def cached_model(
     Returns
     -------
     Path
-        A directory named by the digest of documents, settings and library versions. It appears
-        under that name only when it is complete.
+        A directory named by the digest of settings, library versions and the demo's own code. It
+        appears under that name only when it is complete.
 
     Raises
     ------
@@ -137,14 +141,16 @@ def cached_model(
     """
     settings = settings or Settings()
     cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    final = cache_dir / _digest(documents, settings)
+    final = cache_dir / _digest(max_documents, settings)
     if final.is_dir():
         logger.info("using the classifier cached in %s", final)
         return final
     cache_dir.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=".training-", dir=cache_dir))
     try:
-        train(documents, workshop / _COMPLETE, settings=settings, on_progress=on_progress)
+        made = train(documents, workshop / _COMPLETE, settings=settings, on_progress=on_progress)
+        content = json.dumps([asdict(document) for document in documents])
+        (made / _DOCUMENTS).write_text(content, encoding="utf-8")
         try:
             (workshop / _COMPLETE).rename(final)
         except OSError:
@@ -153,6 +159,17 @@ def cached_model(
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
     return final
+
+
+def is_cached(max_documents: int | None = None) -> bool:
+    """Whether `cached_model` has a classifier of the default settings."""
+    return (default_cache_dir() / _digest(max_documents, Settings())).is_dir()
+
+
+def trained_on(directory: Path) -> list[Document]:
+    """The documents that a classifier of `cached_model` was trained on."""
+    content = (directory / _DOCUMENTS).read_text(encoding="utf-8")
+    return [Document(**values) for values in json.loads(content)]
 
 
 def default_cache_dir() -> Path:
@@ -278,11 +295,13 @@ def _rate(step: int, settings: Settings) -> float:
     return max(0.0, min(rising, falling, 1.0))
 
 
-def _digest(documents: list[Document], settings: Settings) -> str:
+def _digest(max_documents: int | None, settings: Settings) -> str:
+    """What decides the model, but for the packages that happen to be installed."""
+    code = sorted(Path(__file__).parent.glob("*.py"))
     parts = {
-        "documents": [(document.text, document.area, document.module) for document in documents],
+        "max_documents": max_documents,
         "settings": asdict(settings),
         "versions": {name: version(name) for name in ("tokenizers", "torch", "transformers")},
-        "gpuclassify": __version__,
+        "code": [hashlib.sha256(file.read_bytes()).hexdigest() for file in code],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]

@@ -32,6 +32,7 @@ from gpuclassify.inference.streams import run_in_streams, stream_count
 from gpuclassify.inference.to_device import stage, to_device
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.device_errors import with_memory_released
+from gpuclassify.workers.part_progress import advance
 from gpuclassify.workers.run_stats import RunStats
 
 # One forward at a time on a device: two would compete for its memory.
@@ -108,6 +109,7 @@ def _run(
             for rows, values in _run_batches(model, key, tokens, settings, stats):
                 outputs.append(values)
                 places.append(rows + texts)
+                advance(len(rows))
         texts += len(tokens)
         stats.tokens += int(tokens.offsets[-1])
     if not outputs:

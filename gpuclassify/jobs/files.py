@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpuclassify.checks import nearest
 from gpuclassify.hub.dataset_files import PinnedFile, hub_uri, is_pinned, listed, pinned, with_token
 
 PARQUET, JSONL = "parquet", "jsonl"
@@ -275,12 +276,23 @@ def _list(filesystem: Any, path: str, name: str) -> dict[str, dict[str, Any]]:
     if filesystem.exists(path):
         return {path: filesystem.info(path)}
     if not glob.has_magic(path):
-        raise UnreadableInputError(f"no such input: {redacted(name)}")
+        raise UnreadableInputError(f"no such input: {redacted(name)}{_near(filesystem, path)}")
     matches: dict[str, dict[str, Any]] = {}
     for match, info in filesystem.glob(path, detail=True).items():
         is_directory = info["type"] == "directory"
         matches.update(filesystem.find(match, detail=True) if is_directory else {match: info})
     return matches
+
+
+def _near(filesystem: Any, path: str) -> str:
+    """A phrase that suggests the name beside `path` that is nearest to it, or nothing."""
+    folder, name = posixpath.split(path)
+    try:
+        beside = [posixpath.basename(each.rstrip("/")) for each in filesystem.ls(folder, False)]
+    except OSError:
+        return ""
+    near = nearest(name, beside)
+    return f".{near}" if near else ""
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.storage import Directory
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.partition_map import Chain
+from gpuclassify.workers.part_progress import RunningParts, heard_by
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 
@@ -44,6 +45,11 @@ class Job:
     manifest: Manifest
     restart: bool = False
     writer: FileWriter | None = None
+
+    def needs_workers(self) -> bool:
+        """Whether `run` has parts to do or files to upload; reads the manifest, if there is one."""
+        is_done = not self.restart and self.manifest.is_complete()
+        return not (is_done and (self.writer is None or self.writer.is_uploaded()))
 
     def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
         """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
@@ -89,11 +95,13 @@ class Job:
         todo = [number for number, name in enumerate(names) if name not in done]
         if client is not None and todo:
             check_cluster(client, self.spec.chain.mappers, self.spec.backend)
+        summary.running = RunningParts(names[number] for number in todo)
         started = time.perf_counter()
-        for record in self.source.run(client, todo, names, self.spec):
-            self._add(summary, record)
-            summary.elapsed_seconds = time.perf_counter() - started
-            _show(report, len(summary.files), self.source.count, summary)
+        with heard_by(summary.running.hear, client):
+            for record in self.source.run(client, todo, names, self.spec):
+                self._add(summary, record)
+                summary.elapsed_seconds = time.perf_counter() - started
+                _show(report, len(summary.files), self.source.count, summary)
         if todo:
             self.source.check_unchanged()
 

@@ -87,8 +87,9 @@ class Pipeline:
             The stages' settings do not fit the input, or each other.
         """
         reader, writer = self._ends()
-        source = as_source(reader, self.on_error)
-        chain = self._chain(source, self.stages[1:-1])
+        middle = self.stages[1:-1]
+        source = as_source(reader, self.on_error, as_chain(middle).text_fields)
+        chain = self._chain(source, middle)
         chain.prepare()
         return make_job(
             source,
@@ -176,7 +177,7 @@ class Pipeline:
         reader, *middle = self.stages
         if middle and isinstance(middle[-1], FileWriter):
             middle.pop()
-        source = as_source(reader, self.on_error)
+        source = as_source(reader, self.on_error, as_chain(middle).text_fields)
         chain = self._chain(source, middle)
         if trial_seconds is not None:
             chain.prepare()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.checks import check_choice, nearest
+from gpuclassify.checks import check_choice, check_count, nearest
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.quarantine import ON_ERROR
 
@@ -79,6 +79,9 @@ class JobSettings:
         "columns and types, such as {price: double}", "Files", metavar="COLUMN=TYPE",
         help="Arrow type of a column of JSON lines that the files' beginnings, middles and ends "
         "may not tell, such as price=double; repeatable."))
+    limit: int | None = field(default=None, metadata=_about(
+        "a whole number", "Columns and rows", metavar="ROWS", short="-n",
+        help="Read only the first rows of the input, so many. Default: all; of `preview` 20."))
     format: str = field(default="parquet", metadata=_about(
         "parquet or jsonl", "Files", choices=FORMATS, help="Default: parquet."))
     compression: str | None = field(default=None, metadata=_about(
@@ -127,6 +130,12 @@ class JobSettings:
                     "HF_TOKEN, or log in to the Hub"
                 )
         _bytes(self.part_size)
+        check_count("limit", self.limit)
+        if self.limit is not None and self.types:
+            raise ValueError(
+                "limit= reads the first rows as they are, and types= has no meaning for them: "
+                "leave one of them out"
+            )
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
@@ -190,7 +199,14 @@ class JobSettings:
         read = self.fields
         if read is not None:
             read = [*as_chain(mappers).text_fields, *read]
-        reader = make_reader(self.input, fields=read, types=self.types, part_size=self.part_size)
+        if self.limit is None:
+            reader: Any = make_reader(
+                self.input, fields=read, types=self.types, part_size=self.part_size
+            )
+        else:
+            from gpuclassify.jobs.input.first_rows import first_rows_lazily
+
+            reader = first_rows_lazily(self.input, self.limit, read)
         stages = [reader, *mappers]
         if self.output is not None:
             options = {"compression": self.compression, "staging": self.staging}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -188,8 +188,8 @@ class FrameSource:
 Source = FileSource | FrameSource
 
 
-def as_source(reader: Any, on_error: str) -> Source:
-    """The source that a pipeline's first stage stands for.
+def as_source(reader: Any, on_error: str, needed: Collection[str] = ()) -> Source:
+    """The source that a pipeline's first stage stands for; `needed` are columns that it reads.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def as_source(reader: Any, on_error: str) -> Source:
         See `FileReader.find_parts`; or there are no columns, because nothing is in the files.
     """
     if isinstance(reader, FileReader):
-        source = FileSource(reader, reader.find_parts(on_error))
+        source = FileSource(reader, reader.find_parts(on_error, needed))
         if not len(source.meta().columns):
             raise UnreadableInputError(
                 "the input has neither rows nor columns: its files are empty, or hold no line of "

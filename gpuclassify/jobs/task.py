@@ -25,6 +25,7 @@ from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_ba
 from gpuclassify.jobs.report.counts import count_labels, count_lengths, count_scores
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.partition_map import Chain
+from gpuclassify.workers.part_progress import PartProgress, progress_of
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.run_stats import add_up, collected_stats
 from gpuclassify.workers.secrets import recall
@@ -181,7 +182,9 @@ def _run(
     read_seconds: float,
 ) -> Record:
     started = time.perf_counter()
-    with collected_stats() as runs:
+    mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
+    progress = PartProgress(name, len(frame), mappers)
+    with collected_stats() as runs, progress_of(progress):
         left = frame if spec.before is None else spec.before(frame, number_in(name))
         table, failed = _map_rows(left, source, spec)
     mapped = time.perf_counter()

@@ -14,7 +14,6 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from gpuclassify import hub
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
     OWN_MODULE,
@@ -28,8 +27,8 @@ from gpuclassify.models.networks import FirstTokenHead, PooledEmbedding, PooledH
 from gpuclassify.models.tensors import (
     LEGACY_BUFFERS,
     LOADED_BY_TRANSFORMERS,
+    check_headers,
     compare_shapes,
-    misshaped,
     needed_tensors,
     refuse_wrong_tensors,
 )
@@ -146,16 +145,7 @@ def check_tensors(
     CheckpointError
         Names the tensors that are missing, unknown or of another shape.
     """
-    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
-    expected = expected_shapes(checkpoint, build)
-    missing = needed_tensors(checkpoint, set(expected) - set(found))
-    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
-    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
-        # transformers renames tensors of older checkpoints while loading, so with unknown names
-        # about, only the loading itself can tell what is missing.
-        missing, unknown = set(), set()
-    name = checkpoint.identity.name
-    refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
+    check_headers(checkpoint, expected_shapes(checkpoint, build), cache_dir)
 
 
 def expected_shapes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from gpuclassify import hub
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
     SEQUENCE_CLASSIFICATION,
@@ -25,6 +26,38 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
     if checkpoint.layout != EMBEDDING:
         return set(names)
     return {name for name in names if not name.startswith(("pooler.", "embeddings.position_ids"))}
+
+
+def check_headers(
+    checkpoint: Checkpoint, expected: Shapes | None, cache_dir: str | None = None
+) -> None:
+    """Compare the safetensors headers of a checkpoint with the tensors that it must have.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    expected : mapping of str to tuple of int, optional
+        None if they are not known here: the headers are read, and nothing is compared.
+    cache_dir : str, optional
+
+    Raises
+    ------
+    CheckpointError
+        Names the tensors that are missing, unknown or of another shape.
+    ModelNotFoundError, ValueError
+        There are no headers, or they are corrupt; see `gpuclassify.hub.read_tensor_shapes`.
+    """
+    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
+    if expected is None:
+        return
+    missing = needed_tensors(checkpoint, set(expected) - set(found))
+    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
+    if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
+        # transformers renames tensors of older checkpoints while loading, so with unknown names
+        # about, only the loading itself can tell what is missing.
+        missing, unknown = set(), set()
+    name = checkpoint.identity.name
+    refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
 
 
 def compare_shapes(owner: str, found: Shapes, expected: Shapes) -> None:

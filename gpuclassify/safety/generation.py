@@ -21,6 +21,7 @@ from gpuclassify.safety.prompt_tokens import shared_length
 from gpuclassify.safety.shared_prefix import ATTENTION, Prefix, RowState
 from gpuclassify.safety.speculation import MOST_DRAFTED, SeenAnswers, Tokens
 from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.workers.part_progress import advance
 from gpuclassify.workers.run_stats import RunStats
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
@@ -189,6 +190,7 @@ class _Group:
             width = int(lengths[order[start:stop]].max())
             parts = halve_on_oom(step, start, stop, functools.partial(remember, width))
             texts.extend(itertools.chain.from_iterable(parts))
+            advance(stop - start)
         return [texts[place] for place in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:

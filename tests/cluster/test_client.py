@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -126,6 +127,14 @@ def test_a_file_that_is_no_scheduler_file_is_named(tmp_path):
     file.write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json is not a scheduler file"):
         get_client(scheduler_file=file, timeout=0.2)
+
+
+def test_a_file_that_is_there_and_no_scheduler_file_is_told_in_seconds(tmp_path):
+    (tmp_path / "data.jsonl").write_text("[1]\n")
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"data\.jsonl is not a scheduler file"):
+        get_client(scheduler_file=tmp_path / "data.jsonl", timeout=60)
+    assert time.monotonic() - started < 20
 
 
 def test_a_scheduler_file_that_never_appears_is_named(tmp_path):

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from gpuclassify.demo import training
 from gpuclassify.demo.corpus import Document
-from gpuclassify.demo.training import Settings, cached_model, train
+from gpuclassify.demo.training import Settings, cached_model, train, trained_on
 
 TINY = Settings(
     vocabulary=300,
@@ -177,14 +177,29 @@ def test_the_cache_answers_the_second_call(documents, tmp_path, quick):
     assert seen == []
 
 
-def test_other_documents_and_other_settings_have_their_own_cache(documents, tmp_path, quick):
+def test_other_settings_code_and_libraries_have_their_own_cache(
+    documents, tmp_path, quick, monkeypatch
+):
     other = Settings(vocabulary=200, width=16, heads=1, steps=1)
-    directories = {
-        cached_model(documents, cache_dir=tmp_path, settings=quick),
-        cached_model(documents[:-1], cache_dir=tmp_path, settings=quick),
-        cached_model(documents, cache_dir=tmp_path, settings=other),
+    keys = {
+        training._digest(None, quick),
+        training._digest(None, other),
+        training._digest(600, quick),
     }
-    assert len(directories) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "version", lambda name: "0.0")
+        keys.add(training._digest(None, quick))
+    (tmp_path / "training.py").write_text("# other code")
+    monkeypatch.setattr(training, "__file__", str(tmp_path / "training.py"))
+    keys.add(training._digest(None, quick))
+    assert len(keys) == 5
+
+
+def test_a_package_installed_since_does_not_train_again(documents, tmp_path, quick):
+    first = cached_model(documents, cache_dir=tmp_path, settings=quick)
+    new = Document("The newest of all masts.", "Sailing", "newcomer.m")
+    assert cached_model([*documents[3:], new], cache_dir=tmp_path, settings=quick) == first
+    assert trained_on(first) == documents
 
 
 def test_an_interrupted_training_leaves_nothing_in_the_cache(documents, tmp_path, quick):
@@ -220,7 +235,7 @@ cached_model(documents, cache_dir={str(tmp_path)!r}, settings=settings, on_progr
 
 
 def test_of_two_trainings_the_first_to_finish_is_kept(documents, tmp_path, quick):
-    final = tmp_path / training._digest(documents, quick)
+    final = tmp_path / training._digest(None, quick)
 
     def overtake(share, loss):
         if share == 1.0:

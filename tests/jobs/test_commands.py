@@ -1,9 +1,12 @@
 """The commands of jobs: which settings options mean, exit codes, and going on."""
 
+import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
 
 import click
 import pandas as pd
@@ -285,6 +288,119 @@ def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
     assert run("nowhere", command=report).exit_code == 2
 
 
+DOMAIN = ("--classifier", "domain", "--model", "domain")
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """A job of the first rows that is done, in a directory."""
+    out = folder / "finished"
+    arguments = ["in.jsonl", "finished", "-n", "7", *DOMAIN, "--cluster", "cpu", "--workers", "1"]
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(classify, arguments, obj={"debug": False})
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["Looking for the input's parts", "Starting 1 worker(s)"]
+    assert lines[-1].startswith("DomainClassifier: 100% 1/1 parts, 7 rows")
+    return out
+
+
+def test_a_limit_reads_the_first_rows_alone_and_is_part_of_the_job(run, finished, folder):
+    (written,) = finished.glob("*.parquet")
+    given = pd.read_json(folder / "in.jsonl", lines=True)[:7]
+    assert pd.read_parquet(written)[["text", "id"]].values.tolist() == given.values.tolist()
+    other = run("in.jsonl", "finished", "--limit", 6, *DOMAIN)
+    assert (other.exit_code, "holds parts of a job that differs" in other.output) == (2, True)
+    done = run("in.jsonl", "few", "--limit", 0, *DOMAIN)
+    assert (done.exit_code, "limit=0" in done.output) == (2, True)
+    done = run("in.jsonl", "few", "--limit", 5, *DOMAIN, "--type", "id=double")
+    assert (done.exit_code, "types= has no meaning" in done.output) == (2, True)
+
+
+def test_a_finished_job_starts_no_cluster_and_imports_no_torch(finished, folder):
+    probe = f"""
+import sys, time
+sys.modules["distributed"] = None  # as where it is not installed
+from click.testing import CliRunner
+from gpuclassify.commands.classify import classify
+words = {["in.jsonl", "finished", "-n", "7", *DOMAIN]!r}
+done = CliRunner().invoke(classify, words, obj={{"debug": False}})
+assert done.exit_code == 0, done.output
+assert "1 of 1 parts were there already, with 7 rows" in done.stdout
+assert not {{"torch", "transformers"}} & set(sys.modules)
+print(time.process_time())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", probe], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 3
+
+
+@pytest.mark.parametrize("damage", ["part", "record", "mark", "manifest"])
+def test_a_job_that_has_lost_something_is_not_finished(finished, folder, damage, tmp_path):
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    settings = JobSettings(
+        input=[str(folder / "in.jsonl")], output=str(copy), limit=7,
+        classifiers=[{"classifier": "domain", "model": str(folder / "domain")}],
+    )  # fmt: skip
+    settings.pipeline().run(restart=True)
+    job = settings.pipeline().prepare()
+    assert not job.needs_workers()
+    assert settings.pipeline().prepare(restart=True).needs_workers()
+    lost = {
+        "part": "*.parquet",
+        "record": "_gpuclassify/records/*",
+        "mark": "_SUCCESS",
+        "manifest": "_gpuclassify/manifest.jsonl",
+    }
+    (path,) = copy.glob(lost[damage])
+    path.unlink()
+    assert job.needs_workers()
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        (["--backend", "cudf"], "leave it out, which takes pandas frames"),
+        (["--cluster", "cpu", "--backend", "cudf"], "connect to a cluster that has GPUs"),
+        (["--cluster", "gpu"], "or use cluster_type='cpu'"),
+        (["--workers", "5000"], "Pass at most"),
+        (["--scheduler", "in.jsonl"], "in.jsonl is not a scheduler file"),
+    ],
+)
+def test_what_this_machine_cannot_run_is_refused_before_anything_starts(
+    run, folder, monkeypatch, options, cure
+):
+    monkeypatch.setitem(sys.modules, "cudf", None)
+    monkeypatch.setattr("gpuclassify.cluster.client.find_spec", lambda name: None)
+    monkeypatch.setattr("gpuclassify.cluster.local.start", None)
+    started = time.monotonic()
+    done = run("in.jsonl", "impossible", *DOMAIN, *options)
+    assert (done.exit_code, cure in done.output) == (2, True)
+    assert time.monotonic() - started < 10  # most of it for Dask to be imported
+    assert not (folder / "impossible").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["im.jsonl"], "no such input: im.jsonl. Did you mean 'in.jsonl'?"),
+        (["in.jsonl", "--text-field", "txt"], "no text column 'txt'"),
+        (["in.jsonl", "--field", "idd"], "no column 'idd'. Did you mean 'id'?"),
+        (["in.jsonl", "-n", "3", "--field", "idd"], "no column 'idd'. Did you mean 'id'?"),
+    ],
+)
+def test_a_wrong_input_leaves_with_2_and_a_suggestion(run, arguments, words):
+    done = run(*arguments, "wrong", *DOMAIN)
+    assert (done.exit_code, words in done.output) == (2, True), done.output
+
+
+def test_a_type_of_a_column_that_no_sample_has_is_warned_of(run, caplog, tmp_path):
+    run("in.jsonl", tmp_path, *DOMAIN, "--type", "idd=string", "--cluster", "gpu")
+    assert "a column 'idd' that no sample of the input has. Did you mean 'id'?" in caplog.text
+
+
 def test_a_file_of_settings_may_repeat_a_name_elsewhere_and_merge_mappings(settings_of, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -320,7 +436,7 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
     assert [line for line in shown.splitlines() if line in groups] == groups
     for parameter in classify.params:
         for option in parameter.opts if isinstance(parameter, click.Option) else ():
-            assert re.search(rf"^  {option} ", shown, re.MULTILINE), option
+            assert re.search(rf"^  (-\w, )?{option}[ ,]", shown, re.MULTILINE), option
     assert "Files:" in planned
     assert "Cluster:" not in planned
     assert "--scheduler" not in planned

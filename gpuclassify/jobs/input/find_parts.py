@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ def find_parts(
     types: Mapping[str, str] | None = None,
     samples: int = SAMPLES,
     sample_bytes: int = SAMPLE_BYTES,
+    needed: Collection[str] = (),
 ) -> InputParts:
     """The parts of the files that `inputs` name.
 
@@ -67,6 +68,8 @@ def find_parts(
         As of `gpuclassify.jobs.input.readers.JsonlReader`.
     samples, sample_bytes : int
         How many samples of JSON lines the columns are read from, and about how large each is.
+    needed : collection of str
+        Columns that no Parquet file may lack which another one has. Others are null there.
 
     Raises
     ------
@@ -79,7 +82,7 @@ def find_parts(
     if part_bytes is None:
         aim = sum(file.size_bytes or 0 for file in files) // PARTS_AIMED_AT
         part_bytes = min(max(aim, SMALLEST_PART_BYTES), LARGEST_PART_BYTES)
-    finder = _Finder(files, fields, part_bytes, options, on_error)
+    finder = _Finder(files, fields, part_bytes, options, on_error, needed)
     if file_format(files[0].path) == PARQUET:
         return finder.parquet()
     return finder.json_lines(types or {}, samples, sample_bytes)
@@ -94,6 +97,7 @@ class _Finder:
     part_bytes: int
     options: dict[str, Any]
     on_error: str
+    needed: Collection[str]
 
     def parquet(self) -> InputParts:
         """Runs of row groups, as the footers of the files list them."""
@@ -106,7 +110,7 @@ class _Finder:
         schema = self._schema(held)
         parts: list[Part] = []
         for file, footer in ends:
-            problem = footer.problem or _misfit(file, footer, schema)
+            problem = footer.problem or _misfit(file, footer, schema, self.needed)
             if problem is not None:
                 parts.append(Part(file.path, problem=problem))
                 continue
@@ -192,7 +196,9 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
     return [(p, Problem(FILE, str(p), p.problem)) for p in parts if p.problem is not None]
 
 
-def _misfit(file: InputFile, footer: Footer, common: InputSchema) -> str | None:
+def _misfit(
+    file: InputFile, footer: Footer, common: InputSchema, needed: Collection[str]
+) -> str | None:
     """Why a Parquet file cannot be read with these columns."""
     schema = common.arrow
     names = [name for name in footer.schema.names if name in schema.names]
@@ -205,6 +211,9 @@ def _misfit(file: InputFile, footer: Footer, common: InputSchema) -> str | None:
     reason = missing_column(file.path, names, common.file_fields)
     if reason is not None:
         return reason
+    absent = [name for name in needed if name in common.file_fields and name not in names]
+    if absent:
+        return f"it has no column {absent[0]!r}, which is read and which other files have"
     wrong = [
         f"{found.name} is {found.type}, and {schema.field(found.name).type} in most"
         for found in footer.schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import pandas as pd
 import pyarrow as pa
@@ -24,10 +24,17 @@ from gpuclassify.jobs.files import (
 from gpuclassify.jobs.input.jsonl import parse_good
 from gpuclassify.jobs.input.parts import Part
 from gpuclassify.jobs.input.samples import SampledLines, sampled_schema
-from gpuclassify.jobs.input.schema import to_pandas
+from gpuclassify.jobs.input.schema import project, to_pandas
+
+if TYPE_CHECKING:
+    import dask.dataframe as dd
+
+PART_ROWS = 1_000  # of a frame of the first rows
 
 
-def first_rows(inputs: Sequence[str], most: int) -> pd.DataFrame:
+def first_rows(
+    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
+) -> pd.DataFrame:
     """The first rows of Parquet files or JSON lines.
 
     Parameters
@@ -36,11 +43,13 @@ def first_rows(inputs: Sequence[str], most: int) -> pd.DataFrame:
         As of `gpuclassify.jobs.input.readers.FileReader`.
     most : int
         How many rows to read.
+    fields : sequence of str, optional
+        Columns to keep. Default: all.
 
     Raises
     ------
     UnreadableInputError
-        Nothing matches, formats are mixed, or what is read is broken.
+        Nothing matches, formats are mixed, a column is not there, or what is read is broken.
     """
     tables: list[pa.Table] = []
     for file in find_files(inputs, {}):
@@ -48,7 +57,33 @@ def first_rows(inputs: Sequence[str], most: int) -> pd.DataFrame:
         if not missing:
             break
         tables.append(_first_of(file, missing))
-    return to_pandas(pa.concat_tables(tables, promote_options="permissive"))
+    table = pa.concat_tables(tables, promote_options="permissive")
+    if fields is not None:
+        table = table.select(project(table.schema, list(dict.fromkeys(fields))).names)
+    return to_pandas(table)
+
+
+def first_rows_lazily(
+    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
+) -> dd.DataFrame:
+    """The first rows as a Dask frame, whose key follows from what they hold.
+
+    Parameters
+    ----------
+    inputs, most, fields
+        As of `first_rows`.
+
+    Raises
+    ------
+    UnreadableInputError
+        As of `first_rows`; or there are no rows.
+    """
+    import dask.dataframe as dd
+
+    frame = first_rows(inputs, most, fields)
+    if frame.empty:
+        raise UnreadableInputError("the input has no rows: its files are empty")
+    return dd.from_pandas(frame, npartitions=-(-len(frame) // PART_ROWS))
 
 
 def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ file is several tasks. All parts have the same dtypes, which are read from the f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuclassify.checks import check_count, check_text
@@ -76,12 +76,12 @@ class FileReader:
                 shown.append(f"{name}={getattr(self, name)!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def find_parts(self, on_error: str = "raise") -> InputParts:
+    def find_parts(self, on_error: str = "raise", needed: Collection[str] = ()) -> InputParts:
         """Find the files, their columns and their parts.
 
         Parameters
         ----------
-        on_error : {"raise", "quarantine", "whole"}
+        on_error, needed
             As of `gpuclassify.jobs.input.find_parts.find_parts`.
 
         Raises
@@ -98,6 +98,7 @@ class FileReader:
             types=self.types,
             samples=self.samples,
             sample_bytes=self.sample_bytes,
+            needed=needed,
         )
         path = found.files[0].path  # all are of one format
         if self.file_format not in (None, file_format(path)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ import pyarrow as pa
 from gpuclassify.checks import nearest
 from gpuclassify.frames import import_cudf
 from gpuclassify.jobs.files import UnreadableInputError, redacted
+
+logger = logging.getLogger(__name__)
 
 
 def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
@@ -91,6 +94,14 @@ def named_type(column: str, name: str) -> pa.DataType:
 def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
     """The schema with other types for these columns, which are added where it lacks them."""
     columns = {field.name: field.type for field in schema}
+    for name in types:
+        if name not in columns:
+            logger.warning(
+                "types= tells of a column %r that no sample of the input has.%s It is added, and "
+                "null where a line lacks it",
+                name,
+                nearest(name, columns),
+            )
     return pa.schema({**columns, **{name: named_type(name, kind) for name, kind in types.items()}})
 
 

@@ -137,6 +137,11 @@ class HubWriter(FileWriter):
         if not directory.filesystem.exists(directory.path(SUCCESS)):
             self.target.check()
 
+    def is_uploaded(self) -> bool:
+        """Whether an earlier run has made the commit of what is staged."""
+        files = staged_files(self.directory, self.target, self.encoding.suffix)
+        return self._commit_of({file.path: file.digest for file in files}) is not None
+
     def upload(self, client: Any, *, restart: bool = False) -> str:
         """Upload and commit what the job has written.
 
@@ -157,15 +162,12 @@ class HubWriter(FileWriter):
             What is staged and uploaded stays: run the same job again.
         """
         directory, target = self.directory, self.target
-        note = f"{METADATA}/commit-{target.key}.json"
         files = staged_files(directory, target, self.encoding.suffix)
         digests = {file.path: file.digest for file in files}
         if restart:
-            directory.remove(note)
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-            earlier = json.loads(directory.read(note))
-            if earlier["files"] == digests:
-                return self._address(earlier["commit"])
+            directory.remove(self._note)
+        elif (earlier := self._commit_of(digests)) is not None:
+            return self._address(earlier)
         staging = Staging(
             directory.root if directory.is_local else self.path, f"staging {redacted(self.path)}"
         )
@@ -177,8 +179,20 @@ class HubWriter(FileWriter):
             target.make()
             commit = upload_and_commit(client, files, target, staging)
         content = json.dumps({"commit": commit, "files": digests}, indent=1)
-        directory.replace(note, content.encode())
+        directory.replace(self._note, content.encode())
         return self._address(commit)
+
+    @property
+    def _note(self) -> str:
+        """The file that says which commit was made."""
+        return f"{METADATA}/commit-{self.target.key}.json"
+
+    def _commit_of(self, digests: dict[str, str]) -> str | None:
+        """The commit that was made of these files, by their digests."""
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+            earlier = json.loads(self.directory.read(self._note))
+            return earlier["commit"] if earlier["files"] == digests else None
+        return None
 
     def _address(self, commit: str) -> str:
         return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"

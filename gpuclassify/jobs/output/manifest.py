@@ -151,6 +151,23 @@ class Manifest:
         if done < self.count:
             self.directory.remove(SUCCESS)
 
+    def is_complete(self) -> bool:
+        """Whether the output is marked as complete, and has every part that the manifest lists."""
+        try:
+            mark = json.loads(self.directory.read(SUCCESS))
+            records = list(map(parse_record, self.directory.read(MANIFEST).splitlines()))
+        except (FileNotFoundError, ValueError):
+            return False
+        sizes, recorded = self.directory.sizes(), self.directory.sizes(RECORDS)
+        found = {
+            record.name
+            for record in records
+            if record is not None
+            and sizes.get(record.name) == record.file_bytes
+            and f"{stem_of(record.name)}.json" in recorded
+        }
+        return mark == {"key": self.key, "parts": self.count} and found == {*self.names()}
+
     def check_current(self) -> None:
         """Raise JobChangedError if another run has started over here; see `check_current`."""
         check_current(self.directory, self.key)

@@ -72,6 +72,10 @@ class FileWriter:
     def check(self, parts: int) -> None:
         """Raise unless so many parts may be written, as far as can be known beforehand."""
 
+    def is_uploaded(self) -> bool:
+        """Whether nothing is left to upload of a finished output."""
+        return True
+
     def upload(self, client: Any, *, restart: bool = False) -> str:
         """Upload a finished output, where the writer has a place to upload it to.
 

@@ -19,6 +19,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 logger = logging.getLogger(__name__)
 
 MOST_GPUS_SHOWN = 8
+SHOW_EVERY_SECONDS = 1.0
 
 
 class JobProgress:
@@ -52,10 +53,13 @@ class JobProgress:
         self._title = title
         self._write = logger.info if console is None else console_line(console)
         console = console or Console(stderr=True)
-        self._client = client
+        self._client, self._at_first = client, "waiting for rows"
         self._log_every, self._look_every = log_every_seconds, look_every_seconds
         self._gpus, self._looked = "", 0.0
         self._line = ""
+        self._end: float | None = None  # of what is waited for, as far as it is known
+        self._job: tuple[int, int, JobSummary] | None = None
+        self._share = 0.0  # shown last; a part that is just done never takes it back
         self._is_over = threading.Event()
         self._bar: Any = None
         if console.is_terminal or console.is_jupyter:
@@ -68,12 +72,12 @@ class JobProgress:
                 console=console,
             )
             self._task = self._bar.add_task(title, total=None, status="")
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> JobProgress:
         if self._bar is not None:
             self._bar.start()
-        else:
-            threading.Thread(target=self._log, daemon=True).start()
+        self._ticker.start()
         return self
 
     def __exit__(
@@ -83,13 +87,52 @@ class JobProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over.set()
+        self._ticker.join(timeout=1.0)
         if self._bar is not None:
             self._bar.stop()
         else:
             self._print()
 
+    def waiting(self, what: str, seconds: float | None = None) -> None:
+        """Show what is waited for, before any share of the work is known.
+
+        Parameters
+        ----------
+        what : str
+        seconds : float, optional
+            About how long until everything is done, which is counted down.
+        """
+        self._title = what
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._show_waiting()
+        if self._bar is None:
+            self._write(f"{what} {self._waiting_time()}".rstrip())
+
+    def _show_waiting(self) -> None:
+        if self._bar is not None:
+            status = self._waiting_time()
+            self._bar.update(self._task, description=self._title, total=None, status=status)
+
+    def _waiting_time(self) -> str:
+        if self._end is None:
+            return ""
+        return f"about {readable_time(max(0.0, self._end - time.monotonic()))} left"
+
+    def watch(self, title: str, client: Any, at_first: str = "waiting for rows") -> None:
+        """Show from here on the work with this title, and the GPUs of this client's workers.
+
+        Parameters
+        ----------
+        title : str
+        client : distributed.Client or None
+        at_first : str
+            What is waited for until the first rows are done.
+        """
+        self._title, self._client, self._at_first = title, client, at_first
+
     def share(self, done: float, status: str = "") -> None:
         """Show that the share `done`, 0 to 1, is done."""
+        self._end = None
         self._line = f"{self._title}: {done:.0%} {status}"
         if self._bar is not None:
             self._bar.update(
@@ -97,27 +140,53 @@ class JobProgress:
             )
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
-        """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report."""
-        status = f"{done}/{total} parts, {summary.rows_in:,} rows"
-        new = done - summary.resumed_parts
-        if new > 0:
-            left = summary.elapsed_seconds / new * (total - done)
-            status += f", {short_number(summary.rows_per_second)} rows/s"
-            if summary.tokens_per_second:
-                status += f", {short_number(summary.tokens_per_second)} tokens/s"
-            status += f", {readable_time(left)} left{self._busy_gpus()}"
-        if summary.left_out:
-            status += f", {sum(summary.left_out.values()):,} in quarantine"
-        self.share(done / max(1, total), status)
+        """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report.
+
+        Until the next call, rows that are done inside of parts go on being counted.
+        """
+        if self._job is None or summary is not self._job[2]:
+            self._share = 0.0
+        self._job = (done, total, summary)
+        self._show_parts()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
         """Show the progress of one of several steps, by its title."""
         self._title = title
         self.parts(done, total, summary)
 
-    def _log(self) -> None:
-        while not self._is_over.wait(self._log_every):
-            self._print()
+    def _show_parts(self) -> None:
+        if self._job is None:
+            return
+        done, total, summary = self._job
+        begun, begun_rows = summary.running.totals()
+        self._share = min(1.0, max(self._share, (done + begun) / max(1, total)))
+        status = f"{done}/{total} parts, {summary.rows_in + begun_rows:,} rows"
+        new = done - summary.resumed_parts + begun
+        if new > 0:
+            status += self._speed(new, total - done - begun, summary, begun_rows)
+        elif done < total:
+            status += f", {self._at_first}"
+        if summary.left_out:
+            status += f", {sum(summary.left_out.values()):,} in quarantine"
+        self.share(self._share, status)
+
+    def _speed(self, new: float, left: float, summary: JobSummary, begun_rows: int) -> str:
+        """Rows and tokens per second, time left and busy GPUs."""
+        seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
+        rows = summary.rows_in - summary.resumed_rows + begun_rows
+        shown = f", {short_number(rows / seconds if seconds else 0.0)} rows/s"
+        if summary.tokens_per_second:
+            shown += f", {short_number(summary.tokens_per_second)} tokens/s"
+        return f"{shown}, {readable_time(seconds / new * left)} left{self._busy_gpus()}"
+
+    def _tick(self) -> None:
+        every = self._log_every if self._bar is None else SHOW_EVERY_SECONDS
+        while not self._is_over.wait(every):
+            if self._end is not None:
+                self._show_waiting()
+            self._show_parts()
+            if self._bar is None:
+                self._print()
 
     def _print(self) -> None:
         if self._line:

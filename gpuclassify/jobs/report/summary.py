@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from dask.utils import format_bytes
@@ -12,6 +12,7 @@ from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.report.counts import add_counts
 from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.tables import html_table, text_table
+from gpuclassify.workers.part_progress import RunningParts
 from gpuclassify.workers.run_stats import add_up
 
 MOST_LABELS = 5  # of a column, as text
@@ -50,6 +51,8 @@ class JobSummary:
         Directory or URL.
     commit_url : str
         Address of the commit that has the output, where a `HubWriter` uploaded it.
+    running : RunningParts
+        How far the parts have come that are not done; no part of `as_dict`.
     """
 
     files: list[str] = field(default_factory=list)
@@ -69,6 +72,7 @@ class JobSummary:
     resumed_tokens: int = 0
     output: str = ""
     commit_url: str = ""
+    running: RunningParts = field(default_factory=RunningParts, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return text_table(self._rows())
@@ -118,6 +122,7 @@ class JobSummary:
         is_resumed : bool
             Whether an earlier run did it.
         """
+        self.running.finish(record.name)
         self.files.append(path)
         self.rows_in += record.rows_in
         self.rows_out += record.rows_out
@@ -137,7 +142,8 @@ class JobSummary:
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
         speeds = {"rows_per_second": self.rows_per_second}
-        return {**asdict(self), **speeds, "tokens_per_second": self.tokens_per_second}
+        values = {name: value for name, value in vars(self).items() if name != "running"}
+        return {**values, **speeds, "tokens_per_second": self.tokens_per_second}
 
 
 def _add(sums: dict[str, Any], values: dict[str, Any]) -> None:

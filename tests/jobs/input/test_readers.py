@@ -11,7 +11,7 @@ import pytest
 from gpuclassify.jobs.files import UnreadableInputError, find_files
 from gpuclassify.jobs.input.find_parts import find_parts
 from gpuclassify.jobs.input.parts import read_part
-from gpuclassify.jobs.input.readers import FileReader, JsonlReader, read_files
+from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 
@@ -96,6 +96,16 @@ def test_a_column_that_one_file_lacks_is_null_there(tmp_path):
     pq.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": ["b"]}), tmp_path / "b.parquet")
     assert read_files([str(tmp_path)]).compute()["id"].isna().tolist() == [False, True]
+
+
+def test_a_file_without_the_text_beside_others_is_named_or_left_out(tmp_path, domain):
+    pq.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"txt": ["b"], "id": [2]}), tmp_path / "b.parquet")
+    stages = [ParquetReader(str(tmp_path)), domain(), ParquetWriter(str(tmp_path.parent / "out"))]
+    with pytest.raises(UnreadableInputError, match=r"b\.parquet .*has no column 'text', which is"):
+        Pipeline(stages).prepare()
+    summary = Pipeline(stages, on_error="quarantine").run()
+    assert (summary.rows_in, summary.left_out) == (1, {"file": 1})
 
 
 def test_dictionary_encoded_text_is_text(tmp_path):

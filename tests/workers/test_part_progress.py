@@ -1,0 +1,145 @@
+"""How far parts have come: rows count as they are done, once each, and never backwards."""
+
+import io
+import threading
+import time
+
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from rich.console import Console
+
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.report.progress import JobProgress
+from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.testing import sample_texts
+from gpuclassify.workers import part_progress
+from gpuclassify.workers.part_progress import PartProgress, RunningParts, advance, progress_of
+
+ROWS = 90
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Workers in this process tell of every batch."""
+    monkeypatch.setattr(part_progress, "TELL_EVERY_SECONDS", 0.0)
+
+
+def test_a_retry_counts_once_and_a_finished_part_is_forgotten():
+    running = RunningParts(["a", "b"])
+    for told in [("a", 100, 0.5), ("b", 10, 0.1), ("a", 100, 0.2), ("other job's", 9, 1.0)]:
+        running.hear(told)
+    assert running.totals() == (0.6, 51)
+    running.hear(("a", 100, 0.7))
+    assert running.totals() == (pytest.approx(0.8), 71)
+    running.finish("a")
+    running.hear(("a", 100, 0.9))  # of an attempt that comes late
+    assert running.totals() == (0.1, 1)
+
+
+def test_rows_that_run_again_never_exceed_the_part(often):
+    told = []
+    with part_progress.heard_by(told.append, None), progress_of(PartProgress("a", 10, 2)):
+        for _ in range(5):
+            advance(8)
+    advance(8)  # for no part
+    assert [share for *_, share in told] == [0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def test_what_is_told_is_told_once_a_second(monkeypatch):
+    told = []
+    clock = iter([100.0, 100.0, 100.4, 100.9, 101.0, 101.0])
+    monkeypatch.setattr(part_progress.time, "monotonic", lambda: next(clock))
+    with part_progress.heard_by(told.append, None), progress_of(PartProgress("a", 4, 1)):
+        for _ in range(4):
+            advance(1)
+    assert [share for *_, share in told] == [0.25, 1.0]
+
+
+@pytest.fixture
+def job(domain, tmp_path):
+    """A job of one part, whose batches have few rows."""
+    frame = pd.DataFrame({"text": [f"{n} {text}" for n, text in enumerate(sample_texts(ROWS))]})
+    frame.to_json(tmp_path / "in.jsonl", orient="records", lines=True)
+    reader, writer = JsonlReader(str(tmp_path / "in.jsonl")), ParquetWriter(str(tmp_path / "out"))
+    return Pipeline([reader, domain(batch_size=10, sort_by_length=False), writer])
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_rows_inside_of_a_part_are_heard(job, often, monkeypatch, is_distributed):
+    heard = []
+    hear = RunningParts.hear
+    monkeypatch.setattr(
+        RunningParts, "hear", lambda self, told: (hear(self, told), heard.append(self.totals()))
+    )
+    if is_distributed:
+        with (
+            LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+            Client(cluster) as client,
+        ):
+            summary = job.run(client)
+            deadline = time.monotonic() + 30
+            while len(heard) < 9 and time.monotonic() < deadline:
+                time.sleep(0.05)
+    else:
+        summary = job.run()
+        assert [rows for _, rows in heard] == list(range(10, ROWS + 1, 10))
+    assert len(heard) == 9
+    assert summary.rows_in == ROWS
+    assert summary.running.totals() == (0, 0)
+    assert "running" not in summary.as_dict()
+
+
+def test_the_line_moves_with_rows_inside_of_a_part_and_never_back():
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    summary = JobSummary()
+    with JobProgress("domain", console) as bar:
+        bar.parts(0, 4, summary)
+        assert "0/4 parts, 0 rows, waiting for rows" in bar._line
+        summary.running = RunningParts(["a", "b"])
+        shares = []
+        for told in [("a", 100, 0.5), ("b", 100, 0.5), None, ("b", 100, 0.6), ("b", 100, 0.1)]:
+            if told is None:
+                summary.add(Record("a", {}, 100, 100, 1, ""), "a")
+            else:
+                summary.running.hear(told)
+            bar._show_parts()  # as every second
+            shares.append(bar._share)
+        assert shares == [0.125, 0.25, 0.25, 0.25, 0.25]
+        bar.parts(1, 4, summary)
+        assert bar._share == pytest.approx(0.4)
+        assert "1/4 parts, 160 rows" in bar._line
+        assert "left" in bar._line
+
+
+def test_the_line_shows_rows_without_a_call(often):
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    summary = JobSummary()
+    with JobProgress("domain", console) as bar:
+        bar.parts(0, 1, summary)
+        summary.running = RunningParts(["a"])
+        summary.running.hear(("a", 100, 0.42))
+        deadline = time.monotonic() + 30
+        while "42 rows" not in console.file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert "0/1 parts, 42 rows" in console.file.getvalue()
+    assert bar._ticker not in threading.enumerate()
+
+
+def test_what_is_waited_for_is_told_at_once_and_counted_down():
+    log = io.StringIO()
+    with JobProgress("", Console(file=log)) as lines:
+        lines.waiting("Starting 2 workers")
+        assert log.getvalue() == "Starting 2 workers\n"
+        lines.waiting("training", 90.0)
+    assert log.getvalue() == "Starting 2 workers\ntraining about 1:30 left\n"
+    terminal = io.StringIO()
+    with JobProgress("", Console(file=terminal, force_terminal=True, width=200)) as bar:
+        bar.waiting("training", 90.0)
+        deadline = time.monotonic() + 30
+        while "about 1:28 left" not in terminal.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert "about 1:28 left" in terminal.getvalue()
