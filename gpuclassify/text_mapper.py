@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -20,7 +21,7 @@ from gpuclassify.checks import nearest
 from gpuclassify.code_digest import code_digest
 from gpuclassify.columns import arrow_array, check_column_types
 from gpuclassify.frames import backend_of, name_row
-from gpuclassify.frames.texts import HostTexts
+from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
@@ -29,6 +30,15 @@ from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
 from gpuclassify.runners import EncoderRunner, OwnModule, Runner
+from gpuclassify.stage_counts import (
+    KEPT,
+    TextOutcomes,
+    count_labels,
+    count_rows,
+    current_stages,
+    first_reasons,
+    row_reasons,
+)
 from gpuclassify.workers.run_stats import RunStats, publish
 
 if TYPE_CHECKING:
@@ -363,35 +373,52 @@ class TextMapper(PartitionMap):
         keep : ndarray of bool, shape (rows,), optional
             The filters' decision, false where the text is null; None without filters.
         """
+        started = time.perf_counter()
         distinct, positions = texts.fold(self.options.max_chars)
         null_rows = int((positions < 0).sum())
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
+        made, read, found = self._run(
+            distinct, stats, lambda place: name_row(int((positions == place).argmax()))
+        )
+        publish(stats)
+        indices = pa.array(positions, mask=positions < 0)
+        arrays = {name: array.take(indices) for name, array in made.items()}
+        if read_share_fields(self.options):
+            arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
+        has_filters = any(head.filters for head in self.heads)
+        reasons = row_reasons(found.reasons, positions) if has_filters else None
+        if (stages := current_stages()) is not None:
+            counts = count_rows(len(positions), reasons, self.drops_rows)
+            counts["labels"] = count_labels(arrays, self.label_fields)
+            counts["truncated_texts"] = stats.truncated_texts
+            counts["seconds"] = time.perf_counter() - started
+            stages.add(self.__name__, counts, found)
+        return arrays, None if reasons is None else reasons == KEPT
+
+    def _run(
+        self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
+    ) -> tuple[dict[str, pa.Array], ReadShare, TextOutcomes]:
+        """New columns of distinct texts, what was read of them, and the filters' decision."""
         read = ReadShare(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
         arrays = {f.name: pa.array([], f.type) for head in self.heads for f in head.fields()}
-        kept = np.ones(len(distinct), dtype=bool)
-        if len(distinct):
+        passed: dict[str, np.ndarray] = {}
+        certainties = None
+        labelling = next((h for h in self.heads if h.label_field is not None), self.heads[0])
+        if len(texts):
             self._check_model()
-
-            def name_text(place: int) -> str:
-                return name_row(int((positions == place).argmax()))
-
-            outputs = self.runner.run(distinct, stats, name_text)
+            outputs = self.runner.run(texts, stats, name_text)
             read = outputs.read
             for head in self.heads:
                 values = outputs.by_text(head.activate)
                 arrays |= _checked(head, head.columns(values), len(values))
-                kept &= head.is_kept(values)
-        publish(stats)
-        indices = pa.array(positions, mask=positions < 0)
-        arrays = {name: array.take(indices) for name, array in arrays.items()}
-        if read_share_fields(self.options):
-            arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
-        if not any(head.filters for head in self.heads):
-            return arrays, None
-        keep = np.zeros(len(positions), dtype=bool)
-        keep[positions >= 0] = kept[positions[positions >= 0]]
-        return arrays, keep
+                for reason, passing in head.passes(values).items():
+                    passed[reason] = passed.get(reason, True) & passing
+                if head is labelling:
+                    certainties = head.certainties(values)
+        labels = arrays.get(labelling.label_field or "")
+        reasons = first_reasons(passed, len(texts))
+        return arrays, read, TextOutcomes(texts, reasons, labels, certainties)
 
 
 def _evict(mapper: TextMapper) -> None:

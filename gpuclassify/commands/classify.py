@@ -18,6 +18,7 @@ from gpuclassify.commands.console import (
 )
 from gpuclassify.commands.options import (
     JobCommand,
+    command_line,
     job_options,
     read_settings,
     refuse_file,
@@ -55,7 +56,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         if settings is None:
             return
         refuse_file(settings.output)
-        job = settings.pipeline().prepare(restart=given["restart"])
+        job = settings.pipeline().prepare(restart=given["restart"], command=command_line(context))
         client = open_client(
             settings.cluster,
             settings.cluster_options,
