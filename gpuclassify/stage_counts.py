@@ -198,7 +198,8 @@ def beginning(text: str) -> str:
     Controls, marks of direction and lone surrogates would change how what is around them is shown.
     """
     line = " ".join(text[:EXAMPLE_CHARS].split())
-    return "".join(char for char in line if unicodedata.category(char)[0] != "C")
+    shown = "".join(char for char in line if unicodedata.category(char)[0] != "C")
+    return f"{shown}…" if len(text) > EXAMPLE_CHARS else shown
 
 
 def _ends(ordered: list[Any], most: int) -> list[Any]:

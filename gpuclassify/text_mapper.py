@@ -153,8 +153,15 @@ class TextMapper(PartitionMap):
         return hash((type(self), self.options))
 
     def __repr__(self) -> str:
+        return self._call(_short)
+
+    def code(self) -> str:
+        """The call that makes the same mapper, however long its settings are."""
+        return self._call(repr)
+
+    def _call(self, show: Callable[[Any], str]) -> str:
         shown = ", ".join(
-            f"{field.name}={_short(getattr(self.options, field.name))}"
+            f"{field.name}={show(getattr(self.options, field.name))}"
             for field in fields(self.options)
             if getattr(self.options, field.name) != self.defaults.get(field.name, field.default)
             or field.name == "model"

@@ -130,6 +130,8 @@ def shown(stage: Any) -> str:
 
     if dask.is_dask_collection(stage):
         return f"<Dask frame of {stage.npartitions} partitions>"
+    if isinstance(stage, PartitionMap):
+        return stage.code()
     return getattr(stage, "__qualname__", None) or repr(stage)
 
 

@@ -143,7 +143,7 @@ def test_a_job_without_rows_has_a_page(report):
     nothing = {"labels": {"a": {}}, "scores": {"b": []}, "text_lengths": {"c": [[0, 1, 0]]}}
     times = dict.fromkeys(report["worker_seconds"], 0.0)
     empty = {"rows_in": 0, "rows_out": 0, "throughput": [], "worker_seconds": times, "tokens": 0}
-    empty |= dict.fromkeys(("stages", "examples", "agreements", "sources"), {}) | {"funnel": []}
+    empty |= {"stages": {}, "funnel": [], "examples": {}, "agreements": {}, "sources": {}}
     text = page({**report, **nothing, **empty, "output": "a & b"})
     assert text.count("<svg") == 2  # lengths and times
     assert "a &amp; b" in text
