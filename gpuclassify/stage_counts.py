@@ -65,7 +65,11 @@ class TextOutcomes:
             sure = self.certainties
             ordered = places if sure is None else places[np.argsort(-sure[places], kind="stable")]
             chosen = np.array(_ends(ordered.tolist(), most), dtype=np.int64)
-            numbers = [None] * len(chosen) if sure is None else sure[chosen].round(4).tolist()
+            numbers = (
+                [None] * len(chosen)
+                if sure is None
+                else sure[chosen].astype(float).round(4).tolist()
+            )
             texts = self.texts.take(chosen).to_list() if len(chosen) else []
             pairs = zip(numbers, map(beginning, texts), strict=True)
             picked[name] = [list(pair) for pair in pairs]
