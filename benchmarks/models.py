@@ -35,6 +35,7 @@ class Shape:
 SHAPES = {
     "bert": Shape("bert"),
     "deberta": Shape("deberta-v2", position_buckets=256),
+    "minilm": Shape("bert", hidden_size=384, intermediate_size=1_536, layers=6),
 }
 TINY_SIZES: dict[str, Any] = {
     "hidden_size": 32,

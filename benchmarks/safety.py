@@ -213,13 +213,13 @@ def prompts_of(template: str, texts: Sequence[str]) -> list[str]:
 
 
 def published_label(answer: str) -> str:
-    """The known tools' rule, and the first of several categories, where they say ``unknown``."""
+    """The known tools' rule: one category exactly, or unknown."""
     first, *others = answer.split("\n")
     if first.strip() == "safe":
         return "safe"
     if first.strip() != "unsafe" or not others:
         return "unknown"
-    code = others[0].split(",")[0].strip()
+    code = others[0].strip()
     return code if code in CODES else "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Are two workers with half of the cores each as fast as one with all of them?
+"""How many workers should share the cores: how near is the default to the best number?
 
 ``python -m benchmarks.workers --help`` lists the options; README.md says what is measured.
 """
@@ -6,8 +6,10 @@
 import argparse
 import contextlib
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,15 +36,16 @@ from benchmarks.recipes import classifier_of
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.ways import TOLERANCES
 from gpuclassify import get_client
+from gpuclassify.cluster.sizing import cpu_cluster_options
 
 QUESTION = "workers"
-ONE, MANY = "one worker", "many workers"
+BUSY = "while True: pass"
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
-    shape = replace(SHAPES[options.model], layers=options.layers)
+    shape = SHAPES[options.model]
     if options.smoke:
         shape = replace(shape, **TINY_SIZES)
     head = begin(options, shape=asdict(shape), dtype="float32", weights="random")
@@ -59,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options from the command line."""
     parser = new_parser(QUESTION, __doc__)
-    parser.add_argument("--workers", type=int, default=2, help="that share the cores (2)")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2], help="that share the cores (1 2)"
+    )
     parser.add_argument("--documents", type=int, default=240, help="in all (240)")
-    parser.add_argument("--partitions", type=int, default=16, help="of the lazy frame (16)")
-    parser.add_argument("--layers", type=int, default=2, help="of the model (2)")
-    parser.add_argument("--lengths", choices=tuple(LENGTHS), default="web")
+    parser.add_argument("--partitions", type=int, default=8, help="of the lazy frame (8)")
+    parser.add_argument("--lengths", choices=tuple(LENGTHS), default="short")
     parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
+    parser.add_argument("--busy", type=int, default=0, help="loops that take cores away (0)")
     return parse(parser, arguments, documents=6, partitions=2, repeats=1)
 
 
@@ -110,36 +115,57 @@ class Cluster:
 
 
 def measure(texts: Sequence[str], directory: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of both clusters, which take turns and are idle in between."""
+    """Times of clusters that take turns and are idle in between; the default is one of them."""
     frame = dd.from_pandas(pd.DataFrame({"text": list(texts)}), npartitions=options.partitions)
     scores = classifier_of(directory, options.device)(frame)["probabilities"]
+    default = cpu_cluster_options()[0]["n_workers"]
     with contextlib.ExitStack() as stack:
         clusters = {
-            name: Cluster(stack.enter_context(get_client("cpu", n_workers=count)), scores)
-            for name, count in {ONE: 1, MANY: options.workers}.items()
+            shown(count): Cluster(stack.enter_context(get_client("cpu", n_workers=count)), scores)
+            for count in sorted({*options.workers, default})
         }
+        loops = [stack.enter_context(busy_loop()) for _ in range(options.busy)]
         variants = [
             Variant(name, cluster.run, cluster.warm_up) for name, cluster in clusters.items()
         ]
         run = run_interleaved(variants, options.repeats, TOLERANCES["float32"])
         threads = {name: cluster.torch_threads() for name, cluster in clusters.items()}
+    best = min(clusters, key=run.median_seconds)
     return {
         "documents": len(texts),
         "partitions": frame.npartitions,
         "largest_difference": run.largest_difference,
         "variants": {
-            name: _findings(run, name, cluster) | {"torch_threads_of_workers": threads[name]}
+            name: _findings(run, name, cluster, len(loops))
+            | {"torch_threads_of_workers": threads[name]}
             for name, cluster in clusters.items()
         },
-        "efficiency": run.speed_up(MANY, ONE),
+        "default": shown(default),
+        "default_against_best": run.speed_up(shown(default), best),
     }
 
 
-def _findings(run: Run, name: str, cluster: Cluster) -> dict[str, Any]:
-    """Times; cores that others took are those that neither this process nor its workers had."""
+def shown(count: int) -> str:
+    """The name of a cluster."""
+    return f"{count} worker{'s' if count > 1 else ''}"
+
+
+@contextlib.contextmanager
+def busy_loop() -> Iterator[None]:
+    """Another program that would take a whole core."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _findings(run: Run, name: str, cluster: Cluster, loops: int) -> dict[str, Any]:
+    """Times; cores that others took are those that nothing of this benchmark had."""
     times = run.times(name)
     rounds = zip(times["other_cores"], cluster.core_seconds, times["seconds"], strict=True)
-    others = [max(0.0, cores - spent / seconds) for cores, spent, seconds in rounds]
+    others = [max(0.0, cores - loops - spent / seconds) for cores, spent, seconds in rounds]
     return times | {"other_cores": others, "core_seconds": cluster.core_seconds}
 
 
@@ -147,17 +173,19 @@ def table(result: dict[str, Any]) -> str:
     """The result as a few lines for people."""
     lines = [
         f"{result['documents']} documents in {result['partitions']} partitions; largest difference "
-        f"{result['largest_difference']:.0e}",
-        f"{'torch threads':>34}{'median s':>10}{'core seconds':>14}",
+        f"{result['largest_difference']:.0e}; {result['settings']['busy']} busy loops beside",
+        f"{'torch threads':>34}{'median s':>10}{'rows/s':>10}{'core seconds':>14}",
     ]
     for name, found in result["variants"].items():
         threads = " + ".join(map(str, found["torch_threads_of_workers"]))
-        spent = float(np.median(found["core_seconds"]))
-        lines.append(f"  {name:16}{threads:>16}{found['median_seconds']:10.2f}{spent:14.2f}")
-    efficiency = result["efficiency"]
-    rounds = ", ".join(f"{ratio:.2f}" for ratio in efficiency["ratio_by_round"])
+        seconds, spent = found["median_seconds"], float(np.median(found["core_seconds"]))
+        rate = result["documents"] / seconds
+        lines.append(f"  {name:16}{threads:>16}{seconds:10.2f}{rate:10.1f}{spent:14.2f}")
+    ratio = result["default_against_best"]
+    rounds = ", ".join(f"{of_round:.2f}" for of_round in ratio["ratio_by_round"])
     lines.append(
-        f"  {MANY} are {efficiency['ratio_of_medians']:.2f} times as fast as {ONE} ({rounds})"
+        f"  the default, {result['default']}, is {ratio['ratio_of_medians']:.2f} times as fast as "
+        f"{ratio['against']} ({rounds})"
     )
     return "\n".join(lines)
 

@@ -32,5 +32,10 @@ from .jobs.push_to_hub import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
 from .models.deberta import Deberta as Deberta
 from .partition_map import classify as classify
+from .scores.buckets import ScoreBuckets as ScoreBuckets
+from .scores.buckets import ScoreEdges as ScoreEdges
+from .scores.buckets import add_buckets as add_buckets
+from .scores.buckets import keep_top as keep_top
+from .scores.buckets import score_edges as score_edges
 
 __version__: str

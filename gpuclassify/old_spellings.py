@@ -66,6 +66,24 @@ _OF_EMBEDDER = Withdrawn((None,), "the embedder decides it: pass embedder=Embedd
 _TOKENS_ARE_SHARED = "tokens are never stored in the dataset"
 _PROMPTS_ARE_NOT_STORED = "prompts are never stored in the dataset"
 
+_NAME_ALONE = Withdrawn((ANY_VALUE,), "it names a stage")
+_NO_IDS = Withdrawn((False,), "ids are columns of the input")
+
+
+def _bytes_of(size: int | str) -> int:
+    """Bytes of a size such as "256MB"."""
+    from dask.utils import parse_bytes
+
+    return parse_bytes(size)
+
+
+def _storage_options_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is for fsspec among arguments that were pandas's."""
+    if others := sorted(set(given) - {"storage_options", "lines", "orient", "force_ascii"}):
+        raise TypeError(f"{others} are arguments of pandas, which is not what reads and writes")
+    return given.get("storage_options")
+
+
 # Constructor spellings of NeMo Curator's Dask generation (0.x) and of its stages (1.x), keyed by
 # (family, older name); "*" stands for every family.
 OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
@@ -99,6 +117,41 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ("education", "float_score_field"): Renamed("score_field"),
     ("education", "int_column"): Renamed("int_score_field"),
     ("education", "quality_label_column"): Renamed("label_field"),
+    ("checkpoint", "has_seq_order"): Renamed("sort_by_length"),
+    ("reader", "file_paths"): Renamed("paths"),
+    ("reader", "input_files"): Renamed("paths"),
+    ("reader", "columns"): Renamed("fields"),
+    ("reader", "blocksize"): Renamed("part_bytes", _bytes_of),
+    ("reader", "read_kwargs"): Renamed("storage_options", _storage_options_of),
+    ("reader", "files_per_partition"): Withdrawn(
+        (None,), "files are cut into parts of part_bytes=", is_refused=False
+    ),
+    ("reader", "add_filename"): Withdrawn((False,), "rows do not know their file"),
+    ("reader", "input_meta"): Withdrawn((None,), "types= of JsonlReader gives columns their types"),
+    ("reader", "task_type"): Withdrawn(("document",), "documents are all that is read"),
+    ("reader", "file_extensions"): Withdrawn((None,), "paths= names the files, also as a glob"),
+    ("reader", "name"): _NAME_ALONE,
+    ("reader", "_generate_ids"): _NO_IDS,
+    ("reader", "_assign_ids"): _NO_IDS,
+    ("writer", "output_path"): Renamed("path"),
+    ("writer", "write_kwargs"): Renamed("storage_options", _storage_options_of),
+    ("writer", "write_to_filename"): Withdrawn((False,), "a part is a file"),
+    ("writer", "keep_filename_column"): Withdrawn((False,), "all columns are written"),
+    ("writer", "partition_on"): Withdrawn((None,), "a part is a file"),
+    ("writer", "file_extension"): Withdrawn(("jsonl", "parquet"), "the format is the class's"),
+    ("writer", "fields"): Withdrawn(
+        (None,), "all columns are written: add a stage such as lambda frame: frame[fields] before"
+    ),
+    ("writer", "mode"): Withdrawn(
+        ("ignore", "error"), "nothing is written over: run(restart=True) starts anew"
+    ),
+    ("writer", "name"): _NAME_ALONE,
+    ("cluster", "scheduler_address"): Renamed("address"),
+    ("cluster", "enable_spilling"): Renamed("enable_cudf_spill"),
+    ("cluster", "set_torch_to_use_rmm"): Withdrawn(
+        (False,), "torch has its own share of a GPU: see torch_memory_fraction", is_refused=False
+    ),
+    ("cluster", "nvlink_only"): Withdrawn((False,), "workers exchange little", is_refused=False),
     **{
         (family, name): spelling
         for family in ("exact", "fuzzy", "semantic")

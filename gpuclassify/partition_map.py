@@ -16,6 +16,18 @@ from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.task_errors import message_first
 
 
+class WrappedFrame:
+    """A dataset that holds its frame; a mapper gives another one of its class.
+
+    Attributes
+    ----------
+    df : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    """
+
+    def __init__(self, df: Any) -> None:
+        self.df = df
+
+
 class PartitionMap(ABC):
     """A frame to frame function that adds columns and may drop rows, and does nothing else.
 
@@ -124,7 +136,8 @@ class PartitionMap(ABC):
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame, str or list of str
-            Frame with the text column, or texts themselves, of which None is null.
+            Frame with the text column, also as a `WrappedFrame`; or texts themselves, of which None
+            is null.
 
         Returns
         -------
@@ -138,6 +151,8 @@ class PartitionMap(ABC):
         ValueError
             The text column is missing, or an output column is there already.
         """
+        if isinstance(dataset, WrappedFrame):
+            return type(dataset)(self(dataset.df))
         if self.text_fields and isinstance(dataset, (str, list, tuple)):
             dataset = frame_of_texts(dataset, self.text_fields)
         if _is_dask_frame(dataset):

@@ -52,10 +52,16 @@ class OwnModule:
         Makes the module, with random weights, from the parsed ``config.json``.
     definition : callable
         Gives what tells it from other modules: its code, and all that `build` may look at.
+    has_weights : bool
+        Whether `build` loads the weights as well, so that no file of them is read or checked.
+    new_tokenizer : callable, optional
+        Gives a fresh tokenizer in place of the checkpoint's.
     """
 
     build: Callable[[dict[str, Any]], nn.Module]
     definition: Callable[[], tuple[Any, ...]]
+    has_weights: bool = False
+    new_tokenizer: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -273,6 +279,7 @@ class EncoderRunner(Runner):
         from gpuclassify.inference.residency import MODELS
 
         checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
+        own = self.own_module
 
         def load() -> LoadedModel:
             return load_model(
@@ -281,7 +288,9 @@ class EncoderRunner(Runner):
                 device,
                 dtype,
                 tokenizer_directory=hub.download(self.model.tokenizer_home, cache_dir=cache_dir),
-                build=None if self.own_module is None else self.own_module.build,
+                new_tokenizer=None if own is None else own.new_tokenizer,
+                build=None if own is None else own.build,
+                has_weights=own is not None and own.has_weights,
                 unpacks=self.options.unpack_inference_batch,
             )
 
@@ -297,6 +306,8 @@ class EncoderRunner(Runner):
         from gpuclassify.models.loading import check_own_module, check_tensors
 
         checkpoint = self.model.checkpoint
+        if self.own_module is not None and self.own_module.has_weights:
+            return
         build = None if self.own_module is None else self.own_module.build
         check_tensors(checkpoint, self.options.cache_dir, build)
         if build is not None:

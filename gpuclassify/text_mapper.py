@@ -166,7 +166,7 @@ class TextMapper(PartitionMap):
             if getattr(self.options, field.name) != self.defaults.get(field.name, field.default)
             or field.name == "model"
         )
-        return f"{type(self).__qualname__}({shown})"
+        return f"{self.__name__}({shown})"
 
     def describe(self) -> dict[str, Any]:
         """The settings as JSON values, and the commit or digest of the model if it is in reach."""

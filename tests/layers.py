@@ -33,9 +33,10 @@ LAYERS = (
     },
     {"classifiers", "safety"},
     {"dedup"},
+    {"scores"},
     {"cluster", "testing"},
     {"jobs"},
-    {"demo", "commands"},
+    {"demo", "commands", "curator"},
     {"doctor", "cli", "__main__"},
 )
 # What the order alone would allow: the rooms that each of these must not import.

@@ -70,6 +70,18 @@ def test_the_readme_shows_constructor_calls_that_exist(words):
     exec(block_with(words), dict(PUBLIC))
 
 
+def test_the_readme_cuts_scores_into_buckets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = {"edu_score": [0.5, 3.0, 4.5], "hq_score": [0.9, 0.1, 0.5], "language": ["de"] * 3}
+    (tmp_path / "scored").mkdir()
+    pd.DataFrame({"text": ["a", "b", "c"], **rows}).to_parquet("scored/part.parquet")
+    names = {}
+    exec(block_with("score_edges"), names)
+    assert len(names["ddf"].compute()["bucket"]) == 3
+    assert names["best"].compute()["hq_score"].tolist() == [0.9]
+    assert (tmp_path / "edges.json").exists()
+
+
 def test_the_readme_passes_over_a_frame_are_mappers_over_it(checkpoint, monkeypatch):
     """The lines as they stand, with small copies in place of the published models."""
     frame = pd.DataFrame({"text": ["the river", "a bank", None]})

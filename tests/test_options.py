@@ -19,11 +19,18 @@ from gpuclassify import (
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.old_spellings import OLD_SPELLINGS, Renamed, Withdrawn
 
-DEDUP = ("exact", "fuzzy", "semantic")  # which are no mappers, and have tests of their own
-OLD_NAMES = [(*key, spelling) for key, spelling in OLD_SPELLINGS.items() if key[0] not in DEDUP]
+# Those of what is no mapper have tests of their own.
+OTHERS = ("exact", "fuzzy", "semantic", "reader", "writer", "cluster")
+OLD_NAMES = [(*key, spelling) for key, spelling in OLD_SPELLINGS.items() if key[0] not in OTHERS]
 RENAMED = [row for row in OLD_NAMES if isinstance(row[2], Renamed) and row[1] != "hf_token"]
 REFUSED = [row for row in OLD_NAMES if isinstance(row[2], Withdrawn) and row[2].is_refused]
-SAMPLE_VALUES = {"device": "cpu", "batch_size": 32, "model": "owner/model", "keep_raw": True}
+SAMPLE_VALUES = {
+    "device": "cpu",
+    "sort_by_length": False,
+    "batch_size": 32,
+    "model": "owner/model",
+    "keep_raw": True,
+}
 PUBLISHED = [kind for name, kind in FAMILIES.items() if name != "checkpoint"]
 
 

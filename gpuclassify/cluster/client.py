@@ -89,8 +89,8 @@ def get_client(
     scheduler_file : str or Path, optional
         File that a running scheduler wrote; waited for as long as Dask waits for a connection.
     n_workers : int, optional
-        Workers to start: one per GPU, or one for every 8 CPU cores. With Coiled also
-        ``[fewest, most]``.
+        Workers to start: one per GPU, or one for every 8 CPU cores and at least two where there is
+        memory for them. With Coiled also ``[fewest, most]``.
     threads_per_worker : int
         Tasks that a worker runs at a time.
     security : bool, path, dict or distributed.Security, optional

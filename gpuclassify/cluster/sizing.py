@@ -9,8 +9,12 @@ from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str
 
-# Measured: one process of two torch threads is as fast as two of one, and holds one model.
+# A worker runs a batch on each of its cores. Models of a BERT's size and of MiniLM's are about as
+# fast in one worker as in two; with smaller ones Python has its share of the work, which a second
+# process doubles. Each holds its own models: see `benchmarks.workers`.
 CORES_PER_WORKER = 8
+FEWEST_WORKERS = 2
+BYTES_PER_WORKER = 8e9
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
 BACKENDS = ("pandas", "cudf")
@@ -26,12 +30,39 @@ def usable_cores() -> int:
     return cpu_count()
 
 
+def usable_memory() -> float:
+    """Return the bytes this process may use: the machine's, its cgroup's and its own limits."""
+    from distributed.system import MEMORY_LIMIT
+
+    return float(MEMORY_LIMIT)
+
+
+def cpu_workers(cores: int, memory_bytes: float) -> int:
+    """How many workers share a machine: one for 8 cores, at least two where each gets 8 GB."""
+    by_cores = max(cores // CORES_PER_WORKER, min(cores, FEWEST_WORKERS))
+    return max(1, min(by_cores, int(memory_bytes // BYTES_PER_WORKER)))
+
+
+def shown_cpu_cluster() -> str:
+    """What `cpu_cluster_options` chooses here, in words."""
+    from dask.utils import format_bytes
+
+    options, cores = cpu_cluster_options()
+    workers = options["n_workers"]
+    memory = format_bytes(int(usable_memory() / workers))
+    return (
+        f"{workers} worker{'s' if workers > 1 else ''} with {cores} core{'s' if cores > 1 else ''} "
+        f"and {memory}{' each' if workers > 1 else ''}"
+    )
+
+
 def cpu_cluster_options(
     options: Mapping[str, Any] | None = None,
     *,
     n_workers: int | None = None,
     threads_per_worker: int = 1,
     cores: int | None = None,
+    memory_bytes: float | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Build the arguments of ``LocalCluster`` and the torch threads of each worker.
 
@@ -40,11 +71,13 @@ def cpu_cluster_options(
     options : mapping, optional
         Arguments to pass on as they are.
     n_workers : int, optional
-        Worker processes; one for every 8 cores by default.
+        Worker processes; by default what `cpu_workers` gives.
     threads_per_worker : int
         Tasks that a worker runs at a time.
     cores : int, optional
         CPUs to share out; `usable_cores` by default.
+    memory_bytes : float, optional
+        Memory to share out; `usable_memory` by default.
 
     Returns
     -------
@@ -55,7 +88,8 @@ def cpu_cluster_options(
         there are more workers than cores.
     """
     cores = usable_cores() if cores is None else cores
-    n_workers = max(1, cores // CORES_PER_WORKER) if n_workers is None else n_workers
+    if n_workers is None:
+        n_workers = cpu_workers(cores, usable_memory() if memory_bytes is None else memory_bytes)
     workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     return workers | dict(options or {}), max(1, cores // n_workers)
 

@@ -28,7 +28,7 @@ from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halv
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.inference.process_setting import gpu_settings
-from gpuclassify.inference.streams import run_in_streams
+from gpuclassify.inference.streams import run_in_streams, stream_count
 from gpuclassify.inference.to_device import stage, to_device
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.device_errors import with_memory_released
@@ -173,10 +173,14 @@ def _run_batches(
     if is_packed or settings.engine == "reference":
         key = (key, "packed" if is_packed else "reference")
     limits = FOUND_LIMITS.for_run(key, lambda: _find_budget(model, settings, side, is_packed))
+    streams = stream_count(model.device)
 
     def current_limits() -> BatchLimits:
         found = limits.current()
         stats.raise_peak("peak_planned_bytes", found.planned_bytes)
+        if streams > 1:  # few texts would be one batch, and leave the other streams idle
+            share = -(-int(tokens.lengths.sum()) // streams)
+            found = replace(found, max_tokens=min(found.max_tokens, share))
         return _limits(model, found, settings, side, is_packed)
 
     counting = threading.Lock()

@@ -222,7 +222,9 @@ def load_model(
     dtype: torch.dtype,
     *,
     tokenizer_directory: Path | None = None,
+    new_tokenizer: Callable[[], Any] | None = None,
     build: Build | None = None,
+    has_weights: bool = False,
     unpacks: bool = True,
 ) -> LoadedModel:
     """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
@@ -235,8 +237,12 @@ def load_model(
     dtype : torch.dtype
     tokenizer_directory : Path, optional
         Where the tokenizer is, if not in `directory`.
+    new_tokenizer : callable, optional
+        Gives a fresh tokenizer in place of the one there.
     build : callable, optional
         Makes a module of one's own from the parsed ``config.json``.
+    has_weights : bool
+        Whether that module comes with its weights, so that `directory` is not read for them.
     unpacks : bool
         Whether that module takes tensors as keyword arguments, rather than in one dict.
 
@@ -245,11 +251,13 @@ def load_model(
     CheckpointError
         Tensors are missing, unknown or of another shape; or there is no tokenizer.
     """
-    tokenizer_directory = tokenizer_directory or directory
-    tokenizer = load_tokenizer(checkpoint, tokenizer_directory)
+    if new_tokenizer is None:
+        home = tokenizer_directory or directory
+        new_tokenizer = functools.partial(load_tokenizer, checkpoint, home)
+    tokenizer = new_tokenizer()
     is_autocast = build is not None and dtype != torch.float32
     weights_dtype = torch.float32 if is_autocast else dtype
-    module = load_module(checkpoint, directory, weights_dtype, build).to(device)
+    module = load_module(checkpoint, directory, weights_dtype, build, has_weights).to(device)
     speed_up_deberta(module, build is None and checkpoint.layout == LINEAR_HEAD)
     is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = _backbone(module)
@@ -258,7 +266,7 @@ def load_model(
         module=module,
         device=device,
         dtype=dtype,
-        new_tokenizer=lambda: load_tokenizer(checkpoint, tokenizer_directory),
+        new_tokenizer=new_tokenizer,
         tokenizer=tokenizer,
         pad_id=_pad_id(config, tokenizer),
         max_tokens=longest_input(checkpoint, tokenizer, config),

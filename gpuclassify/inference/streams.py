@@ -18,6 +18,11 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
+def stream_count(device: torch.device) -> int:
+    """How many batches run at once: on a CPU as many as torch has threads here."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
 def run_in_streams(
     run: Callable[[Item], Made], items: Iterable[Item], device: torch.device
 ) -> Iterator[Made]:
@@ -36,7 +41,7 @@ def run_in_streams(
         Taken as they are needed, a few ahead.
     device : torch.device
     """
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = stream_count(device)
     if threads == 1:
         yield from map(run, items)
         return

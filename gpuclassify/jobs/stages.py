@@ -94,13 +94,24 @@ class ToBackend(PartitionMap):
         """The frame as it is: the client does without cudf."""
         return frame.iloc[:0]
 
+    def _map_lazily(self, dataset: Any) -> Any:
+        """A Dask frame whose meta, too, is of the other library."""
+        if self._is_there(dataset._meta):
+            return dataset
+        if self.name == "cudf":
+            import_cudf()  # whose absence it explains
+        return dataset.to_backend(self.name)
+
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """The same rows in a frame of the other library."""
-        if backend_of(frame).__name__.endswith(f".{self.name}"):
+        if self._is_there(frame):
             return frame
         if self.name == "pandas":
             return frame.to_pandas()
         return import_cudf().from_pandas(frame)
+
+    def _is_there(self, frame: Any) -> bool:
+        return backend_of(frame).__name__.endswith(f".{self.name}")
 
 
 def as_chain(stages: Iterable[Any]) -> Chain:

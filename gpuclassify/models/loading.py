@@ -48,6 +48,7 @@ def load_module(
     directory: Path,
     dtype: torch.dtype,
     build: Build | None = None,
+    has_weights: bool = False,
 ) -> nn.Module:
     """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
 
@@ -58,6 +59,8 @@ def load_module(
     dtype : torch.dtype
     build : callable, optional
         Makes the module from the parsed ``config.json``, for the layout "own_module".
+    has_weights : bool
+        Whether `build` gives the module with its weights, wherever it has them from.
 
     Raises
     ------
@@ -65,7 +68,9 @@ def load_module(
         Tensors are missing, unknown or of another shape.
     """
     with building_lock, quiet_transformers():
-        if checkpoint.layout in LOADED_BY_TRANSFORMERS:
+        if build is not None and has_weights:
+            module = build(checkpoint.config).to(dtype)
+        elif checkpoint.layout in LOADED_BY_TRANSFORMERS:
             module = _load_by_transformers(checkpoint, directory, dtype)
         else:
             module = _load_strictly(checkpoint, directory, dtype, build)

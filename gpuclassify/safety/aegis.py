@@ -215,12 +215,13 @@ def _labels(answers: np.ndarray) -> np.ndarray:
 
 
 class AegisClassifier(TextMapper):
-    """Labels content ``safe``, or with the first of 13 categories of unsafe content.
+    """Labels content ``safe``, or with the one of 13 categories that makes it unsafe.
 
     Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the prompt that the
     model was tuned on. ``O1`` to ``O13`` are that prompt's categories; ``unknown`` is an answer in
-    another form. The constant part of the prompt is run once a process, and answers are decoded
-    only as far as they decide the label.
+    another form, or with several categories, all of which `categories_field` gives. The constant
+    part of the prompt is run once a process, and answers are decoded only as far as they decide the
+    label.
 
     Parameters
     ----------

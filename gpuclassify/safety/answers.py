@@ -17,7 +17,8 @@ class Verdict:
     Attributes
     ----------
     label : str
-        "safe", the first category named, or "unknown" for an answer in another form.
+        "safe", the one category named, or "unknown" for an answer in another form, such as one
+        that names several.
     categories : tuple of str
         Known categories in the order in which they are named.
     """
@@ -37,7 +38,9 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
     """The verdict of an answer, or None while more tokens can change it.
 
     The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
-    from ``O1`` to ``O13`` with commas between them. Further lines are not read.
+    from ``O1`` to ``O13`` with commas between them. Further lines are not read. Several categories
+    make the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``): a
+    filter that lets one category pass lets no text pass that has another one as well.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
     is_complete : bool
         Whether no more is to come.
     needs_all_categories : bool
-        Whether the rest of the second line matters, or just its first category.
+        Whether the rest of the second line matters, or just how many categories it names.
     """
     first, *others = text.split("\n")
     word = first.strip()
@@ -71,4 +74,4 @@ def _read_categories(line: str, is_whole: bool, needs_all: bool) -> Verdict | No
     if needs_all and not is_whole:
         return None
     named = [code for code in (first, *others) if code in CATEGORY_CODES]
-    return Verdict(first, tuple(dict.fromkeys(named)))
+    return Verdict(UNKNOWN if others else first, tuple(dict.fromkeys(named)))

@@ -226,30 +226,43 @@ def test_what_a_machine_lacks_is_named_in_full(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cores", "n_workers", "expected_workers", "expected_threads"),
+    ("cores", "memory_bytes", "n_workers", "expected_workers", "expected_threads"),
     [
-        (1, None, 1, 1),
-        (2, None, 1, 2),
-        (7, None, 1, 7),
-        (8, None, 1, 8),
-        (16, None, 2, 8),
-        (20, None, 2, 10),
-        (64, None, 8, 8),
-        (16, 5, 5, 3),
-        (2, 4, 4, 1),
+        (1, 64e9, None, 1, 1),
+        (2, 15e9, None, 1, 2),
+        (2, 16e9, None, 2, 1),
+        (7, 64e9, None, 2, 3),
+        (8, 8e9, None, 1, 8),
+        (16, 64e9, None, 2, 8),
+        (20, 64e9, None, 2, 10),
+        (64, 64e9, None, 8, 8),
+        (64, 33e9, None, 4, 16),
+        (2, 1e9, None, 1, 2),
+        (16, 1e9, 5, 5, 3),
+        (2, 1e9, 4, 4, 1),
     ],
 )
 def test_workers_times_torch_threads_stay_within_the_cores(
-    cores, n_workers, expected_workers, expected_threads
+    cores, memory_bytes, n_workers, expected_workers, expected_threads
 ):
-    options, torch_threads = cpu_cluster_options(cores=cores, n_workers=n_workers)
+    options, torch_threads = cpu_cluster_options(
+        cores=cores, n_workers=n_workers, memory_bytes=memory_bytes
+    )
     assert options == {"n_workers": expected_workers, "threads_per_worker": 1}
     assert torch_threads == expected_threads
 
 
 def test_other_options_are_passed_on():
-    options, _ = cpu_cluster_options({"memory_limit": "1GB"}, cores=4, threads_per_worker=3)
-    assert options == {"n_workers": 1, "threads_per_worker": 3, "memory_limit": "1GB"}
+    options, _ = cpu_cluster_options({"memory_limit": "1GB"}, n_workers=2, threads_per_worker=3)
+    assert options == {"n_workers": 2, "threads_per_worker": 3, "memory_limit": "1GB"}
+
+
+def test_the_default_is_told_in_words(monkeypatch):
+    monkeypatch.setattr(sizing, "usable_cores", lambda: 2)
+    monkeypatch.setattr(sizing, "usable_memory", lambda: 24 * 2**30)
+    assert sizing.shown_cpu_cluster() == "2 workers with 1 core and 12.00 GiB each"
+    monkeypatch.setattr(sizing, "usable_memory", lambda: 4 * 2**30)
+    assert sizing.shown_cpu_cluster() == "1 worker with 2 cores and 4.00 GiB"
 
 
 def test_usable_cores_are_those_that_dask_counts():

@@ -164,6 +164,17 @@ def test_counts_add_up(bert, bert_tokens, key, name):
     assert stats.as_dict()["batches"] == stats.batches
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_few_texts_are_shared_out_among_the_cores(bert, bert_tokens, expected_of, key, threads):
+    torch.set_num_threads(threads)
+    stats = RunStats()
+
+    outputs = run(bert, key, [bert_tokens.take(np.arange(12))], BatchSettings(), stats)
+
+    assert stats.batches >= threads
+    close(outputs, expected_of("bert")[:12])
+
+
 def test_sorting_pads_less(bert, key):
     tokens = bert.text_tokenizer(None)(sample_texts(80, seed=2, max_words=60))
     FOUND_LIMITS.for_run(key, lambda: BatchLimits(512))

@@ -237,7 +237,7 @@ def test_batches_that_run_at_once_do_not_disturb_each_other(case_of, key, archit
         stats = RunStats()
         settings = BatchSettings(engine="packed", batch_size=2)
         close(run(model, key, [tokens], settings, stats), expected)
-        assert stats.batches == 5
+        assert stats.batches >= 5
         assert stats.padded_tokens == stats.tokens
 
     assert torch.get_num_threads() == 3

@@ -86,14 +86,13 @@ def prompt_of(document):
 
 
 def published_label(answer):
-    """The known tools' rule, and the first of several categories where they give up."""
+    """The known tools' rule: one category exactly, or unknown."""
     lines = answer.split("\n")
     if lines[0].strip() == "safe":
         return "safe"
     if lines[0].strip() != "unsafe" or len(lines) == 1:
         return "unknown"
-    first = lines[1].split(",")[0].strip()
-    return first if first in CODES else "unknown"
+    return lines[1].strip() if lines[1].strip() in CODES else "unknown"
 
 
 def answers_of(models, variant, texts=TEXTS):

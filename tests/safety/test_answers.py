@@ -46,7 +46,7 @@ def test_the_labels_are_the_published_ones():
     assert ("unknown", "safe", *CODES) == ANSWER_LABELS
 
 
-@pytest.mark.parametrize("answer", [answer for answer in ANSWERS if "," not in answer])
+@pytest.mark.parametrize("answer", ANSWERS)
 def test_a_complete_answer_is_read_like_the_known_tools_do(answer):
     assert read_answer(answer, True).label == published_rule(answer)
 
@@ -54,9 +54,9 @@ def test_a_complete_answer_is_read_like_the_known_tools_do(answer):
 @pytest.mark.parametrize(
     ("answer", "label", "categories"),
     [
-        ("unsafe\nO3, O13", "O3", ("O3", "O13")),
-        ("unsafe\nO3,O3,O7,O99", "O3", ("O3", "O7")),
-        ("unsafe\nO3,", "O3", ("O3",)),
+        ("unsafe\nO3, O13", "unknown", ("O3", "O13")),
+        ("unsafe\nO3,O3,O7,O99", "unknown", ("O3", "O7")),
+        ("unsafe\nO3,", "unknown", ("O3",)),
         ("unsafe\n,O3", "unknown", ()),
         ("unsafe\nO99,O3", "unknown", ()),
         ("safe", "safe", ()),
@@ -64,7 +64,6 @@ def test_a_complete_answer_is_read_like_the_known_tools_do(answer):
     ],
 )
 def test_several_categories_are_kept(answer, label, categories):
-    assert published_rule(answer) in (label, "unknown")
     assert read_answer(answer, True) == Verdict(label, categories)
 
 

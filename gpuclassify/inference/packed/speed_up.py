@@ -94,7 +94,7 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
     """The fused attention where it works here, gives the same and is faster; else the other one."""
     if encoder.rel_embeddings.weight.device.type not in FUSED_DEVICES:
         return DisentangledAttention
-    started = time.perf_counter()
+    started, compiled = time.perf_counter(), _compilations()
     try:
         states, mask = _random_rows(encoder, FUSED_LENGTHS)
         expected, seconds = _time_attention(encoder, DisentangledAttention, states, mask)
@@ -107,11 +107,13 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
     most = FUSED_TOLERANCE if states.dtype == torch.float32 else FUSED_HALF_TOLERANCE
     is_used = difference <= most and fused_seconds < seconds
     logger.info(
-        "DeBERTa's attention is %s: %.2g of the time, difference %.1e, tried in %.1f s",
+        "DeBERTa's attention is %s: %.2g of the time, difference %.1e, tried in %.1f s with %d "
+        "compilations",
         "fused" if is_used else "not fused",
         fused_seconds / seconds,
         difference,
         time.perf_counter() - started,
+        _compilations() - compiled,
     )
     return FusedAttention if is_used else DisentangledAttention
 
@@ -135,6 +137,13 @@ def _time_attention(
         float(found[0, 0])  # waits for the device
         seconds.append(time.perf_counter() - started)
     return found, min(seconds)
+
+
+def _compilations() -> int:
+    """Graphs that torch has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
 
 
 def _rms(values: torch.Tensor) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuclassify.cluster.sizing import shown_cpu_cluster
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.estimate.memory import batch_bytes, limit_warnings, list_columns
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
@@ -78,6 +79,7 @@ def make_plan(
         left_out=left_out,
         classifiers=tuple(own.plan for own in counts),
         time=time,
+        cluster=None if any(own.plan.device != "cpu" for own in counts) else shown_cpu_cluster(),
         worker_bytes=_worker_bytes(counts, part_bytes),
         warnings=tuple(warnings),
     )

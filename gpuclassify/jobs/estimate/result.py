@@ -132,6 +132,8 @@ class Plan:
     classifiers : tuple of ClassifierPlan
     time : TimePlan, optional
         None if nothing was timed.
+    cluster : str, optional
+        Workers that are started here by default, in words; None where models run on a GPU.
     worker_bytes : int, optional
         Weights, the largest batch and the largest part's text, beside Python and torch themselves;
         None if a model's sizes are unknown.
@@ -152,6 +154,7 @@ class Plan:
     left_out: dict[str, int]
     classifiers: tuple[ClassifierPlan, ...]
     time: TimePlan | None
+    cluster: str | None
     worker_bytes: int | None
     warnings: tuple[str, ...]
 
@@ -189,6 +192,8 @@ class Plan:
         yield ""
         if self.time is not None:
             yield _named("time", self._duration(self.time))
+        if self.cluster is not None:
+            yield _named("cluster", f"{self.cluster}, by default on this machine")
         yield _named("memory", self._memory())
         for warning in self.warnings:
             yield _named("WARNING", warning)

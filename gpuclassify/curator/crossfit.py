@@ -1,0 +1,227 @@
+"""Models of one's own in the form of CrossFit, and the Dask generation's classifiers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuclassify.curator.documents import DocumentDataset
+from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
+from gpuclassify.heads import CategoryHead, Columns
+from gpuclassify.models.checkpoint import Checkpoint
+from gpuclassify.options import ClassifierOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class HFModel(UserCode):
+    """How a model is loaded: a subclass writes ``load_model``, and ``load_tokenizer`` if it must.
+
+    The module takes one dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
+    gives (texts, outputs). The subclass's code decides what its weights are read from.
+
+    Parameters
+    ----------
+    path_or_name : str
+        Hub name or directory; its ``config.json`` says how long texts may be.
+    max_mem_gb : int, optional
+        Without effect: batches are sized by the memory that is measured to be free.
+    model_output_type : {"numeric"}
+    **trial_runs
+        Sizes by which CrossFit measures memory, without effect.
+
+    Raises
+    ------
+    TypeError
+        Another `model_output_type`.
+    """
+
+    def __init__(
+        self,
+        path_or_name: str,
+        max_mem_gb: int | None = None,
+        model_output_type: Any = "numeric",
+        **trial_runs: Any,
+    ) -> None:
+        if model_output_type != "numeric":
+            raise TypeError(
+                f"{type(self).__qualname__}: model_output_type={model_output_type!r}, and outputs "
+                'are numbers, (texts, outputs): leave it at "numeric"'
+            )
+        self.path_or_name = path_or_name
+
+    def load_model(self, device: str = "cuda") -> nn.Module:
+        """The module with its weights."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no load_model(): write it")
+
+    def load_tokenizer(self) -> Any:
+        """A fresh tokenizer of transformers."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path_or_name)
+
+    def max_seq_length(self) -> int | None:
+        """Most tokens of a text; None goes by the tokenizer and the configuration."""
+        return None
+
+    def load_config(self) -> Any:
+        """The configuration of transformers."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.path_or_name)
+
+
+class HFHead(CategoryHead):
+    """The label of the largest output, and the outputs as they are."""
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """The outputs: a softmax is the module's."""
+        return outputs
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """The module may be any: its outputs are counted when there are some."""
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for outputs, float32 (texts, labels).
+
+        Raises
+        ------
+        ValueError
+            There are more outputs than labels, or fewer.
+        """
+        if values.shape[1] != len(self.labels):
+            raise ValueError(
+                f"the model gives {values.shape[1]} outputs a text, and {len(self.labels)} labels "
+                f"are given, {self.labels}: out_dim must be the number of labels"
+            )
+        return super().columns(values)
+
+
+class HFClassifier(LoadedByUser):
+    """Gives the label of the largest output of an `HFModel`."""
+
+    Options = ClassifierOptions
+    head_type = HFHead
+
+    def load(self) -> nn.Module:
+        """The module, by the user's code."""
+        device, _dtype = self.runner.device_and_dtype()
+        return self.source.load_model(device=str(device))
+
+    @property
+    def new_tokenizer(self) -> Callable[[], Any]:
+        """The user's, which may be another one than that of `path_or_name`."""
+        return self.source.load_tokenizer
+
+
+class DistributedDataClassifier:
+    """Base class for a classifier of an `HFModel`, in the form of NeMo Curator 0.x.
+
+    A subclass may set ``text_field`` and ``prob_column``, and need not write ``_run_classifier``.
+
+    Parameters
+    ----------
+    model : HFModel
+    labels : list of str
+        In the order of the model's outputs.
+    filter_by : str or list of str, optional
+    batch_size : int
+    out_dim : int, optional
+        Outputs of a text: as many as labels.
+    pred_column : str
+    max_chars : int, optional
+    device_type : str
+        Without effect: a GPU is used where there is one.
+    autocast : bool
+        Without effect: the module's own code decides.
+
+    Raises
+    ------
+    ValueError
+        `out_dim` is not the number of labels.
+    """
+
+    text_field: str = "text"
+    prob_column: str | None = None
+
+    def __init__(
+        self,
+        model: HFModel,
+        labels: list[str],
+        filter_by: str | list[str] | None = None,
+        batch_size: int = 256,
+        out_dim: int | None = None,
+        pred_column: str = "pred",
+        max_chars: int | None = None,
+        device_type: str = "cuda",
+        autocast: bool = True,
+    ) -> None:
+        if out_dim not in (None, len(labels)):
+            raise ValueError(
+                f"out_dim={out_dim}, and there are {len(labels)} labels, {labels}: the label is "
+                "that of the largest output, so they must be as many"
+            )
+        self.model = model
+        self.labels = labels
+        self.filter_by = filter_by
+        self.batch_size = batch_size
+        self.out_dim = out_dim
+        self.pred_column = pred_column
+        self.max_chars = max_chars
+        self.device_type = device_type
+        self.autocast = autocast
+
+    def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
+        """The dataset with labels, and without the rows that `filter_by` does not name."""
+        result = self._run_classifier(dataset)
+        if self.filter_by is None:
+            return result
+        wanted = [self.filter_by] if isinstance(self.filter_by, str) else list(self.filter_by)
+        return result[result[self.pred_column].isin(wanted)]
+
+    def get_labels(self) -> list[str]:
+        """The labels."""
+        return self.labels
+
+    def _run_classifier(self, dataset: DocumentDataset) -> DocumentDataset:
+        labelled = _run_classifier_helper(
+            df=dataset.df,
+            model=self.model,
+            labels=self.labels,
+            max_chars=self.max_chars,
+            batch_size=self.batch_size,
+            label_col=self.pred_column,
+            text_field=self.text_field,
+            prob_col=self.prob_column,
+        )
+        return DocumentDataset(labelled)
+
+
+def _run_classifier_helper(
+    df: Any,
+    model: HFModel,
+    labels: list[str],
+    max_chars: int | None,
+    batch_size: int,
+    label_col: str,
+    text_field: str = "text",
+    prob_col: str | None = None,
+) -> Any:
+    """The frame with a column of labels, and one of the model's outputs if it has a name."""
+    classifier = HFClassifier(
+        model,
+        model=model.path_or_name,
+        labels=labels,
+        max_chars=max_chars,
+        max_seq_length=model.max_seq_length(),
+        batch_size=batch_size,
+        label_field=label_col,
+        text_field=text_field,
+        score_field=prob_col,
+        unpack_inference_batch=False,
+        autocast=False,  # the module's own code decides
+    )
+    return classifier(df)

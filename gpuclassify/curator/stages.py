@@ -1,0 +1,252 @@
+"""NeMo Curator 1.x's base class for a model of one's own, and the tokenizer before it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.columns import COLUMN_TYPES, FLOAT32, SCORES, check_column_types
+from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
+from gpuclassify.heads import Columns, Head
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WorkerMetadata = Any  # which scripts import for annotations
+# Columns of a batch that subclasses drop; here they hold nothing.
+TOKEN_FIELDS = ("input_ids", "attention_mask")
+
+
+@dataclass(frozen=True)
+class TokenizerStage:
+    """How texts are cut for the `ModelStage` that follows; tokens never become columns.
+
+    Attributes
+    ----------
+    model_identifier : str
+    cache_dir, hf_token : str, optional
+    text_field : str
+    max_chars, max_seq_length : int, optional
+    padding_side : {"left", "right"}
+    sort_by_length, unk_token : bool
+        Without effect on results.
+    transformers_init_kwargs : None
+
+    Raises
+    ------
+    TypeError
+        `transformers_init_kwargs` are given.
+    """
+
+    model_identifier: str
+    cache_dir: str | None = None
+    hf_token: InitVar[str | None] = None
+    text_field: str = "text"
+    max_chars: int | None = None
+    max_seq_length: int | None = None
+    padding_side: str = "right"
+    sort_by_length: bool = True
+    unk_token: bool = False
+    transformers_init_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self, hf_token: str | None) -> None:
+        if self.transformers_init_kwargs:
+            raise TypeError(
+                f"TokenizerStage: transformers_init_kwargs={self.transformers_init_kwargs} are not "
+                "supported: save the tokenizer as it shall be, and name its directory"
+            )
+        if hf_token is not None:
+            hub.remember_token(self.model_identifier, hf_token)
+
+
+class ModelStage(UserCode):
+    """Base class for a model of one's own, in the form of NeMo Curator 1.x.
+
+    A subclass's ``setup`` (or ``_setup``) loads ``self.model``, whose outputs are (texts, outputs)
+    or have such ``logits``. ``process_model_output``, ``collect_outputs`` and
+    ``create_output_dataframe`` make the columns that ``outputs`` names, of all texts at once.
+    Batches are sized by memory, and `model_inference_batch_size` is their upper bound.
+
+    Which kinds the columns are is seen from what those methods make of zeros, or is declared as
+    ``new_columns``; see `gpuclassify.ModelMapper`, the shorter way to write the same.
+
+    Parameters
+    ----------
+    model_identifier : str
+        Hub name or directory. While ``setup`` runs, the directory with the model's files.
+    cache_dir, hf_token : str, optional
+    model_inference_batch_size : int
+    has_seq_order : bool
+        Sort by length; rows keep their order.
+    padding_side : {"left", "right"}
+    max_seq_length : int, optional
+    unpack_inference_batch : bool
+        Whether the model takes tensors as keyword arguments, rather than in one dict.
+    autocast : bool
+    """
+
+    new_columns: ClassVar[Mapping[str, str]] = {}
+    model: nn.Module
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_column_types(cls.__qualname__, cls.new_columns)
+
+    def __init__(
+        self,
+        model_identifier: str,
+        cache_dir: str | None = None,
+        hf_token: str | None = None,
+        model_inference_batch_size: int = 256,
+        has_seq_order: bool = True,
+        padding_side: str = "right",
+        max_seq_length: int | None = None,
+        unpack_inference_batch: bool = False,
+        autocast: bool = True,
+    ) -> None:
+        if hf_token is not None:
+            hub.remember_token(model_identifier, hf_token)
+        self.hf_token = None  # a token is never part of what travels
+        self.model_identifier = model_identifier
+        self.cache_dir = cache_dir
+        self.model_inference_batch_size = model_inference_batch_size
+        self.has_seq_order = has_seq_order
+        self.padding_side = padding_side
+        self.max_seq_length = max_seq_length
+        self.unpack_inference_batch = unpack_inference_batch
+        self.autocast = autocast
+
+    def outputs(self) -> tuple[list[str], list[str]]:
+        """``["data"]`` and the names of the new columns."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no outputs(): write it")
+
+    def setup(self, _worker: WorkerMetadata | None = None) -> None:
+        """Load ``self.model``."""
+        self._setup(local_files_only=True)
+
+    def _setup(self, local_files_only: bool = True) -> None:
+        raise NotImplementedError(f"{type(self).__qualname__} has no setup(): write it")
+
+    def process_model_output(self, outputs: Any, model_input_batch: Any = None) -> dict[str, Any]:
+        """Arrays by name, one value a text, of the model's outputs."""
+        raise NotImplementedError(
+            f"{type(self).__qualname__} has no process_model_output(): write it"
+        )
+
+    def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """The arrays of all batches together."""
+        names = processed_outputs[0]
+        return {name: np.concatenate([part[name] for part in processed_outputs]) for name in names}
+
+    def create_output_dataframe(self, df_cpu: Any, collected_output: dict[str, Any]) -> Any:
+        """The frame with the new columns."""
+        raise NotImplementedError(
+            f"{type(self).__qualname__} has no create_output_dataframe(): write it"
+        )
+
+    def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
+        """The mapper that runs this stage, on texts cut as `tokenizer` says.
+
+        Raises
+        ------
+        ValueError
+            The tokenizer is that of another model.
+        """
+        tokenizer = tokenizer or TokenizerStage(self.model_identifier)
+        if tokenizer.model_identifier != self.model_identifier:
+            raise ValueError(
+                f"{type(self).__qualname__} of {self.model_identifier} follows the TokenizerStage "
+                f"of {tokenizer.model_identifier}: save model and tokenizer in one directory"
+            )
+        lengths = (tokenizer.max_seq_length, self.max_seq_length)
+        return StageMapper(
+            self,
+            model=self.model_identifier,
+            cache_dir=self.cache_dir,
+            text_field=tokenizer.text_field,
+            max_chars=tokenizer.max_chars,
+            max_seq_length=min((n for n in lengths if n is not None), default=None),
+            batch_size=self.model_inference_batch_size,
+            sort_by_length=self.has_seq_order,
+            padding_side=self.padding_side,
+            unpack_inference_batch=self.unpack_inference_batch,
+            autocast=self.autocast,
+        )
+
+
+class StageMapper(LoadedByUser):
+    """Runs a `ModelStage`."""
+
+    def load(self) -> nn.Module:
+        """The model that the stage's ``setup`` loads, from the revision that is pinned."""
+        stage = copy.copy(self.source)  # which keeps no model
+        directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
+        stage.model_identifier = str(directory)
+        stage.setup()
+        return stage.model
+
+    def make_heads(self) -> tuple[Head, ...]:
+        """The stage's columns."""
+        return (StageHead(self.__name__, self.options, self.model, self.source),)
+
+
+class StageHead(Head):
+    """The columns that a `ModelStage` makes of its model's outputs."""
+
+    def __init__(self, owner: str, options: Any, model: Any, stage: ModelStage) -> None:
+        super().__init__(owner, options, model)
+        self.stage = stage
+
+    def fields(self) -> list[pa.Field]:
+        """The columns that the stage names, of declared kinds or those that they turn out to be."""
+        return self._fields
+
+    @functools.cached_property
+    def _fields(self) -> list[pa.Field]:
+        declared = self.stage.new_columns
+        if declared:
+            return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in declared.items()]
+        labels = self.model.checkpoint.config.get("id2label")
+        try:
+            made = self.columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
+            return [pa.field(name, _kind_of(pa.array(made[name]).type)) for name in made]
+        except Exception as err:
+            raise TypeError(
+                f"{self.owner} does not show which kinds of columns it makes ({err}): declare "
+                f'them, such as new_columns = {{"label": "str"}}'
+            ) from err
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """The columns for outputs, float32 (texts, outputs)."""
+        import pandas as pd
+        import torch
+
+        outputs: Any = torch.from_numpy(values)
+        outputs.logits = outputs  # what it would be called in an output of transformers
+        stage = self.stage
+        collected = stage.collect_outputs([stage.process_model_output(outputs, None)])
+        frame = pd.DataFrame(dict.fromkeys(TOKEN_FIELDS), index=range(len(values)))
+        frame = stage.create_output_dataframe(frame, collected)
+        return {name: frame[name].tolist() for name in stage.outputs()[1]}
+
+
+def _kind_of(found: pa.DataType) -> pa.DataType:
+    """The kind of column for values that Arrow takes to be `found`."""
+    kinds = (
+        (pa.types.is_boolean, pa.bool_()),
+        (pa.types.is_integer, pa.int64()),
+        (pa.types.is_floating, FLOAT32),
+        (pa.types.is_string, pa.string()),
+        (pa.types.is_list, SCORES),
+    )
+    for is_kind, kind in kinds:
+        if is_kind(found):
+            return kind
+    raise TypeError(f"no kind of column holds {found}")

@@ -1,0 +1,1 @@
+"""What is done with scores once they are there: buckets of equal weight, and the best share."""

@@ -1,0 +1,318 @@
+"""Score buckets: edges between equal shares of a corpus, columns of bucket numbers, the best share.
+
+The recipe of Nemotron-CC: the scores of several classifiers are each cut into 20 buckets of equal
+weight, and a document's bucket is the largest of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.checks import check_choice, check_count, check_number, check_text, label_tuple
+from gpuclassify.frames import backend_of
+from gpuclassify.partition_map import PartitionMap
+from gpuclassify.scores.quantiles import ScoreColumns, weighted_quantiles
+
+UNKNOWN = -1
+COMBINE = ("max", "min")
+
+
+@dataclass(frozen=True)
+class ScoreEdges:
+    """Where buckets of scores begin.
+
+    Attributes
+    ----------
+    n : int
+        Number of buckets, from 0 for the lowest scores to n - 1.
+    edges : dict of str to dict of str to list of float
+        By column of scores and group: the lowest score of each bucket but the first, n - 1 numbers.
+        Groups are JSON values, such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    by : str, optional
+        Column of groups.
+    weight : str, optional
+        What the rows were weighted by.
+    """
+
+    n: int
+    edges: Mapping[str, Mapping[str, Sequence[float]]]
+    by: str | None = None
+    weight: str | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write them to a JSON file."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> ScoreEdges:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        ValueError
+            It holds no edges.
+        """
+        try:
+            edges = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
+            edges._check()
+        except (ValueError, TypeError, AttributeError) as err:
+            raise ValueError(
+                f"{path} holds no edges of buckets: give a file that ScoreEdges.save() wrote"
+            ) from err
+        return edges
+
+    def _check(self) -> None:
+        numbers = [values for groups in self.edges.values() for values in groups.values()]
+        if not numbers or any(np.shape(values) != (self.n - 1,) for values in numbers):
+            raise ValueError(f"{self.n} buckets have {self.n - 1} edges in each group")
+
+
+def score_edges(
+    dataset: Any,
+    scores: str | Sequence[str],
+    *,
+    n: int = 20,
+    weight: str | None = None,
+    by: str | None = None,
+    text_field: str = "text",
+) -> ScoreEdges:
+    """Edges that cut each column of scores into `n` buckets of equal weight.
+
+    Edge k is ``numpy.quantile(scores, k / n, weights=weights, method="inverted_cdf")``: the
+    smallest score at which the cumulated weight reaches k / n of all, exactly, whatever the
+    partitions are. Null and NaN take no part. Columns of float32 are read in two passes, others in
+    four: write or persist a lazy frame of scores first, which would run its models each time.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    scores : str or sequence of str
+        Columns of numbers.
+    n : int
+    weight : str, optional
+        Column of whole numbers, or ``"bytes"``: those of the text in UTF-8. Default: rows count
+        alike.
+    by : str, optional
+        Column, such as the language, within each of whose values buckets are cut.
+    text_field : str
+        Column of text, for ``weight="bytes"``.
+
+    Returns
+    -------
+    ScoreEdges
+
+    Raises
+    ------
+    TypeError, ValueError
+        A column is missing or of another kind, a weight is negative, or there is no score.
+
+    Examples
+    --------
+    >>> edges = score_edges(ddf, ["edu_score", "hq_score"], weight="bytes")  # doctest: +SKIP
+    >>> ddf = add_buckets(ddf, edges)  # doctest: +SKIP
+    """
+    check_count("n", n)
+    names = label_tuple("scores", scores, keep_order=True)
+    if names is None or n is None or n < 2:
+        raise ValueError(f"scores={scores!r} in n={n!r} buckets: name a column, and 2 or more")
+
+    def ranks(total: int) -> list[int]:
+        return [max(1, -(-total * k // n)) for k in range(1, n)]
+
+    columns = ScoreColumns(names, weight, by, text_field)
+    edges = weighted_quantiles(dataset, columns, ranks)
+    _refuse_empty(edges)
+    return ScoreEdges(n, edges, by, weight)
+
+
+def add_buckets(
+    dataset: Any,
+    edges: ScoreEdges | str | Path,
+    *,
+    combine: str = "max",
+    bucket_field: str = "bucket",
+    overwrite: bool = False,
+) -> Any:
+    """The dataset with the bucket of each score, and of all of them together.
+
+    `ScoreBuckets` with these arguments, applied to `dataset`.
+    """
+    mapper = ScoreBuckets(edges, combine=combine, bucket_field=bucket_field, overwrite=overwrite)
+    return mapper(dataset)
+
+
+class ScoreBuckets(PartitionMap):
+    """Adds ``<score>_bucket`` for each column of scores, and the combined bucket; whole numbers.
+
+    A score's bucket is ``numpy.digitize(score, edges)``: a score that equals an edge is in the
+    upper one. A null or NaN score, and a score of a group that the edges do not know, is in bucket
+    -1, of which the combined bucket takes no notice, unless all are.
+
+    Parameters
+    ----------
+    edges : ScoreEdges, str or Path
+        As `score_edges` gave them, or the file that they were saved to.
+    combine : {"max", "min"}
+        Which of a row's buckets is the combined one.
+    bucket_field : str
+        Its column.
+    overwrite : bool
+        Replace columns that the dataset already has.
+    """
+
+    def __init__(
+        self,
+        edges: ScoreEdges | str | Path,
+        *,
+        combine: str = "max",
+        bucket_field: str = "bucket",
+        overwrite: bool = False,
+    ) -> None:
+        check_choice("combine", combine, COMBINE)
+        check_text("bucket_field", bucket_field, 'a column name such as "bucket"')
+        self.edges = edges if isinstance(edges, ScoreEdges) else ScoreEdges.load(edges)
+        self.combine = combine
+        self.bucket_field = bucket_field
+        self.overwrite = overwrite
+
+    @property
+    def _columns(self) -> ScoreColumns:
+        return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
+
+    @property
+    def drops_rows(self) -> bool:
+        """It keeps all."""
+        return False
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """The buckets, which a report counts."""
+        return tuple(self.schema().names)
+
+    def schema(self) -> pa.Schema:
+        """A column a score, and the combined one."""
+        names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
+        return pa.schema([pa.field(name, pa.int64()) for name in names])
+
+    def describe(self) -> dict[str, Any]:
+        """The settings, and a digest of the edges."""
+        content = json.dumps(asdict(self.edges), sort_keys=True).encode()
+        settings = {"combine": self.combine, "bucket_field": self.bucket_field}
+        return {"edges": f"sha256:{hashlib.sha256(content).hexdigest()}", **settings}
+
+    def check(self, frame: Any) -> None:
+        """Raise unless the scores are there, and the new columns are not."""
+        self._columns.check(frame)
+        taken = [name for name in self.schema().names if name in frame.columns]
+        if taken and not self.overwrite:
+            raise ValueError(
+                f"the dataset already has {taken}: choose another bucket_field, rename them, or "
+                "pass overwrite=True to replace them"
+            )
+
+    def meta(self, frame: Any) -> Any:
+        """The empty frame with the buckets' columns."""
+        return self.map_frame(frame.iloc[:0])
+
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+        """A plain frame with its buckets."""
+        codes, groups = self._columns.groups(frame)
+        buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
+        for own, (name, of_groups) in zip(buckets, self.edges.edges.items(), strict=True):
+            values = self._columns.values(frame, name).astype(np.float64)
+            for code, group in enumerate(groups):
+                if group in of_groups:
+                    rows = (codes == code) & ~np.isnan(values)
+                    own[rows] = np.digitize(values[rows], of_groups[group])
+        arrays = [pa.array(column) for column in (*buckets, _combined(buckets, self.combine))]
+        schema = self.schema()
+        new = dict(zip(schema.names, arrays, strict=True))
+        return backend_of(frame).with_columns(frame, new, schema, None)
+
+
+def _combined(buckets: np.ndarray, combine: str) -> np.ndarray:
+    """One bucket a row of (scores, rows), without those that are not known, if any are."""
+    if combine == "max":
+        return buckets.max(0, initial=UNKNOWN)
+    most = np.iinfo(np.int64).max
+    least = np.where(buckets == UNKNOWN, most, buckets).min(0, initial=most)
+    return np.where(least == most, UNKNOWN, least)
+
+
+def keep_top(
+    dataset: Any,
+    score: str,
+    *,
+    share: float,
+    weight: str | None = None,
+    by: str | None = None,
+    text_field: str = "text",
+) -> Any:
+    """The rows with the highest scores, which have the share `share` of all weight.
+
+    The threshold is the highest score at which the rows above and at it have that share, exactly;
+    rows that tie with it stay. Rows without a score go. Reads the dataset as `score_edges` does.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    score : str
+        Column of numbers.
+    share : float
+        In (0, 1].
+    weight, by, text_field
+        As in `score_edges`; with `by`, the share of each group stays.
+
+    Returns
+    -------
+    same type as `dataset`
+        Lazy for Dask input; rows, order, index and partitions as they are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `score_edges` does, and if `share` is no share.
+    """
+    check_number("share", share, "a share such as 0.1")
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share!r} must be above 0 and at most 1, such as 0.1")
+    part = Fraction(str(share))
+
+    def rank(total: int) -> list[int]:
+        return [total + 1 - -(-total * part.numerator // part.denominator)]
+
+    columns = ScoreColumns((score,), weight, by, text_field)
+    edges = weighted_quantiles(dataset, columns, rank)
+    _refuse_empty(edges)
+    thresholds = {group: values[0] for group, values in edges[score].items()}
+    keep = functools.partial(_above, columns=columns, thresholds=thresholds)
+    if hasattr(dataset, "map_partitions"):
+        return dataset.map_partitions(keep, meta=dataset._meta, token="keep_top")
+    return keep(dataset)
+
+
+def _above(frame: Any, columns: ScoreColumns, thresholds: Mapping[str, float]) -> Any:
+    codes, groups = columns.groups(frame)
+    least = np.array([thresholds.get(group, np.inf) for group in groups])[codes]
+    is_kept = columns.values(frame, *columns.names).astype(np.float64) >= least
+    return backend_of(frame).take_rows(frame, is_kept)
+
+
+def _refuse_empty(edges: Mapping[str, Mapping[str, Any]]) -> None:
+    empty = [name for name, groups in edges.items() if not groups]
+    if empty:
+        raise ValueError(
+            f"{empty} have no scores with a weight above 0: give rows with scores, and weights"
+        )

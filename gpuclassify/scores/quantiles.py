@@ -1,0 +1,273 @@
+"""Exact weighted quantiles of columns of any length, sixteen bits of their numbers a pass.
+
+The bits of a float, with a sign that is turned round, are ordered like the numbers. A pass sums the
+weights of all numbers by the next sixteen bits; what each quantile begins with is known then, and
+the next pass looks at the numbers that begin so. Weights are whole, so that sums are exact and no
+quantile depends on partitions or on the order in which they are added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import dask
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+
+from gpuclassify.checks import nearest
+from gpuclassify.dedup.corpus import as_dask
+from gpuclassify.frames import backend_of, to_pandas
+
+DIGIT_BITS = 16
+BYTES = "bytes"  # as a weight: of the text in UTF-8
+ALL = "null"  # the group of rows without one, and of all rows where none are asked for
+ADDED_AT_ONCE = 32  # partitions
+
+# Of the weight in all, the cumulated weights at which quantiles lie: 1 or more each.
+Ranks = Callable[[int], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class ScoreColumns:
+    """Which columns of a frame are ranked, and by what weight and in which groups.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Columns of numbers. Those of float32 or float16 are compared in float32, others in float64.
+    weight : str, optional
+        Column of whole numbers, or "bytes" for those of the text in UTF-8. None counts rows.
+    by : str, optional
+        Column whose values are ranked apart from each other.
+    text_field : str
+    """
+
+    names: tuple[str, ...]
+    weight: str | None = None
+    by: str | None = None
+    text_field: str = "text"
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        weight = self.text_field if self.weight == BYTES else self.weight
+        return tuple(dict.fromkeys(filter(None, [*self.names, weight, self.by])))
+
+    def check(self, frame: Any) -> None:
+        """Raise unless the frame, which may be empty, has these columns, of these kinds."""
+        for name in self.needed:
+            if name not in frame.columns:
+                columns = list(map(str, frame.columns))
+                raise ValueError(
+                    f"no column {name!r}; columns are {columns}.{nearest(name, columns)}"
+                )
+        for name in self.names:
+            if frame[name].dtype.kind not in "fiu":
+                raise TypeError(
+                    f"column {name!r} holds {frame[name].dtype}, not numbers: name a column of "
+                    "scores"
+                )
+        if self.weight == BYTES:
+            backend_of(frame).check_text_column(frame, self.text_field)
+        elif self.weight is not None and frame[self.weight].dtype.kind not in "iu":
+            raise TypeError(
+                f"weight={self.weight!r} holds {frame[self.weight].dtype}: weights are whole "
+                "numbers, such as tokens, so that sums are exact. Round them, or take "
+                f'weight="{BYTES}"'
+            )
+
+    def values(self, frame: Any, name: str) -> np.ndarray:
+        """The numbers of a column, float32 or float64 (rows,), null as NaN; -0.0 is 0.0."""
+        plain = to_pandas(frame[[name]])[name]
+        is_single = plain.dtype.kind == "f" and plain.dtype.itemsize <= 4
+        kind = np.float32 if is_single else np.float64
+        return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
+
+    def weights(self, frame: Any) -> np.ndarray:
+        """The weight of each row, int64 (rows,); null is 0.
+
+        Raises
+        ------
+        ValueError
+            One is negative.
+        """
+        if self.weight is None:
+            return np.ones(len(frame), np.int64)
+        if self.weight == BYTES:
+            sizes = pc.binary_length(backend_of(frame).text_array(frame, self.text_field))
+            return pc.fill_null(sizes, 0).to_numpy().astype(np.int64)
+        plain = to_pandas(frame[[self.weight]])[self.weight]
+        weights = plain.to_numpy(dtype=np.int64, na_value=0)
+        if (weights < 0).any():
+            raise ValueError(f"weight={self.weight!r} has {weights.min()}: weights are 0 or more")
+        return weights
+
+    def groups(self, frame: Any) -> tuple[np.ndarray, list[str]]:
+        """The number of each row's group, int64 (rows,), and the groups as `group_key` has them."""
+        if self.by is None:
+            return np.zeros(len(frame), np.int64), [ALL]
+        codes, values = pd.factorize(to_pandas(frame[[self.by]])[self.by], use_na_sentinel=False)
+        return codes, [group_key(value) for value in values]
+
+
+def group_key(value: Any) -> str:
+    """A group's value as JSON, which tells 1 from "1", and null from all others."""
+    if pd.isna(value):
+        return ALL
+    return json.dumps(value.item() if hasattr(value, "item") else value, default=str)
+
+
+def weighted_quantiles(
+    dataset: Any, columns: ScoreColumns, ranks: Ranks
+) -> dict[str, dict[str, list[float]]]:
+    """The smallest number of a column whose cumulated weight reaches each rank.
+
+    For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
+    weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
+    Null and NaN take no part. The dataset is read twice for columns of float32, and four times for
+    others.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    columns : ScoreColumns
+    ranks : callable
+        Of the weight of a group in all.
+
+    Returns
+    -------
+    dict of str to dict of str to list of float
+        By column and `group_key`, as many numbers as there are ranks. A group without a weight is
+        left out.
+    """
+    frame = as_dask(dataset)
+    columns.check(frame._meta)
+    frame = frame[list(columns.needed)]
+    bits = {
+        name: columns.values(frame._meta.iloc[:0], name).dtype.itemsize * 8
+        for name in columns.names
+    }
+    found: dict[tuple[str, str], _Search] = {}
+    for level in range(max(bits.values()) // DIGIT_BITS):
+        names = tuple(name for name in columns.names if bits[name] > level * DIGIT_BITS)
+        begins = {
+            name: np.unique([search.digits for (own, _), search in found.items() if own == name])
+            for name in names
+        }
+        for key, sums in _sum_weights(frame, replace(columns, names=names), level, begins).items():
+            if level == 0:
+                found[key] = _begin(ranks, int(sums.weights.sum()))
+            found[key].descend(sums)
+    result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
+    for (name, group), search in found.items():
+        if len(search.ranks):
+            result[name][group] = number_of(search.digits, bits[name]).tolist()
+    return result
+
+
+class _Sums(NamedTuple):
+    """Weights, int64 (n,), by the first bits of numbers, uint64 (n,), in ascending order."""
+
+    digits: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass
+class _Search:
+    """What is known of the quantiles of one column and group.
+
+    Attributes
+    ----------
+    digits : ndarray of uint64, shape (ranks,)
+        The first bits of each.
+    ranks : ndarray of int64, shape (ranks,)
+        Of each, among the numbers that begin so.
+    """
+
+    digits: np.ndarray
+    ranks: np.ndarray
+
+    def descend(self, sums: _Sums) -> None:
+        """Learn the next bits."""
+        reached = np.concatenate([[0], np.cumsum(sums.weights)])
+        begins = sums.digits >> np.uint64(DIGIT_BITS)
+        before = reached[np.searchsorted(begins, self.digits)]  # by numbers that begin lower
+        places = np.searchsorted(reached[1:], before + self.ranks)
+        self.ranks = self.ranks + before - reached[places]
+        self.digits = sums.digits[places]
+
+
+def _begin(ranks: Ranks, total: int) -> _Search:
+    found = np.array(ranks(total) if total else [], np.int64)
+    return _Search(np.zeros(len(found), np.uint64), found)
+
+
+def _sum_weights(
+    frame: Any, columns: ScoreColumns, level: int, begins: Mapping[str, np.ndarray]
+) -> dict[tuple[str, str], _Sums]:
+    """Weights by column and group, added up on the workers."""
+    sums = dask.delayed(part_sums, pure=True)
+    parts = [sums(part, columns, level, begins) for part in frame.to_delayed()]
+    while len(parts) > 1:
+        starts = range(0, len(parts), ADDED_AT_ONCE)
+        parts = [dask.delayed(add_sums)(parts[start : start + ADDED_AT_ONCE]) for start in starts]
+    return parts[0].compute()
+
+
+def part_sums(
+    frame: Any, columns: ScoreColumns, level: int, begins: Mapping[str, np.ndarray]
+) -> dict[tuple[str, str], _Sums]:
+    """What `weighted_quantiles` adds up, of one partition."""
+    weights = columns.weights(frame)
+    codes, groups = columns.groups(frame)
+    sums = {}
+    for name in columns.names:
+        values = columns.values(frame, name)
+        bits = values.dtype.itemsize * 8
+        digits = ordered_bits(values) >> np.uint64(bits - (level + 1) * DIGIT_BITS)
+        is_counted = ~np.isnan(values)
+        if level:
+            is_counted &= np.isin(digits >> np.uint64(DIGIT_BITS), begins[name])
+        for code, group in enumerate(groups):
+            rows = is_counted & (codes == code)
+            sums[name, group] = _summed(digits[rows], weights[rows])
+    return sums
+
+
+def add_sums(parts: Sequence[Mapping[tuple[str, str], _Sums]]) -> dict[tuple[str, str], _Sums]:
+    """The sums of several partitions."""
+    apart: dict[tuple[str, str], list[_Sums]] = {}
+    for part in parts:
+        for key, sums in part.items():
+            apart.setdefault(key, []).append(sums)
+    return {
+        key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
+        for key, several in apart.items()
+    }
+
+
+def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
+    known, places = np.unique(digits, return_inverse=True)
+    sums = np.zeros(len(known), np.int64)
+    np.add.at(sums, places, weights)
+    return _Sums(known, sums)
+
+
+def ordered_bits(values: np.ndarray) -> np.ndarray:
+    """Whole numbers, uint64, that are ordered as these floats of 32 or 64 bits are."""
+    size = values.dtype.itemsize
+    bits = values.view(f"u{size}")
+    sign = bits.dtype.type(1 << (size * 8 - 1))
+    return np.where(bits & sign, ~bits, bits | sign).astype(np.uint64)
+
+
+def number_of(ordered: np.ndarray, bits: int) -> np.ndarray:
+    """The floats that `ordered_bits` gave these numbers for."""
+    kind = np.dtype(f"u{bits // 8}")
+    sign = kind.type(1 << (bits - 1))
+    own = ordered.astype(kind)
+    return np.where(own & sign, own ^ sign, ~own).astype(kind).view(f"f{bits // 8}")

@@ -1,0 +1,190 @@
+"""The Dask generation's scripts run with other imports and give what our own calls give."""
+
+import inspect
+
+import pandas as pd
+import pytest
+
+import gpuclassify
+from gpuclassify import ToBackend, cluster, curator
+from tests.curator.conftest import FRAME, read_output
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+READ = """
+from nemo_curator.datasets import DocumentDataset
+from nemo_curator.classifiers import {kind}
+
+input_dataset = DocumentDataset.read_json("content/*.jsonl", backend="cudf")
+"""
+AEGIS = """
+token = "hf_1234"  # Your HuggingFace user access token
+safety_classifier = AegisClassifier(
+    aegis_variant="nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0",
+    token=token,
+    filter_by=["safe", "O13"]  # Keep only safe content and "needs caution" category
+)
+result_dataset = safety_classifier(dataset=input_dataset)
+"""
+RAW_AEGIS = """
+token = "hf_1234"
+safety_classifier = AegisClassifier(
+    aegis_variant="nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0",
+    token=token,
+    keep_raw_pred=True,
+    raw_pred_column="raw_predictions"
+)
+result_dataset = safety_classifier(dataset=input_dataset)
+"""
+GUARD = """
+token = "hf_1234"  # Your HuggingFace user access token
+classifier = InstructionDataGuardClassifier(token=token)
+result_dataset = classifier(dataset=input_dataset)
+"""
+EDUCATION = """
+edu_classifier = FineWebEduClassifier(
+    batch_size=256,
+    pred_column="fineweb-edu-score",     # Raw float scores
+    int_column="fineweb-edu-score-int"   # Rounded integer scores
+)
+result_dataset = edu_classifier(dataset=input_dataset)
+
+# Extract highly educational content (scores 4-5)
+high_edu_dataset = result_dataset[result_dataset["fineweb-edu-score-int"] >= 4]
+"""
+MIXTRAL = """
+classifier = FineWebMixtralEduClassifier(
+    pred_column="score",                 # Raw float scores
+    int_column="score-int",              # Rounded integer scores
+    quality_label_column="quality-label" # "high_quality" or "low_quality"
+)
+result_dataset = classifier(dataset=input_dataset)
+"""
+CONTENT_TYPE = """
+classifier = ContentTypeClassifier(filter_by=["Blogs", "News"])
+result_dataset = classifier(dataset=input_dataset)
+"""
+PROMPTS = """
+classifier = PromptTaskComplexityClassifier()
+result_dataset = classifier(dataset=input_dataset)
+"""
+SCRIPTS = [
+    ("AegisClassifier", AEGIS, {"filter_by": ["safe", "O13"]}),
+    ("AegisClassifier", RAW_AEGIS, {"keep_raw": True, "raw_field": "raw_predictions"}),
+    ("InstructionDataGuardClassifier", GUARD, {}),
+    (
+        "FineWebEduClassifier",
+        EDUCATION,
+        {"score_field": "fineweb-edu-score", "int_score_field": "fineweb-edu-score-int"},
+    ),
+    (
+        "FineWebMixtralEduClassifier",
+        MIXTRAL,
+        {"score_field": "score", "int_score_field": "score-int", "label_field": "quality-label"},
+    ),
+    ("ContentTypeClassifier", CONTENT_TYPE, {"filter_by": ["Blogs", "News"]}),
+    ("PromptTaskComplexityClassifier", PROMPTS, {}),
+]
+MODULES = """
+from nemo_curator import Sequential, ToBackend
+
+pipeline = Sequential([
+    cpu_operation,          # Runs on CPU
+    ToBackend("cudf"),     # Moves to GPU
+    gpu_operation,         # Runs on GPU
+    ToBackend("pandas"),   # Moves back to CPU
+    cpu_operation_2        # Runs on CPU
+])
+"""
+CLIENT = """
+from nemo_curator.utils.distributed_utils import get_client
+
+# Set up GPU-enabled Dask client
+client = get_client(cluster_type="gpu")
+"""
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize(("kind", "script", "options"), SCRIPTS)
+def test_a_classifier_gives_a_dataset_of_what_it_gives_a_frame(
+    run_script, safety_models, kind, script, options
+):
+    variant = {"nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0": safety_models.defensive}
+    scope = run_script(READ.format(kind=kind) + script, variant)
+
+    result = scope["result_dataset"]
+    expected = getattr(gpuclassify, kind)(**options)(FRAME).reset_index(drop=True)
+    found = result.to_pandas().sort_values("id", ignore_index=True)
+    assert isinstance(result, curator.DocumentDataset)
+    assert 0 < len(found) == len(result)
+    pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
+    if high := scope.get("high_edu_dataset"):
+        assert isinstance(high, curator.DocumentDataset)
+        is_high = expected["fineweb-edu-score-int"] >= 4
+        assert high.df["id"].compute().tolist() == expected["id"][is_high].tolist()
+
+
+def test_modules_run_one_after_another(run_script, domain):
+    classifier = domain()
+    functions = {
+        "cpu_operation": lambda dataset: dataset[dataset["id"] >= 10],
+        "gpu_operation": classifier,
+        "cpu_operation_2": lambda dataset: dataset.repartition(npartitions=1),
+    }
+    pipeline = run_script(MODULES, **functions)["pipeline"]
+
+    found = pipeline(curator.DocumentDataset.from_pandas(FRAME, npartitions=3))
+
+    assert found.npartitions == 1
+    expected = classifier(FRAME[10:])
+    pd.testing.assert_frame_equal(found.to_pandas(), expected, check_dtype=False)
+
+
+def test_moving_a_lazy_frame_moves_its_meta(frames):
+    lazy = frames.lazy(FRAME)
+    there = ToBackend(frames.name)(lazy)
+    assert type(there._meta) is type(lazy._meta)
+    back = ToBackend("pandas")(there)
+    assert isinstance(back._meta, pd.DataFrame)
+    pd.testing.assert_frame_equal(back.compute(), frames.to_pandas(lazy), check_dtype=False)
+
+
+def test_clients_are_asked_for_by_the_older_options(run_script, monkeypatch):
+    calls = []
+    known = inspect.signature(gpuclassify.get_client).parameters
+    monkeypatch.setattr(
+        cluster, "get_client", lambda *given, **options: calls.append((given, options))
+    )
+    run_script(CLIENT)
+    with pytest.warns(UserWarning, match="set_torch_to_use_rmm=True has no effect"):
+        curator.get_client(scheduler_address="tcp://a:1", set_torch_to_use_rmm=True)
+    curator.get_client("gpu", rmm_pool_size="1GB", enable_spilling=True)
+    assert calls == [
+        (("gpu",), {}),
+        (("cpu",), {"address": "tcp://a:1"}),
+        (("gpu",), {"rmm_pool_size": "1GB", "enable_cudf_spill": True}),
+    ]
+    assert {name for _, options in calls for name in options} <= set(known)
+
+
+def test_a_dataset_is_written_and_read_again(run_script, tmp_path):
+    run_script('"content/*.jsonl"')
+    dataset = curator.DocumentDataset.read_json("content", columns=["id"], blocksize="1KiB")
+    assert list(dataset.df.columns) == list(dataset.columns) == ["id"]
+    dataset.persist().to_json("lines", write_to_filename=False)
+    dataset.to_parquet("parquet")
+
+    assert read_output(tmp_path / "lines")["id"].tolist() == FRAME["id"].tolist()
+    found = curator.DocumentDataset.read_parquet("parquet")
+    assert found.npartitions == dataset.npartitions > 2
+    assert sorted(found.to_pandas()["id"]) == FRAME["id"].tolist()
+    assert len(found.head(3)) == 3
+
+
+def test_what_would_change_the_result_is_refused(tmp_path):
+    dataset = curator.DocumentDataset.from_pandas(FRAME)
+    with pytest.raises(
+        TypeError, match="write_to_filename=True has no effect, because a part is a"
+    ):
+        dataset.to_json(str(tmp_path), write_to_filename=True)
+    with pytest.raises(TypeError, match="add_filename=True has no effect"):
+        curator.DocumentDataset.read_json(str(tmp_path), add_filename=True)

@@ -1,0 +1,236 @@
+"""Edges equal numpy's weighted quantiles, whatever the partitions; buckets and top shares."""
+
+import json
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuclassify import Pipeline, ScoreBuckets, ScoreEdges, add_buckets, keep_top, score_edges
+from gpuclassify.jobs.input.readers import ParquetReader
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.scores.quantiles import number_of, ordered_bits
+
+ROWS = 5_000
+SHARES = np.arange(1, 20) / 20
+N = 20
+
+
+def scores_of(kind, rows=ROWS, seed=0):
+    random = np.random.default_rng(seed)
+    values = {
+        "probabilities": random.beta(0.3, 0.2, rows),
+        "signed": random.normal(0, 3, rows),
+        "ties": random.integers(0, 6, rows) / 5,
+        "one value": np.full(rows, 0.25),
+    }
+    return values[kind].astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    random = np.random.default_rng(3)
+    frame = pd.DataFrame({"a": scores_of("probabilities"), "b": scores_of("signed")})
+    frame["text"] = pd.Series(["wort 天気 " * n for n in random.integers(0, 9, ROWS)], dtype="str")
+    frame["tokens"] = random.integers(0, 900, ROWS)
+    frame["language"] = random.choice(["de", "fr", None], ROWS, p=[0.7, 0.2, 0.1])
+    frame.loc[frame.index % 17 == 0, "a"] = np.nan
+    frame.loc[frame.index % 23 == 0, "text"] = None
+    return frame
+
+
+def expected(scores, weights):
+    """By numpy alone."""
+    there = ~np.isnan(scores)
+    return np.quantile(
+        scores[there], SHARES, weights=weights[there].astype(np.float64), method="inverted_cdf"
+    ).tolist()
+
+
+@pytest.mark.parametrize(
+    ("partitions", "weight"),
+    [(1, None), (7, "bytes"), (7, "tokens"), pytest.param(1_000, "bytes", marks=pytest.mark.slow)],
+)
+def test_edges_are_numpys_quantiles_whatever_the_partitions(corpus, partitions, weight):
+    weights = {
+        None: np.ones(ROWS),
+        "bytes": corpus["text"].map(lambda t: len(t.encode()), na_action="ignore").fillna(0),
+        "tokens": corpus["tokens"],
+    }[weight]
+
+    found = score_edges(dd.from_pandas(corpus, npartitions=partitions), ["a", "b"], weight=weight)
+
+    for name in ("a", "b"):
+        assert found.edges[name]["null"] == expected(corpus[name].to_numpy(), np.asarray(weights))
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "signed", "ties", "one value"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "Float32", "float[pyarrow]", "float16"])
+def test_edges_of_every_type_of_column(kind, dtype):
+    scores = pd.Series(scores_of(kind)).astype(dtype)
+    found = score_edges(pd.DataFrame({"s": scores}), "s").edges["s"]["null"]
+    assert found == expected(scores.to_numpy(dtype=np.float64), np.ones(ROWS))
+
+
+def test_edges_of_whole_numbers():
+    scores = pd.Series(np.random.default_rng(0).integers(-9, 90, ROWS))
+    found = score_edges(pd.DataFrame({"s": scores}), "s").edges["s"]["null"]
+    assert found == expected(scores.to_numpy(), np.ones(ROWS))
+
+
+def test_groups_have_edges_of_their_own(corpus):
+    found = score_edges(dd.from_pandas(corpus, npartitions=5), "b", by="language").edges["b"]
+    assert sorted(found) == ['"de"', '"fr"', "null"]
+    for key, value in (('"de"', "de"), ('"fr"', "fr"), ("null", None)):
+        own = corpus["language"].isna() if value is None else corpus["language"] == value
+        rows = corpus.loc[own, "b"].to_numpy()
+        assert found[key] == expected(rows, np.ones(len(rows)))
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(width=32, allow_nan=False), st.integers(0, 5)), min_size=1, max_size=40
+    ),
+    st.integers(2, 7),
+)
+@settings(max_examples=30, deadline=None)
+def test_an_edge_is_the_first_score_whose_cumulated_weight_reaches_its_share(rows, n):
+    if not sum(weight for _, weight in rows):
+        return
+    frame = pd.DataFrame(rows, columns=["s", "w"]).astype({"s": np.float32, "w": np.int64})
+    found = score_edges(frame, "s", n=n, weight="w").edges["s"]["null"]
+    ordered = sorted(rows)
+    total = sum(weight for _, weight in rows)
+    for k, edge in enumerate(found, 1):
+        reached = 0
+        for score, weight in ordered:
+            reached += weight
+            if reached * n >= total * k:
+                assert edge == score
+                break
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
+def test_bits_are_ordered_like_the_numbers(values):
+    for kind in (np.float32, np.float64):
+        numbers = np.array(values, kind) + kind(0)
+        bits = ordered_bits(numbers)
+        assert np.array_equal(numbers[np.argsort(bits, kind="stable")], np.sort(numbers))
+        assert np.array_equal(number_of(bits, numbers.dtype.itemsize * 8), numbers)
+
+
+@pytest.mark.parametrize("combine", ["max", "min"])
+def test_buckets_are_numpys_and_the_combined_one_leaves_out_what_is_not_known(corpus, combine):
+    edges = score_edges(corpus, ["a", "b"])
+    frame = corpus.assign(b=corpus["b"].where(corpus.index % 34 != 0))
+    result = add_buckets(frame, edges, combine=combine)
+    expected_buckets = {
+        name: np.where(
+            frame[name].isna(), -1, np.digitize(frame[name].fillna(0), edges.edges[name]["null"])
+        )
+        for name in ("a", "b")
+    }
+    a, b = expected_buckets["a"], expected_buckets["b"]
+    both = np.maximum(a, b) if combine == "max" else np.minimum(a, b)
+    known = np.where(a < 0, b, np.where(b < 0, a, both))
+    assert result["a_bucket"].tolist() == a.tolist()
+    assert result["b_bucket"].tolist() == b.tolist()
+    assert result["bucket"].tolist() == known.tolist()
+    assert (known == -1).any()
+    assert set(range(-1, N)) == set(known)
+    pd.testing.assert_frame_equal(result[frame.columns], frame)
+
+
+def test_a_lazy_frame_gets_the_buckets_of_a_plain_one(corpus):
+    edges = score_edges(corpus, ["a", "b"], by="language")
+    lazy = dd.from_pandas(corpus, npartitions=6)
+    pd.testing.assert_frame_equal(
+        add_buckets(lazy, edges).compute(), add_buckets(lazy.compute(), edges)
+    )
+
+
+def test_a_group_that_the_edges_do_not_know_is_in_no_bucket(corpus):
+    edges = score_edges(corpus[corpus["language"] == "de"], "b", by="language")
+    result = add_buckets(corpus, edges)
+    assert ((result["bucket"] == -1) == (corpus["language"] != "de")).all()
+
+
+def test_edges_serve_the_next_crawl_from_their_file(corpus, tmp_path):
+    edges = score_edges(corpus, ["a", "b"], weight="bytes", by="language")
+    edges.save(tmp_path / "edges.json")
+    assert ScoreEdges.load(tmp_path / "edges.json") == edges
+    saved = add_buckets(corpus, tmp_path / "edges.json")
+    pd.testing.assert_frame_equal(saved, add_buckets(corpus, edges))
+
+
+def test_buckets_are_a_stage_of_a_job_which_counts_them(corpus, tmp_path):
+    corpus.to_parquet(tmp_path / "in.parquet")
+    edges = score_edges(corpus, ["a", "b"])
+    summary = Pipeline(
+        [
+            ParquetReader(str(tmp_path / "in.parquet")),
+            ScoreBuckets(edges),
+            ParquetWriter(str(tmp_path / "out")),
+        ]
+    ).run()
+    counts = add_buckets(corpus, edges)["bucket"].value_counts()
+    assert summary.columns["bucket"] == {str(k): v for k, v in counts.items()}
+
+
+@pytest.mark.parametrize("partitions", [1, 9])
+@pytest.mark.parametrize(("share", "weight"), [(0.1, None), (0.25, "tokens"), (1.0, None)])
+def test_the_top_share_is_the_smallest_that_reaches_it(corpus, partitions, share, weight):
+    lazy = dd.from_pandas(corpus, npartitions=partitions)
+    kept = keep_top(lazy, "b", share=share, weight=weight).compute()
+    weights = corpus[weight] if weight else pd.Series(1, corpus.index)
+    total = weights.sum()
+    own = weights[kept.index]
+    assert own.sum() >= share * total
+    lowest = kept["b"].min()
+    assert own[kept["b"] > lowest].sum() < share * total or share == 1
+    pd.testing.assert_frame_equal(kept, lazy[lazy["b"] >= lowest].compute())
+
+
+def test_each_group_keeps_its_own_top(corpus):
+    kept = keep_top(corpus, "b", share=0.1, by="language")
+    for value in ("de", "fr"):
+        own = corpus.loc[corpus["language"] == value, "b"]
+        expected_rows = own.nlargest(-(-len(own) // 10)).index
+        assert set(kept.index[kept["language"] == value]) == set(expected_rows)
+
+
+def test_rows_without_a_score_are_not_the_top(corpus):
+    assert keep_top(corpus, "a", share=1)["a"].notna().all()
+
+
+def test_mistakes_are_named(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"no column 'aa'; columns are .* Did you mean 'a'"):
+        score_edges(corpus, "aa")
+    with pytest.raises(TypeError, match=r"'text' holds .*, not numbers"):
+        score_edges(corpus, "text")
+    with pytest.raises(TypeError, match="weights are whole numbers"):
+        score_edges(corpus, "a", weight="b")
+    with pytest.raises(ValueError, match="weights are 0 or more"):
+        score_edges(corpus.assign(tokens=-1), "a", weight="tokens")
+    with pytest.raises(ValueError, match=r"\['a'\] have no scores"):
+        score_edges(corpus.assign(a=np.nan), ["a", "b"])
+    with pytest.raises(ValueError, match="have no scores"):
+        score_edges(corpus.iloc[:0], "a")
+    with pytest.raises(ValueError, match="2 or more"):
+        score_edges(corpus, "a", n=1)
+    with pytest.raises(ValueError, match=r"share=1\.5 must be above 0"):
+        keep_top(corpus, "a", share=1.5)
+    edges = score_edges(corpus, "a")
+    with pytest.raises(ValueError, match="no column 'a'"):
+        add_buckets(corpus.drop(columns="a"), edges)
+    with pytest.raises(ValueError, match=r"already has \['bucket'\]"):
+        add_buckets(corpus.assign(bucket=1), edges)
+    with pytest.raises(ValueError, match="combine='mean' is not one of 'max', 'min'"):
+        add_buckets(corpus, edges, combine="mean")
+    for content in ("[1]", "{}", json.dumps({"n": 3, "edges": {"a": {"null": [0.1]}}}), "x"):
+        (tmp_path / "edges.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no edges of buckets"):
+            ScoreEdges.load(tmp_path / "edges.json")
