@@ -75,9 +75,16 @@ class Head(ABC):
     def columns(self, values: np.ndarray) -> Columns:
         """Columns for activated outputs, float32 (texts, outputs)."""
 
-    def is_kept(self, values: np.ndarray) -> np.ndarray:
-        """Which texts pass the filters, bool (texts,), by what `columns` gets."""
-        return np.ones(len(values), dtype=bool)
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Which texts pass each filter that is set, bool (texts,), by what `columns` gets.
+
+        The names are among `gpuclassify.stage_counts.REASONS`.
+        """
+        return {}
+
+    def certainties(self, values: np.ndarray) -> np.ndarray | None:
+        """What examples are ordered by, a finite number for each text; None without such."""
+        return None
 
 
 class OwnColumns(Head):
@@ -161,11 +168,11 @@ class LabelHead(Head):
             )
         self._check_labels(*(name for name, _ in minimum or ()))
 
-    def has_wanted_label(self, labels: np.ndarray) -> np.ndarray:
-        """Which of `labels` (texts,) pass `filter_by`, bool (texts,)."""
+    def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
+        """Which of `labels` (texts,) pass `filter_by`, if it is set; see `passes`."""
         if self.options.filter_by is None:
-            return np.ones(len(labels), dtype=bool)
-        return np.isin(labels, np.asarray(self.options.filter_by, dtype=object))
+            return {}
+        return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
 
 class CategoryHead(LabelHead):
@@ -198,12 +205,18 @@ class CategoryHead(LabelHead):
             (self.options.confidence_field, values.max(axis=1)),
         )
 
-    def is_kept(self, values: np.ndarray) -> np.ndarray:
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts have a wanted label, confidence and score."""
-        kept = self.has_wanted_label(np.asarray(self.labels, dtype=object)[values.argmax(axis=1)])
+        labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
+        passed = self.passes_label(labels)
         if self.options.min_confidence is not None:
-            kept &= values.max(axis=1) >= np.float32(self.options.min_confidence)
-        return kept & reaches_minimums(values, self.labels, self.options.min_score)
+            minimum = np.float32(self.options.min_confidence)
+            passed["confidence"] = values.max(axis=1) >= minimum
+        return passed | passes_minimums(values, self.labels, self.options.min_score)
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """The probability of each text's label."""
+        return values.max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless the checkpoint is of this kind and has the labels given."""
@@ -260,12 +273,16 @@ class RegressionHead(LabelHead):
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}
 
-    def is_kept(self, values: np.ndarray) -> np.ndarray:
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts score enough."""
         minimum = self.options.min_score
         if len(self.labels) > 1 or minimum is None:
-            return reaches_minimums(values, self.labels, minimum)
-        return values[:, 0] >= np.float32(minimum)
+            return passes_minimums(values, self.labels, minimum)
+        return {"score": values[:, 0] >= np.float32(minimum)}
+
+    def certainties(self, values: np.ndarray) -> np.ndarray | None:
+        """The score, if there is one."""
+        return values[:, 0] if len(self.labels) == 1 else None
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless the checkpoint is a regression model."""
@@ -313,12 +330,13 @@ def named_columns(*columns: tuple[str | None, Any]) -> dict[str, Any]:
     return {name: values for name, values in columns if name is not None}
 
 
-def reaches_minimums(values: np.ndarray, labels: list[str], minimums: Any) -> np.ndarray:
-    """Texts whose scores (texts, labels) reach every minimum by label, bool (texts,)."""
-    enough = np.ones(len(values), dtype=bool)
-    for label, minimum in minimums or ():
-        enough &= values[:, labels.index(label)] >= np.float32(minimum)
-    return enough
+def passes_minimums(values: np.ndarray, labels: list[str], minimums: Any) -> dict[str, np.ndarray]:
+    """Which texts' scores (texts, labels) reach every minimum by label; see `Head.passes`."""
+    if not minimums:
+        return {}
+    places = [labels.index(label) for label, _ in minimums]
+    enough = values[:, places] >= np.array([least for _, least in minimums], dtype=np.float32)
+    return {"score": np.all(enough, axis=1)}
 
 
 def check_kind(owner: str, problem_type: str, checkpoint: Checkpoint) -> None:

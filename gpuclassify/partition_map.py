@@ -79,6 +79,10 @@ class PartitionMap(Public):
         """The new columns in order, as far as they are known without a frame."""
         return pa.schema([])
 
+    def code(self) -> str:
+        """What makes the same mapper again, for people."""
+        return repr(self)
+
     def describe(self) -> dict[str, Any]:
         """Its settings for people and for comparing two runs: JSON values, no secret."""
         return {}

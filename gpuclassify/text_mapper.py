@@ -7,8 +7,9 @@ import functools
 import hashlib
 import inspect
 import sys
+import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +21,7 @@ from gpuclassify.checks import nearest
 from gpuclassify.code_digest import code_digest
 from gpuclassify.columns import arrow_array, check_column_types
 from gpuclassify.frames import backend_of, name_row
-from gpuclassify.frames.texts import HostTexts
+from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
@@ -30,6 +31,15 @@ from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
 from gpuclassify.runners import EncoderRunner, OwnModule, Runner
 from gpuclassify.signatures import show_settings, takes
+from gpuclassify.stage_counts import (
+    KEPT,
+    TextOutcomes,
+    count_labels,
+    count_rows,
+    current_stages,
+    first_reasons,
+    row_reasons,
+)
 from gpuclassify.tables import html_table
 from gpuclassify.workers.run_stats import RunStats, publish
 
@@ -152,20 +162,31 @@ class TextMapper(PartitionMap):
         return hash((type(self), self.options))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value}" for name, value in self._settings({"model"}))
+        return self._call(_short)
+
+    def code(self) -> str:
+        """The call that makes the same mapper, however long its settings are."""
+        return self._call(repr)
+
+    def _call(self, show: Callable[[Any], str]) -> str:
+        settings = self._settings({"model"}).items()
+        shown = ", ".join(f"{name}={show(value)}" for name, value in settings)
         return f"{self.__name__}({shown})"
 
     def _repr_html_(self) -> str:
-        rows = self._settings({"model", *self.defaults})
+        settings = self._settings({"model", *self.defaults}).items()
+        rows = [(name, _short(value)) for name, value in settings]
         return html_table(self.__name__, [("", self.purpose), *rows])
 
-    def _settings(self, always: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Names and short values of settings that are not the class's defaults, or `always`."""
-        for field in fields(self.options):
-            value = getattr(self.options, field.name)
-            default = self.defaults.get(field.name, field.default)
-            if field.name in always or value != default:
-                yield field.name, _short(value)
+    def _settings(self, always: Collection[str]) -> dict[str, Any]:
+        """Settings by name: `always` these, and those that are not the class's defaults."""
+        values = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        defaults = {field.name: field.default for field in fields(self.options)} | self.defaults
+        return {
+            name: value
+            for name, value in values.items()
+            if name in always or value != defaults[name]
+        }
 
     def describe(self) -> dict[str, Any]:
         """Settings as JSON values, and the model's commit or digest if in reach."""
@@ -378,35 +399,52 @@ class TextMapper(PartitionMap):
         keep : ndarray of bool, shape (rows,), optional
             The filters' decision, false where the text is null; None without filters.
         """
+        started = time.perf_counter()
         distinct, positions = texts.fold(self.options.max_chars)
         null_rows = int((positions < 0).sum())
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
+        made, read, found = self._run(
+            distinct, stats, lambda place: name_row(int((positions == place).argmax()))
+        )
+        publish(stats)
+        indices = pa.array(positions, mask=positions < 0)
+        arrays = {name: array.take(indices) for name, array in made.items()}
+        if read_share_fields(self.options):
+            arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
+        has_filters = any(head.filters for head in self.heads)
+        reasons = row_reasons(found.reasons, positions) if has_filters else None
+        if (stages := current_stages()) is not None:
+            counts = count_rows(len(positions), reasons, self.drops_rows)
+            counts["labels"] = count_labels(arrays, self.label_fields)
+            counts["truncated_texts"] = stats.truncated_texts
+            counts["seconds"] = time.perf_counter() - started
+            stages.add(self.__name__, counts, found)
+        return arrays, None if reasons is None else reasons == KEPT
+
+    def _run(
+        self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
+    ) -> tuple[dict[str, pa.Array], ReadShare, TextOutcomes]:
+        """New columns of distinct texts, what was read of them, and the filters' decision."""
         read = ReadShare(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
         arrays = {f.name: pa.array([], f.type) for head in self.heads for f in head.fields()}
-        kept = np.ones(len(distinct), dtype=bool)
-        if len(distinct):
+        passed: dict[str, np.ndarray] = {}
+        certainties = None
+        labelling = next((h for h in self.heads if h.label_field is not None), self.heads[0])
+        if len(texts):
             self._check_model()
-
-            def name_text(place: int) -> str:
-                return name_row(int((positions == place).argmax()))
-
-            outputs = self.runner.run(distinct, stats, name_text)
+            outputs = self.runner.run(texts, stats, name_text)
             read = outputs.read
             for head in self.heads:
                 values = outputs.by_text(head.activate)
                 arrays |= _checked(head, head.columns(values), len(values))
-                kept &= head.is_kept(values)
-        publish(stats)
-        indices = pa.array(positions, mask=positions < 0)
-        arrays = {name: array.take(indices) for name, array in arrays.items()}
-        if read_share_fields(self.options):
-            arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
-        if not any(head.filters for head in self.heads):
-            return arrays, None
-        keep = np.zeros(len(positions), dtype=bool)
-        keep[positions >= 0] = kept[positions[positions >= 0]]
-        return arrays, keep
+                for reason, passing in head.passes(values).items():
+                    passed[reason] = passed.get(reason, True) & passing
+                if head is labelling:
+                    certainties = head.certainties(values)
+        labels = arrays.get(labelling.label_field or "")
+        reasons = first_reasons(passed, len(texts))
+        return arrays, read, TextOutcomes(texts, reasons, labels, certainties)
 
 
 def _evict(mapper: TextMapper) -> None:

@@ -75,13 +75,18 @@ class EducationHead(LabelHead):
             (self.label_field, label_array(ids, QUALITY_LABELS)),
         )
 
-    def is_kept(self, values: np.ndarray) -> np.ndarray:
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts have a wanted label and score enough."""
         scores, ids = _scores_and_ids(values)
-        kept = self.has_wanted_label(np.asarray(QUALITY_LABELS, dtype=object)[ids])
+        passed = self.passes_label(np.asarray(QUALITY_LABELS, dtype=object)[ids])
         if self.options.min_score is not None:
-            kept &= scores >= np.float32(self.options.min_score)
-        return kept
+            passed["score"] = scores >= np.float32(self.options.min_score)
+        return passed
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """How far each score is from the border between the two labels."""
+        scores, _ = _scores_and_ids(values)
+        return np.abs(scores - np.float32(HIGH_QUALITY_FROM))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless the checkpoint has a single regression output."""

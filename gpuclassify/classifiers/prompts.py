@@ -91,6 +91,10 @@ class PromptHead(Head):
         numbers = {COMPLEXITY: complexity, PROBABILITY: probability, **dimensions}
         return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
 
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """The probability of the first task type."""
+        return self._by_head(values)[TASK].max(axis=1)
+
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless the checkpoint has the eight heads and their weights."""
         if not checkpoint.heads:

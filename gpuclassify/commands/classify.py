@@ -20,6 +20,7 @@ from gpuclassify.commands.console import (
 )
 from gpuclassify.commands.options import (
     JobCommand,
+    command_line,
     job_options,
     read_settings,
     refuse_file,
@@ -58,7 +59,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         if settings is None:
             return
         refuse_file(settings.output)
-    summary = _run(settings, given["restart"])
+    summary = _run(settings, given["restart"], command_line(context))
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
@@ -86,11 +87,11 @@ def report(output: str, as_json: bool) -> None:
     )
 
 
-def _run(settings: JobSettings, restart: bool) -> JobSummary:
+def _run(settings: JobSettings, restart: bool, command: str) -> JobSummary:
     """Run the job, on a cluster if anything is left to do."""
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
-            job = settings.pipeline().prepare(restart=restart)
+            job = settings.pipeline().prepare(restart=restart, command=command)
             client = open_client(vars(settings), progress) if job.needs_workers() else None
         progress.watch(job.spec.chain.__name__, client, "loading the model")
         with interrupt_hint(restart), client or contextlib.nullcontext():

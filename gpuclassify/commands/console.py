@@ -126,7 +126,7 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: JobSummary, console: Console) -> None:
-    """Short tables of labels, and a line of rows and speed."""
+    """Short tables of labels, what filters dropped, and a line of rows and speed."""
     columns = summary.columns or {"label": summary.labels}
     for name, counts in columns.items():
         if counts:
@@ -136,10 +136,11 @@ def print_summary(summary: JobSummary, console: Console) -> None:
     tokens_run = tokens - totals.get("prefix_tokens", 0)
     padding = totals.get("padded_tokens", 0) / tokens_run - 1 if tokens_run else 0.0
     lines = [
+        *_drops(summary),
         f"{summary.rows_in:,} rows in, {summary.rows_out:,} rows out, "
         f"{summary.elapsed_seconds:.1f} s, {summary.rows_per_second:,.1f} rows/s, "
         f"{summary.tokens_per_second:,.0f} tokens/s, "
-        f"padding {padding:.1%}, {int(totals.get('truncated_texts', 0)):,} texts truncated"
+        f"padding {padding:.1%}, {int(totals.get('truncated_texts', 0)):,} texts truncated",
     ]
     if summary.resumed_parts:
         lines.append(
@@ -148,6 +149,18 @@ def print_summary(summary: JobSummary, console: Console) -> None:
         )
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_places(summary, console)
+
+
+def _drops(summary: JobSummary) -> list[str]:
+    """A line for each classifier that has filters."""
+    lines = []
+    for name, stage in summary.stages.items():
+        for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
+            if counts := stage[kind]:
+                reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+                total = sum(counts.values())
+                lines.append(f"{name}: {words} {total:,} of {stage['read']:,} rows ({reasons})")
+    return lines
 
 
 def print_places(summary: JobSummary, console: Console, *places: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,8 +16,9 @@ from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
+REPORT = "Report"
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = (MODEL, ROWS, DUPLICATES, FILES, CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
@@ -70,6 +72,9 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+_WORDS = f"{__name__}.words"
+
+
 class GroupedOption(click.Option):
     """An option with a group in the help."""
 
@@ -82,6 +87,11 @@ class JobCommand(click.Command):
     """A command whose help shows options in groups, except for the `hidden_group`."""
 
     hidden_group = ""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command's name, and keep them for `command_line`."""
+        context.meta[_WORDS] = tuple(args)
+        return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups, and options that belong to none last."""
@@ -124,6 +134,21 @@ def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def command_line(context: click.Context) -> str:
+    """The command that makes the same job again, without secrets and without starting over."""
+    from gpuclassify.jobs.files import redacted
+
+    words, name = [], ""
+    for word in context.meta[_WORDS]:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if (option or name) == "--cluster-option" and value:  # may hold what a cloud asks for
+            value = f"{value.partition('=')[0]}=..."
+        if option != "--restart":
+            words.append(f"{option}{equals}{redacted(value)}")
+        name = "" if equals else option
+    return shlex.join(["gpuclassify", context.info_name or "", *words])
+
+
 def split_paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
     """Input and output; with a config file that names the input, the output alone will do."""
     if "-" in paths:
@@ -147,7 +172,7 @@ def refuse_file(output: str | None) -> None:
 
 
 def _options() -> Iterator[Callable[[Any], Any]]:
-    yield from _setting_options({MODEL, ROWS, FILES, CLUSTER})
+    yield from _setting_options({MODEL, ROWS, FILES, REPORT, CLUSTER})
     for argument in ARGUMENTS:
         kind: dict[str, Any] = {"type": argument.kind}
         if not argument.is_shared:
@@ -180,7 +205,7 @@ def _setting_options(groups: Collection[str]) -> Iterator[Callable[[Any], Any]]:
                 attributes["type"] = click.Choice(choices)
             elif str(own.type).startswith(("list", "dict")):
                 flag, attributes["multiple"] = flag.removesuffix("s"), True
-            elif own.type == "int | None":
+            elif own.type in ("int", "int | None"):
                 attributes["type"] = int
             names = [flag, own.name] if short is None else [short, flag, own.name]
             yield grouped_option(*names, group=group, **attributes)

@@ -27,7 +27,7 @@ from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.stages import as_chain, describe, shown
+from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps, read_rows
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.workers.secrets import remember, share_with_workers
@@ -118,13 +118,15 @@ class Deduplicate:
             found = earlier.identity().items()
             identity |= {name.replace("input", "against", 1): values for name, values in found}
             remember(earlier.options_name, earlier.storage_options)
+        parts = [Deduplicate, self.source, self.duplicates, *self.duplicates.mappers(), self.writer]
+        parts += [] if self.against is None else [self.against]
         removal = make_job(
             source,
             as_chain([]),
             self.writer,
             backend=self.backend,
             on_error=self.on_error,
-            code=repr(self),
+            code=f"{import_lines(parts)}\n\n{self!r}",
             restart=restart,
             identity=identity,
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuclassify.checks import nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.manifest import JobChangedError, Manifest
@@ -137,8 +138,11 @@ def make_job(
     backend: str,
     on_error: str,
     code: str,
+    command: str = "",
     restart: bool = False,
     identity: dict[str, dict[str, Any]] | None = None,
+    source_field: str | None = None,
+    examples: int = 0,
 ) -> Job:
     """A job whose output may be written to; see `gpuclassify.jobs.pipeline.Pipeline.prepare`.
 
@@ -150,15 +154,26 @@ def make_job(
         As of `Pipeline`.
     code : str
         Python code that makes the same job again, for people.
+    command : str
+        The command that does.
     restart : bool
     identity : dict, optional
         What the job is beside these.
+    source_field, examples
+        As of `Pipeline`.
+
+    Raises
+    ------
+    ValueError
+        There is no column `source_field`, or a stage takes it away.
     """
     directory = writer.directory
     _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
     spec = make_task_spec(source, chain, writer, backend, on_error)
+    _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
+    spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
-    manifest = Manifest(directory, whole, source.count, writer.encoding.suffix, code=code)
+    manifest = Manifest(directory, whole, source.count, writer.encoding.suffix, code, command)
     manifest.check(restart)
     writer.check(source.count)
     return Job(source, spec, manifest, restart, writer)
@@ -202,6 +217,16 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
     return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}
+
+
+def _check_source_field(name: str | None, before: list[str], after: list[str]) -> None:
+    if name is None or (name in before and name in after):
+        return
+    where, columns = ("input", before) if name not in before else ("output", after)
+    raise ValueError(
+        f"no column {name!r} in the {where} to count rows by; columns are {columns}."
+        f"{nearest(name, map(str, columns))} Pass source_field= to name yours"
+    )
 
 
 def _show(report: Report | None, done: int, total: int, summary: JobSummary) -> None:

@@ -13,7 +13,7 @@ from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.stages import ToBackend, as_chain, shown
+from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
 from gpuclassify.partition_map import Chain
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ class Pipeline:
     on_error : {"raise", "quarantine"}
         Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
         job, or is left out and described in ``_quarantine/`` of the output.
+    source_field : str, optional
+        Column that says where a row is from, such as "url_host": the report counts rows read and
+        kept by its values.
+    examples : int
+        Texts that the report shows of each label and of each reason why rows are dropped: at most
+        so many of the most and of the least certain. 0 for none. A job may go on with another
+        number.
 
     Examples
     --------
@@ -50,17 +57,28 @@ class Pipeline:
     """
 
     def __init__(
-        self, stages: Iterable[Any] = (), *, backend: str = "pandas", on_error: str = "raise"
+        self,
+        stages: Iterable[Any] = (),
+        *,
+        backend: str = "pandas",
+        on_error: str = "raise",
+        source_field: str | None = None,
+        examples: int = 2,
     ) -> None:
         check_choice("backend", backend, BACKENDS)
         check_choice("on_error", on_error, ON_ERROR)
+        if not isinstance(examples, int) or examples < 0:
+            raise ValueError(f"examples={examples!r}: pass a number of texts, or 0 for none")
         self.stages = list(stages)
         self.backend = backend
         self.on_error = on_error
+        self.source_field = source_field
+        self.examples = examples
 
     def __repr__(self) -> str:
         lines = "".join(f"    {shown(stage)},\n" for stage in self.stages)
-        options = f", backend={self.backend!r}, on_error={self.on_error!r}"
+        names = ("backend", "on_error", "source_field", "examples")
+        options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
         return f"Pipeline([\n{lines}]{options})"
 
     def add_stage(self, stage: Any) -> Pipeline:
@@ -68,8 +86,15 @@ class Pipeline:
         self.stages.append(stage)
         return self
 
-    def prepare(self, *, restart: bool = False) -> Job:
+    def prepare(self, *, restart: bool = False, command: str = "") -> Job:
         """Find the parts and check everything that can be checked without workers; writes nothing.
+
+        Parameters
+        ----------
+        restart : bool
+            See `run`.
+        command : str
+            The command that makes the same job, for the report.
 
         Raises
         ------
@@ -97,8 +122,11 @@ class Pipeline:
             writer,
             backend=self.backend,
             on_error=self.on_error,
-            code=repr(self),
+            code=f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}",
+            command=command,
             restart=restart,
+            source_field=self.source_field,
+            examples=self.examples,
         )
 
     def run(

@@ -100,6 +100,13 @@ class JobSettings:
         "raise or quarantine", "Files", choices=ON_ERROR,
         help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
         "left out and listed. Default: raise."))
+    source_field: str | None = field(default=None, metadata=_about(
+        "a column's name", "Report", metavar="COLUMN",
+        help="Count rows read and kept by the values of this column, such as url_host."))
+    examples: int = field(default=2, metadata=_about(
+        "a whole number", "Report",
+        help="Texts that the report shows of the most and of the least certain of each label and "
+        "of what is dropped, 0 for none. Default: 2."))
     cluster: str = field(default="auto", metadata=_about(
         "a kind of cluster, such as cpu", "Cluster", metavar="KIND",
         help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. Default: "
@@ -199,6 +206,7 @@ class JobSettings:
         read = self.fields
         if read is not None:
             read = [*as_chain(mappers).text_fields, *read]
+            read += [self.source_field] if self.source_field is not None else []
         if self.limit is None:
             reader: Any = make_reader(
                 self.input, fields=read, types=self.types, part_size=self.part_size
@@ -211,7 +219,13 @@ class JobSettings:
         if self.output is not None:
             options = {"compression": self.compression, "staging": self.staging}
             stages.append(make_writer(self.output, self.format, **options))
-        return Pipeline(stages, backend=self.backend, on_error=self.on_error)
+        return Pipeline(
+            stages,
+            backend=self.backend,
+            on_error=self.on_error,
+            source_field=self.source_field,
+            examples=self.examples,
+        )
 
 
 def make_reader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,31 @@ def shown(stage: Any) -> str:
 
     if dask.is_dask_collection(stage):
         return f"<Dask frame of {stage.npartitions} partitions>"
+    if isinstance(stage, PartitionMap):
+        return stage.code()
     return getattr(stage, "__qualname__", None) or repr(stage)
+
+
+def import_lines(things: Iterable[Any]) -> str:
+    """The imports that code needs which shows these classes, functions and instances.
+
+    What a script or a function defines itself cannot be imported, and has no line.
+    """
+    import dask
+
+    names: dict[str, set[str]] = {}
+    for thing in things:
+        if dask.is_dask_collection(thing):  # of which no code tells how it is made
+            continue
+        named = thing if hasattr(thing, "__qualname__") else type(thing)
+        name, home = named.__qualname__, named.__module__
+        package = home.partition(".")[0]
+        if getattr(sys.modules.get(package), name, None) is named:
+            home = package
+        if home not in ("__main__", "builtins") and "<" not in name:
+            names.setdefault(home, set()).add(name)
+    lines = [f"from {home} import {', '.join(sorted(names[home]))}" for home in sorted(names)]
+    return "\n".join(lines)
 
 
 def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:

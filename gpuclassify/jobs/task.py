@@ -22,9 +22,16 @@ from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
 from gpuclassify.jobs.output.manifest import check_current, key_in, number_in
 from gpuclassify.jobs.output.records import Record, complete, publish
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
-from gpuclassify.jobs.report.counts import count_labels, count_lengths, count_scores
+from gpuclassify.jobs.report.counts import (
+    add_counts,
+    count_agreements,
+    count_lengths,
+    count_scores,
+    count_sources,
+)
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.partition_map import Chain
+from gpuclassify.stage_counts import Stages, add_examples, collected_stages, count_labels
 from gpuclassify.workers.part_progress import PartProgress, progress_of
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.run_stats import add_up, collected_stats
@@ -58,6 +65,10 @@ class TaskSpec:
         Columns of input files, without storage options.
     input_name, output_name : str
         Under which `gpuclassify.workers.secrets` knows the storage options.
+    source_field : str, optional
+        Column by whose values the rows of input and output are counted.
+    examples : int
+        Texts at each end of a group of examples, at most.
     before : callable, optional
         What is done with a part before the stages: a function of its frame and its number.
     """
@@ -76,6 +87,8 @@ class TaskSpec:
     input_schema: InputSchema | None
     input_name: str
     output_name: str
+    source_field: str | None = None
+    examples: int = 0
     before: Callable[[Any, int], Any] | None = None
 
     @property
@@ -186,7 +199,7 @@ def _run(
     progress = PartProgress(name, len(frame), mappers)
     with collected_stats() as runs, progress_of(progress):
         left = frame if spec.before is None else spec.before(frame, number_in(name))
-        table, failed = _map_rows(left, source, spec)
+        table, failed, stages = _map_rows(left, source, spec)
     mapped = time.perf_counter()
     stats: dict[str, float] = {}
     for each in runs:
@@ -203,7 +216,11 @@ def _run(
         left_out=counts_by_kind(problems),
         labels=count_labels(table, spec.label_fields),
         numbers=count_scores(table, spec.number_fields),
-        lengths=count_lengths(_texts(frame, spec.text_fields)),
+        text_lengths=count_lengths(_texts(frame, spec.text_fields)),
+        stages=stages.counts,
+        examples=stages.examples,
+        agreements=count_agreements(table, _first_labels(spec.chain)),
+        sources=_sources(frame, table, spec.source_field),
         seconds={
             "read": read_seconds,
             "map": mapped - started,
@@ -227,22 +244,29 @@ def _already_written(name: str, spec: TaskSpec) -> Record | None:
     return complete(directory, name)
 
 
-def _map_rows(frame: Any, source: dict[str, Any], spec: TaskSpec) -> tuple[pa.Table, list[Problem]]:
-    """The rows that the stages return, and those that they fail for."""
+def _map_rows(
+    frame: Any, source: dict[str, Any], spec: TaskSpec
+) -> tuple[pa.Table, list[Problem], Stages]:
+    """The rows that the stages return, those that they fail for, and what became of the others."""
+    done = Stages(spec.examples)
 
     def run(start: int, stop: int) -> pa.Table:
-        mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
-        return conform(arrow_table(mapped, spec.keep_index), spec.schema)
+        with collected_stages(spec.examples) as stages:
+            mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
+            table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
+        add_counts(done.counts, stages.counts)  # now that nothing has failed
+        add_examples(done.examples, stages.examples)
+        return table
 
     if spec.on_error != "quarantine" or not len(frame):
-        return run(0, len(frame)), []
+        return run(0, len(frame)), [], done
     tables, problems = [], []
     for row, found in isolate_bad_rows(run, 0, len(frame), row_errors()):
         if isinstance(found, Exception):
             problems.append(_row_problem(frame, row, source, found))
         else:
             tables.append(found)
-    return pa.concat_tables(tables or [run(0, 0)]), problems
+    return pa.concat_tables(tables or [run(0, 0)]), problems, done
 
 
 def row_errors() -> tuple[type[Exception], ...]:
@@ -271,6 +295,19 @@ def _describe(part: Part) -> dict[str, Any]:
     if part.row_groups is not None or part.length is None:
         del known["start"]
     return known
+
+
+def _first_labels(chain: Chain) -> list[str]:
+    """The column of labels of each mapper that has one."""
+    return [mapper.label_fields[0] for mapper in chain.mappers if mapper.label_fields]
+
+
+def _sources(frame: Any, table: pa.Table, column: str | None) -> dict[str, Any]:
+    """Rows read and kept by source, where a column names it."""
+    if column is None:
+        return {}
+    read = arrow_table(frame[[column]], keep_index=False)[column]
+    return {column: count_sources(read, table[column])}
 
 
 def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:

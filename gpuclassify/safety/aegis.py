@@ -204,9 +204,9 @@ class AnswerHead(LabelHead):
             (self._raw_field, values.tolist()),
         )
 
-    def is_kept(self, values: np.ndarray) -> np.ndarray:
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts have a wanted label."""
-        return self.has_wanted_label(_labels(values))
+        return self.passes_label(_labels(values))
 
     @property
     def _raw_field(self) -> str | None:

@@ -173,9 +173,13 @@ class GuardHead(LabelHead):
             (self.options.score_field, values[:, 0]),
         )
 
-    def is_kept(self, values: np.ndarray) -> np.ndarray:
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts have a wanted label."""
-        return self.has_wanted_label(values[:, 0] >= np.float32(POISONED_FROM))
+        return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """How far each score is from the border between the two labels."""
+        return np.abs(values[:, 0] - np.float32(POISONED_FROM))
 
 
 class InstructionDataGuardClassifier(TextMapper):

@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from gpuclassify.commands.classify import classify, report
+from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.plan import plan
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.jobs.settings_file import dump_settings, load_settings
@@ -52,6 +53,39 @@ def settings_of(run, tmp_path):
         return yaml.safe_load((tmp_path / "job.yaml").read_text())
 
     return settings_of
+
+
+def test_the_report_has_the_command_and_no_secrets(run, tmp_path):
+    done = run(
+        "in.jsonl", tmp_path / "out dir", "--classifier", "domain", "--model", "domain",
+        "--set", "autocast=false", "--filter-by", "Games", "--restart",
+        "--cluster", "cpu", "--workers", "1", "--cluster-option", "name=secret1",
+        "--cluster-option=memory_limit=2GB", "--source-field", "id", "--examples", "0",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "DomainClassifier: dropped" in done.output
+    report = json.loads((tmp_path / "out dir/_report/report.json").read_text())
+    assert report["command"] == (
+        f"gpuclassify classify in.jsonl '{tmp_path}/out dir' --classifier domain --model domain "
+        "--set autocast=false --filter-by Games --cluster cpu --workers 1 "
+        "--cluster-option name=... --cluster-option=memory_limit=... --source-field id --examples 0"
+    )
+    assert report["examples"] == {}
+    assert sum(rows["read"] for rows in report["sources"]["id"].values()) == 40
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("s3://key:password@bucket/a.jsonl?signature=x", "s3://bucket/a.jsonl"),
+        ("--staging=https://me:word@host/x", "--staging=https://host/x"),
+    ],
+)
+def test_the_command_line_hides_what_urls_hold(word, shown):
+    command = click.Command("classify")
+    context = click.Context(command, info_name="classify")
+    context.meta[_WORDS] = (word, "out", "--restart")
+    assert command_line(context) == f"gpuclassify classify {shown} out"
 
 
 def test_options_mean_one_classifier_or_all(settings_of):

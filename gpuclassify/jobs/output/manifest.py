@@ -72,6 +72,8 @@ class Manifest:
         Of part files.
     code : str
         Python code that makes the same job again, for people.
+    command : str
+        The command that does, if the job was begun by one.
     """
 
     directory: Directory
@@ -79,6 +81,7 @@ class Manifest:
     count: int
     suffix: str
     code: str = ""
+    command: str = ""
 
     @functools.cached_property
     def key(self) -> str:
@@ -250,6 +253,7 @@ class Manifest:
             "parts": self.count,
             "identity": self.identity,
             "code": self.code,
+            "command": self.command,
             "earlier": sorted(past),
             "versions": versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

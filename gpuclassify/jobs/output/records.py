@@ -49,8 +49,16 @@ class Record:
     numbers : dict of str to dict
         Rows written by bin of score, for every column of scores; see
         `gpuclassify.jobs.report.counts`.
-    lengths : dict of str to dict
+    text_lengths : dict of str to dict
         Rows read by bin of the text's length, for every column of text.
+    stages : dict of str to dict
+        What each classifier did with the rows; see `gpuclassify.stage_counts.Stages`.
+    examples : dict of str to dict
+        Beginnings of texts, for each classifier; see there.
+    agreements : dict of str to dict
+        Rows written by the labels of two columns, which the name gives.
+    sources : dict of str to dict
+        Rows ``read`` and ``kept`` by the values of the column that names a row's source.
     seconds : dict of str to float
         Reading, mapping and writing.
     stats : dict of str to float
@@ -70,7 +78,11 @@ class Record:
     left_out: dict[str, int] = field(default_factory=dict)
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
-    lengths: dict[str, dict[str, int]] = field(default_factory=dict)
+    text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
     finished: float = 0.0
@@ -82,10 +94,14 @@ class Record:
 
 
 def parse_record(content: bytes) -> Record | None:
-    """The record in a file, or None: a machine that lost power may leave files without content."""
+    """The record in a file, or None: a machine that lost power may leave files without content.
+
+    A record of an earlier version lacks what was not counted then.
+    """
     try:
         values = json.loads(content)
-        return Record(**{each.name: values[each.name] for each in fields(Record)})
+        known = [each.name for each in fields(Record)]
+        return Record(**{name: values[name] for name in known if name in values})
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import posixpath
 import time
 from collections.abc import Iterator
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ import numpy as np
 from gpuclassify.jobs.ledger import read_ledger
 from gpuclassify.jobs.output.manifest import REPORTS, read_job
 from gpuclassify.jobs.output.records import QUARANTINE, RECORDS, Record, parse_record
-from gpuclassify.jobs.report.counts import BIN_WIDTH
+from gpuclassify.jobs.report.counts import BIN_WIDTH, LENGTH_EDGES, fold_rare
 from gpuclassify.jobs.report.page import page
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import Directory
 
 MOST_POINTS = 60
 MOST_PROBLEMS = 20
+READ, OTHERS = "rows read", "other stages and quarantine"
 GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
@@ -83,12 +84,18 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "labels": {name: _most_frequent(counts) for name, counts in summary.columns.items()},
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
+        "stages": summary.stages,
+        "funnel": _funnel(summary),
+        "examples": summary.examples,
+        "agreements": summary.agreements,
+        "sources": {name: fold_rare(counts) for name, counts in summary.sources.items()},
         **_speed(summary, times),
         "gpu": _gpu(summary.totals),
         "deduplication": read_ledger(directory, job["key"]),
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
+        "command": job.get("command", ""),
     }
 
 
@@ -144,7 +151,7 @@ def _problems(directory: Directory) -> list[dict[str, Any]]:
     """The first problems, with where to find all of them."""
     names = [f"{QUARANTINE}/{name}" for name in sorted(directory.sizes(QUARANTINE))]
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
-    return [json.loads(line) for line in itertools.islice(lines, MOST_PROBLEMS)]
+    return [json.loads(line) for line in islice(lines, MOST_PROBLEMS)]
 
 
 def _speed(summary: JobSummary, times: _Times) -> dict[str, Any]:
@@ -195,20 +202,39 @@ def _most_frequent(counts: dict[str, int]) -> dict[str, int]:
 
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
     """From, to, rows: every bin between the lowest and the highest that has rows."""
-    return _dense(counts, lambda number: round(number * BIN_WIDTH, 4))
-
-
-def _length_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
-    """Characters from and below, rows."""
-    return _dense(counts, lambda number: 2 ** (number - 1) if number else 0)
-
-
-def _dense(counts: dict[str, int], edge: Any) -> list[tuple[float, float, int]]:
     numbers = [int(number) for number in counts]
-    if not numbers:
+    every = range(min(numbers, default=0), max(numbers, default=-1) + 1)
+    edges = [round(number * BIN_WIDTH, 4) for number in (*every, every.stop)]
+    return [(*pair, counts.get(str(n), 0)) for n, pair in zip(every, pairwise(edges), strict=True)]
+
+
+def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
+    """Characters from and below, rows: every bin between the lowest and the highest with rows."""
+    lows = [int(low) for low in counts]
+    first, last = min(lows, default=1), max(lows, default=0)
+    shown = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
+    return [(low, high, counts.get(str(low), 0)) for low, high in shown]
+
+
+def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
+    """Rows that are left after each step, and those that it drops by reason.
+
+    Between two classifiers, functions may have dropped or made rows, and rows may have failed.
+    """
+    if not summary.stages:
         return []
-    every = range(min(numbers), max(numbers) + 1)
-    return [(edge(n), edge(n + 1), counts.get(str(n), 0)) for n in every]
+    steps: list[dict[str, Any]] = [{"name": READ, "rows": summary.rows_in}]
+
+    def close_gap(rows: int) -> None:
+        if rows != steps[-1]["rows"]:
+            steps.append({"name": OTHERS, "rows": rows})
+
+    for name, counts in summary.stages.items():
+        close_gap(counts["read"])
+        reasons = {kind: counts[kind] for kind in ("dropped", "would_drop")}
+        steps.append({"name": name, "rows": counts["kept"], **reasons})
+    close_gap(summary.rows_out)
+    return steps
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

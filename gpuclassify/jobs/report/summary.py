@@ -9,13 +9,14 @@ from typing import Any
 from dask.utils import format_bytes
 
 from gpuclassify.jobs.output.records import Record
-from gpuclassify.jobs.report.counts import add_counts
+from gpuclassify.jobs.report.counts import MOST_LABELS, add_counts, fold_rare
 from gpuclassify.jobs.report.readable import readable_time, short_number
+from gpuclassify.stage_counts import add_examples
 from gpuclassify.tables import html_table, text_table
 from gpuclassify.workers.part_progress import RunningParts
 from gpuclassify.workers.run_stats import add_up
 
-MOST_LABELS = 5  # of a column, as text
+MOST_SHOWN = 5  # labels of a column, as text
 
 
 @dataclass(repr=False)
@@ -40,6 +41,12 @@ class JobSummary:
         Rows kept by bin of score, for every column of scores; see `gpuclassify.jobs.report.counts`.
     lengths : dict of str to dict
         Rows read by bin of the text's length.
+    stages : dict of str to dict
+        Of each classifier, in their order: ``read``, ``kept`` and ``dropped`` by reason, which add
+        up; ``would_drop`` by reason, where `keep_field` keeps all rows; ``labels`` by column before
+        the filters; ``truncated_texts`` and ``seconds``.
+    examples, agreements, sources : dict of str to dict
+        See `gpuclassify.jobs.output.records.Record`.
     seconds : dict of str to float
         Reading, mapping and writing, added up over workers.
     left_out : dict of str to int
@@ -64,6 +71,10 @@ class JobSummary:
     columns: dict[str, dict[str, int]] = field(default_factory=dict)
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     lengths: dict[str, dict[str, int]] = field(default_factory=dict)
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     output_bytes: int = 0
@@ -95,7 +106,7 @@ class JobSummary:
         if self.left_out:
             yield "left out", ", ".join(f"{kind}: {n:,}" for kind, n in self.left_out.items())
         for column, counts in self.columns.items():
-            most = sorted(counts.items(), key=lambda item: -item[1])[:MOST_LABELS]
+            most = sorted(counts.items(), key=lambda item: -item[1])[:MOST_SHOWN]
             more = f", and {len(counts) - len(most):,} more" if len(counts) > len(most) else ""
             yield column, ", ".join(f"{label} {count:,}" for label, count in most) + more
 
@@ -131,11 +142,18 @@ class JobSummary:
         self.resumed_rows += record.rows_in * is_resumed
         self.resumed_tokens += int(record.stats.get("tokens", 0)) * is_resumed
         add_up(self.totals, record.stats)
-        _add(self.seconds, record.seconds)
-        _add(self.left_out, record.left_out)
+        add_counts(self.seconds, record.seconds)
+        add_counts(self.left_out, record.left_out)
         add_counts(self.columns, record.labels)
         add_counts(self.numbers, record.numbers)
-        add_counts(self.lengths, record.lengths)
+        add_counts(self.lengths, record.text_lengths)
+        add_counts(self.stages, record.stages)
+        add_counts(self.agreements, record.agreements)
+        add_counts(self.sources, record.sources)
+        for name, counts in self.sources.items():
+            if len(counts) > 2 * MOST_LABELS:  # of many parts, each with others
+                self.sources[name] = fold_rare(counts)
+        add_examples(self.examples, record.examples)
         first = next(iter(self.columns.values()), {})
         self.labels = dict(sorted(first.items(), key=lambda item: (-item[1], item[0])))
 
@@ -144,11 +162,6 @@ class JobSummary:
         speeds = {"rows_per_second": self.rows_per_second}
         values = {name: value for name, value in vars(self).items() if name != "running"}
         return {**values, **speeds, "tokens_per_second": self.tokens_per_second}
-
-
-def _add(sums: dict[str, Any], values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0) + value
 
 
 Report = Callable[[int, int, JobSummary], None]

@@ -16,13 +16,14 @@ from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.report.counts import add_counts, count_labels, count_lengths, count_scores
+from gpuclassify.jobs.report.counts import add_counts, count_lengths, count_scores
 from gpuclassify.jobs.report.page import join_bins, page
 from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
 from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.report import report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
+from gpuclassify.stage_counts import count_labels
 from gpuclassify.testing import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -135,13 +136,14 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(finishe
     assert "script" not in tags.seen
     assert "http" not in text.replace("text/html", "")
     assert "&lt;script&gt;" in text or "no JSON object" in text
-    assert tags.seen.count("svg") == 3 + 2 + 1 + 2  # labels, scores, lengths, speed and times
+    assert tags.seen.count("svg") == 2 + 1 + 2  # scores, lengths, speed and times
 
 
 def test_a_job_without_rows_has_a_page(report):
     nothing = {"labels": {"a": {}}, "scores": {"b": []}, "text_lengths": {"c": [[0, 1, 0]]}}
     times = dict.fromkeys(report["worker_seconds"], 0.0)
     empty = {"rows_in": 0, "rows_out": 0, "throughput": [], "worker_seconds": times, "tokens": 0}
+    empty |= {"stages": {}, "funnel": [], "examples": {}, "agreements": {}, "sources": {}}
     text = page({**report, **nothing, **empty, "output": "a & b"})
     assert text.count("<svg") == 2  # lengths and times
     assert "a &amp; b" in text
@@ -188,7 +190,8 @@ def test_counts_add_up_over_parts_to_those_of_the_whole():
     labels = count_labels(table, ["label"])["label"]
     assert labels == pd.Series(table["label"].to_pylist()).value_counts().to_dict()
     lengths = count_lengths({"text": table["text"]})["text"]
-    assert lengths["8"] == sum(128 <= len(t) < 256 for t in table["text"].to_pylist())
+    assert lengths["3"] == sum(len(t) == 3 for t in table["text"].to_pylist())
+    assert lengths["160"] == sum(160 <= len(t) < 192 for t in table["text"].to_pylist())
     assert lengths.get("0", 0) == table["text"].to_pylist().count("")
 
 
