@@ -104,7 +104,7 @@ def run_demo(
 
 
 def _train(training: list[Document], max_documents: int | None, progress: JobProgress) -> Path:
-    """The trained classifier; shows how far the training is."""
+    """The trained classifier; shows how far the training is, if there is any."""
     began = time.monotonic()
     title = f"training on {len(training):,} docstrings"
 
@@ -112,7 +112,8 @@ def _train(training: list[Document], max_documents: int | None, progress: JobPro
         rest = (time.monotonic() - began) * (1 - share) / share + JOB_SECONDS
         progress.share(share, f"loss {loss:.2f}, about {readable_time(rest)} left")
 
-    progress.waiting(title, JOB_SECONDS + TRAIN_SECONDS)
+    if not is_cached(max_documents):
+        progress.waiting(title, JOB_SECONDS + TRAIN_SECONDS)
     return cached_model(training, max_documents=max_documents, on_progress=show)
 
 
