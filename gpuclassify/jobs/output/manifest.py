@@ -148,8 +148,8 @@ class Manifest:
             done.add(stem_of(record.name))
             yield record
         # Of other parts, attempts may be at work: those of another client of this job.
-        intents = [name for name in self.directory.sizes(SCRATCH) if name.endswith(".json")]
-        self.directory.remove(*(f"{SCRATCH}/{name}" for name in intents if stem_of(name) in done))
+        scratch = [name for name in self.directory.sizes(SCRATCH) if stem_of(name) in done]
+        self.directory.remove(*(f"{SCRATCH}/{name}" for name in scratch))
         if len(done) < self.count:
             self.directory.remove(SUCCESS)
 
