@@ -142,7 +142,7 @@ def test_of_racing_clients_every_row_counts_once(store, bucket, place, expected)
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     found = rows(bucket, place)
-    assert set(found["process"]) == {process.pid for process in processes}
+    assert set(found["process"]) <= {process.pid for process in processes}
     pd.testing.assert_frame_equal(found.drop(columns="process"), expected)
     assert job(place, stage).run().resumed_parts == 12
     assert_whole(bucket, place, found)
