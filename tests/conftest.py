@@ -61,6 +61,7 @@ SLOW = {
     "demo/test_training.py",
     "jobs/estimate/test_plan.py",
     "jobs/hub/test_writer.py",
+    "jobs/output/test_object_store_faults.py",
     "jobs/test_cluster_faults.py",
     "jobs/test_commands.py",
     "jobs/test_faults.py",

@@ -19,6 +19,7 @@ class Call(NamedTuple):
     headers: Message
     token: str
     body: bytes
+    target: str
 
 
 class Answer(NamedTuple):
@@ -139,7 +140,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.serve(self)
 
-    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+
+    def handle_expect_100(self):
+        is_expected = super().handle_expect_100()
+        self.wfile.flush()  # the client sends no body before
+        return is_expected
 
     def log_message(self, *args):
         pass
@@ -164,12 +170,16 @@ def _read_call(handler):
     query = {name: values[-1] for name, values in parse_qs(url.query).items()}
     token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
     body = _read_body(handler)
-    return Call(handler.command, url.path, query, handler.headers, token, body)
+    return Call(handler.command, url.path, query, handler.headers, token, body, handler.path)
 
 
 def _read_body(handler):
     if "chunked" not in handler.headers.get("Transfer-Encoding", ""):
-        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        length = int(handler.headers.get("Content-Length") or 0)
+        body = handler.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionResetError("the client went in the middle of its request")
+        return body
     body = b""
     while length := int(handler.rfile.readline(), 16):
         body += handler.rfile.read(length)

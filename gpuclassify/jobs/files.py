@@ -5,24 +5,40 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import io
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from gpuclassify.checks import nearest
-from gpuclassify.hub.dataset_files import PinnedFile, hub_uri, is_pinned, listed, pinned, with_token
+from gpuclassify.hub.dataset_files import (
+    LINE_BYTES,
+    PinnedFile,
+    hub_uri,
+    is_pinned,
+    listed,
+    pinned,
+    with_token,
+)
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 # Where file systems note that a file has changed, the best first.
-_VERSIONS = ("ETag", "etag", "md5Hash", "generation", "blob_id", "mtime", "LastModified", "created")
+_VERSIONS = (
+    *("ETag", "etag", "md5Hash", "generation", "blob_id"),
+    *("mtime", "LastModified", "Last-Modified", "created"),
+)
+HTTP = ("http://", "https://")
+_UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError)
+# What is left of a store's error; any other is an OSError.
+_KINDS = (FileNotFoundError, PermissionError, TimeoutError)
 
 
 class UnreadableInputError(ValueError):
@@ -55,6 +71,9 @@ class InputFile:
     size_bytes: int | None
     version: str
 
+    def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
+        return f"InputFile({redacted(self.path)!r}, {self.size_bytes}, {self.version!r})"
+
 
 def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[InputFile]:
     """The files that `inputs` name, in sorted order within each input, each once.
@@ -63,6 +82,8 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
     ------
     UnreadableInputError
         Nothing matches, or formats are mixed.
+    OSError
+        A store refuses, or cannot be reached.
     """
     found: dict[str, InputFile] = {}
     for name in pinned(map(str, inputs), storage_options):
@@ -90,7 +111,8 @@ def check_unchanged(file: InputFile, storage_options: dict[str, Any]) -> None:
     filesystem, plain = _open_filesystem(file.path, storage_options)
     filesystem.invalidate_cache(filesystem._parent(plain))  # else it may answer from a listing
     try:
-        info = filesystem.info(plain)
+        with explained(file.path, storage_options):
+            info = filesystem.info(plain)
     except FileNotFoundError:
         raise _changed(file, "is gone") from None
     if info.get("size") not in (None, file.size_bytes) and file.size_bytes is not None:
@@ -120,6 +142,7 @@ def check_all_unchanged(
 
 def file_format(path: str) -> str | None:
     """`PARQUET`, `JSONL`, or None for a name that is neither's."""
+    path = _without_query(path)
     if path.endswith(PARQUET_SUFFIXES):
         return PARQUET
     stem = posixpath.splitext(path)[0] if compression(path) else path
@@ -128,7 +151,7 @@ def file_format(path: str) -> str | None:
 
 def compression(path: str) -> str | None:
     """What the file's bytes are compressed with, by its name."""
-    return COMPRESSIONS.get(posixpath.splitext(path)[1])
+    return COMPRESSIONS.get(posixpath.splitext(_without_query(path))[1])
 
 
 @contextlib.contextmanager
@@ -152,23 +175,96 @@ def reading(
     Raises
     ------
     BrokenContentError
-        What is read in the block cannot be decoded. What a system raises that fails to deliver
-        the bytes is raised as it is.
+        What is read in the block cannot be decoded.
+    OSError
+        The bytes are not delivered; see `explained`.
     """
-    filesystem, plain = _open_filesystem(path, storage_options)
-    if size_bytes is not None and is_pinned(path):
-        source = PinnedFile(path, size_bytes, filesystem, ahead_bytes)
-    else:
-        source = filesystem.open(plain, "rb")
-    with source as opened:
+    with _opened(path, storage_options, size_bytes, ahead_bytes) as opened:
         file = WatchedFile(opened)
         try:
             yield file
-        except (pa.ArrowException, ValueError, EOFError, OSError) as err:
+        except Exception as err:
             if file.failure is not None:
-                raise file.failure from None
+                with explained(path, storage_options):
+                    raise file.failure from None
+            if not isinstance(err, _UNDECODABLE):
+                raise
             reason = " ".join(str(err).split())  # Arrow's may be of several lines
             raise BrokenContentError(reason) from err
+
+
+def _opened(
+    path: str, storage_options: dict[str, Any], size_bytes: int | None, ahead_bytes: int | None
+) -> Any:
+    filesystem, plain = _open_filesystem(path, storage_options)
+    if size_bytes is not None and is_pinned(path):
+        return PinnedFile(path, size_bytes, filesystem, ahead_bytes)
+    with explained(path, storage_options):
+        whole = _whole_file(filesystem, plain, size_bytes)
+        # Stores read far ahead by themselves, s3fs 50 MiB: several times what a part is.
+        block_size = None if compression(path) else LINE_BYTES
+        return whole or filesystem.open(plain, "rb", block_size=block_size)
+
+
+def delivers_ranges(path: str, storage_options: dict[str, Any], size_bytes: int | None) -> bool:
+    """Whether a file can be read in pieces; an HTTP server may know whole files alone."""
+    if not path.startswith(HTTP):
+        return True
+    with explained(path, storage_options):
+        return _whole_file(*_open_filesystem(path, storage_options), size_bytes) is None
+
+
+def _whole_file(filesystem: Any, plain: str, size_bytes: int | None) -> io.BytesIO | None:
+    """What an HTTP server sends that is asked for the first byte, if that is the whole file."""
+    if not plain.startswith(HTTP):
+        return None
+    content = filesystem.cat_file(plain, start=0, end=1) if size_bytes != 0 else b""
+    return None if len(content) == 1 != size_bytes else io.BytesIO(content)
+
+
+@contextlib.contextmanager
+def explained(url: str, storage_options: Collection[str] = ()) -> Iterator[None]:
+    """Say of which store an error is, and what to do about it; of no secret that the URL holds.
+
+    Parameters
+    ----------
+    url : str
+        A path that is no URL, and one of the Hub, have errors that say so themselves.
+    storage_options : collection of str
+        Names of the options that were given.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError, TimeoutError, OSError
+        In place of what the store's client raised in the block.
+    """
+    try:
+        yield
+    except UnreadableInputError:
+        raise
+    except Exception as err:
+        if "://" not in url or hub_uri(url) is not None:
+            raise
+        raise _store_error(url, _told(url, err), storage_options) from None
+
+
+def _told(url: str, err: Exception) -> BaseException:
+    """What happened: over HTTP, fsspec takes whatever it is for a file that is not there."""
+    cause = err.__cause__
+    if not (isinstance(err, FileNotFoundError) and url.startswith(HTTP)) or cause is None:
+        return err
+    return err if getattr(cause, "status", None) in (404, 410) else cause
+
+
+def _store_error(url: str, err: BaseException, given: Collection[str]) -> OSError:
+    kind: type[OSError] = next((each for each in _KINDS if isinstance(err, each)), OSError)
+    reason = re.sub(r"\w+://[^\s'\"]+", lambda found: redacted(found[0]), str(err)).rstrip(".")
+    options = f"gives {', '.join(sorted(given))}" if given else "is empty"
+    return kind(
+        f"{redacted(url)}: {type(err).__name__}: {reason}. Check address, bucket, region and "
+        f"credentials: storage_options= {options}, and the environment gives the rest, here and "
+        "on the workers"
+    )
 
 
 class WatchedFile:
@@ -250,7 +346,8 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
     filesystem, path = _open_filesystem(name, storage_options)
     if hub_uri(name) is None:  # there, a commit has the same files whenever one looks
         filesystem.invalidate_cache()
-    found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
+    with explained(name, storage_options):
+        found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
     # Names that begin with a dot or underscore are metadata (_SUCCESS, _metadata), not data.
     data = [p for p in sorted(found) if p == path or not _is_hidden(posixpath.relpath(p, path))]
     readable = [p for p in data if file_format(p) is not None]
@@ -271,16 +368,23 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
 
 def _list(filesystem: Any, path: str, name: str) -> dict[str, dict[str, Any]]:
     """What is at `path`, by name: everything below a directory, a file, or a pattern's matches."""
-    if filesystem.isdir(path):
+    # A web server would be asked for all of a file to see whether it is a list of others.
+    if not (name.startswith(HTTP) and file_format(name)) and filesystem.isdir(path):
         return filesystem.find(path, detail=True)
-    if filesystem.exists(path):
+    try:
         return {path: filesystem.info(path)}
-    if not glob.has_magic(path):
-        raise UnreadableInputError(f"no such input: {redacted(name)}{_near(filesystem, path)}")
+    except FileNotFoundError as err:
+        if _told(name, err) is not err:
+            raise
+    if not glob.has_magic(_without_query(path)):
+        near = "" if name.startswith(HTTP) else _near(filesystem, path)
+        raise UnreadableInputError(f"no such input: {redacted(name)}{near}")
     matches: dict[str, dict[str, Any]] = {}
     for match, info in filesystem.glob(path, detail=True).items():
         is_directory = info["type"] == "directory"
         matches.update(filesystem.find(match, detail=True) if is_directory else {match: info})
+    if not matches:
+        raise UnreadableInputError(f"no such input: {redacted(name)} matches nothing")
     return matches
 
 
@@ -293,6 +397,10 @@ def _near(filesystem: Any, path: str) -> str:
         return ""
     near = nearest(name, beside)
     return f".{near}" if near else ""
+
+
+def _without_query(path: str) -> str:
+    return redacted(path) if path.startswith(HTTP) else path
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.jobs.files import redacted, url_to_filesystem
+from gpuclassify.jobs.files import explained, redacted, url_to_filesystem
 
 FILES_AT_A_TIME = 16
+# They have no folders: asked for one, s3fs creates the bucket if there is none.
+_OBJECT_STORES = {"s3", "gs", "az"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Directory:
         """Whether it is on a file system of this machine, NFS and the like included."""
         return "file" in self.filesystem.protocol
 
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        """What its store raises, with its name and what to do; see `gpuclassify.jobs.files`."""
+        return explained(str(self), self.filesystem.storage_options)
+
     # What jobs need: names are relative to the root.
 
     def path(self, name: str) -> str:
@@ -60,6 +66,8 @@ class Directory:
 
     def make(self, *folders: str) -> None:
         """Make the directory and these in it, where the file system has directories."""
+        if not _OBJECT_STORES.isdisjoint(self.filesystem.protocol):
+            return
         for folder in ("", *folders):
             self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)
 
@@ -138,7 +146,7 @@ class Directory:
             )
         for path in earlier:
             self.filesystem.rm_file(path)
-        self.filesystem.makedirs(self.root, exist_ok=True)
+        self.make()
 
     @contextlib.contextmanager
     def replacing(self, target: str) -> Iterator[Any]:

@@ -1,5 +1,6 @@
 """Jobs in processes that die, and the little functions that they run."""
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from distributed import Client
 
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output import exclusive
@@ -18,6 +20,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.task import run_part
 
+STORE_PART_BYTES = 8_000  # some 12 parts: every request to a store takes its time
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["gpuclassify.jobs.pipeline", "pandas", "pytest"])
 
@@ -83,6 +86,13 @@ def run_job(folder, stage, most_parts):
     """A client, to be killed once it has written so many parts."""
     os.environ |= {"MOST_PARTS": str(most_parts), "PARTS": f"{folder}/out"}
     job(folder, stage).run()
+
+
+def run_job_at(folder, stage, environment, address=None):
+    """A client in an object store that `environment` names, to be killed by the store."""
+    os.environ |= environment
+    with Client(address) if address else contextlib.nullcontext() as client:
+        job(folder, stage, STORE_PART_BYTES).run(client)
 
 
 def run_job_until_link(folder, last_link, is_done):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from gpuclassify.jobs.files import (
     InputFile,
     UnreadableInputError,
     compression,
+    delivers_ranges,
     file_format,
     find_files,
     is_denied,
@@ -152,13 +154,23 @@ class _Finder:
         self._check(sample_problems(samples, schema.arrow, schema.is_projected))
         return InputParts(tuple(parts), schema, tuple(self.files), self.part_bytes)
 
+    @functools.cached_property
+    def _whole(self) -> set[str]:
+        """Files that cannot be read in pieces."""
+        return {
+            file.path
+            for file in self.files
+            if compression(file.path)
+            or not delivers_ranges(file.path, self.options, file.size_bytes)
+        }
+
     def _byte_ranges(self, part_bytes: int) -> list[Part]:
         parts: list[Part] = []
         for file in self.files:
             path, end = file.path, file.size_bytes
             if is_denied(path):
                 parts.append(Part(path, problem="permission denied", file_bytes=end))
-            elif compression(path) or end is None:
+            elif end is None or path in self._whole:
                 parts.append(Part(path, file_bytes=end))
             else:
                 parts += [

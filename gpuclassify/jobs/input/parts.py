@@ -56,6 +56,9 @@ class Part:
     problem: str | None = None
     file_bytes: int | None = None
 
+    def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
+        return f"Part({self})"
+
     def __str__(self) -> str:
         name = redacted(self.path)
         if self.row_groups:

@@ -7,6 +7,7 @@ import errno
 import inspect
 import os
 import posixpath
+import time
 import uuid
 from typing import Any
 
@@ -14,6 +15,8 @@ from gpuclassify.jobs.storage import Directory
 
 # What link() raises on file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV}
+# S3 may answer attempts that meet with a conflict, and then any of them may be tried again.
+CONFLICT_WAITS_SECONDS = (0.1, 0.5, 0.0)
 
 
 class UnsupportedStorageError(ValueError):
@@ -47,12 +50,7 @@ def create(
     """
     if directory.is_local:
         return _create_by_link(directory.path(name), data, directory.path(scratch), is_lasting)
-    try:
-        directory.filesystem.pipe_file(directory.path(name), data, mode="create")
-    except FileExistsError:
-        # An answer that was lost and asked for again looks like somebody else's file.
-        return directory.read(name) == data
-    return True
+    return _create_by_condition(directory, name, data)
 
 
 def check_creates(directory: Directory, scratch: str) -> None:
@@ -66,7 +64,8 @@ def check_creates(directory: Directory, scratch: str) -> None:
         raise refusal
     name = posixpath.join(scratch, f"probe.{uuid.uuid4().hex}")
     try:
-        is_created = [create(directory, name, content, scratch) for content in (b"1", b"2")]
+        with directory.explained():
+            is_created = [create(directory, name, content, scratch) for content in (b"1", b"2")]
     except OSError as err:
         if directory.is_local and err.errno in _NO_LINKS:
             raise refusal from err
@@ -100,6 +99,22 @@ def _create_by_link(path: str, data: bytes, scratch: str, is_lasting: bool) -> b
             os.remove(private)  # noqa: PTH107
 
 
+def _create_by_condition(directory: Directory, name: str, data: bytes) -> bool:
+    for wait_seconds in CONFLICT_WAITS_SECONDS:
+        try:
+            directory.filesystem.pipe_file(directory.path(name), data, mode="create")
+            return True
+        except (FileNotFoundError, PermissionError):
+            raise
+        except OSError as err:  # stores and their clients have several words for "it is there"
+            refusal = err
+        with contextlib.suppress(FileNotFoundError):
+            # An answer that was lost and asked for again looks like somebody else's file.
+            return directory.read(name) == data
+        time.sleep(wait_seconds)
+    raise refusal
+
+
 def _asks_store(filesystem: Any) -> bool:
     """Whether the store is asked for it; fsspec's own way looks first and writes then."""
     from fsspec import AbstractFileSystem
@@ -107,4 +122,6 @@ def _asks_store(filesystem: Any) -> bool:
 
     method = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
     inherited = (AbstractFileSystem.pipe_file, AsyncFileSystem._pipe_file)
-    return method.__func__ not in inherited and "mode" in inspect.signature(method).parameters
+    # adlfs takes "mode", too, and shows the name that it had before.
+    named = {"mode", "overwrite"} & inspect.signature(method).parameters.keys()
+    return method.__func__ not in inherited and bool(named)

@@ -146,12 +146,14 @@ class Manifest:
             self._write_job(earlier)
         else:
             _warn_of_versions(earlier["versions"])
-        done = 0
+        done: set[str] = set()
         for record in self._sound_records():
-            done += 1
+            done.add(stem_of(record.name))
             yield record
-        self._remove_scratch()
-        if done < self.count:
+        # Of other parts, attempts may be at work: those of another client of this job.
+        scratch = [name for name in self.directory.sizes(SCRATCH) if stem_of(name) in done]
+        self.directory.remove(*(f"{SCRATCH}/{name}" for name in scratch))
+        if len(done) < self.count:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
@@ -267,8 +269,8 @@ class Manifest:
     def _sound_records(self) -> Iterator[Record]:
         """Records of parts that are there; what is broken or half done is completed or removed."""
         mine = set(self.names())
+        recorded = self.directory.sizes(RECORDS)  # first: whoever is at work writes records last
         sizes = {name: size for name, size in self.directory.sizes().items() if name in mine}
-        recorded = self.directory.sizes(RECORDS)
         names = [name for name in self.names() if f"{stem_of(name)}.json" in recorded]
         contents = self.directory.read_all([record_path(name) for name in names])
         for name, content in zip(names, contents, strict=True):
@@ -304,7 +306,8 @@ def read_job(directory: Directory) -> dict[str, Any]:
         It cannot be read.
     """
     try:
-        content = directory.read(JOB)
+        with directory.explained():
+            content = directory.read(JOB)
     except NotADirectoryError as err:
         raise NotADirectoryError(
             f"a file is where {directory} belongs: name a directory for the output"

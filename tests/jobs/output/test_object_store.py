@@ -1,0 +1,205 @@
+"""An S3 store as input and output; what it answers is moto's, and the oracle is boto3."""
+
+import functools
+import json
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import boto3
+import job_faults as faults
+import numpy as np
+import pandas as pd
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
+from gpuclassify.jobs.output.exclusive import UnsupportedStorageError, check_creates, create
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.storage import open_directory
+from tests.hub_http import Answer, RefusalError
+
+
+def job(place, stage=faults.double, **options):
+    return faults.job(place, stage, 16_000, **options)
+
+
+def tags(bucket, place):
+    """What is in the output, and a tag of each content."""
+    return {path: info["ETag"] for path, info in bucket.find(f"{place}/out", detail=True).items()}
+
+
+def put_once(client, store, key):
+    client.put_object(Bucket=store.bucket, Key=key, Body=b"1", IfNoneMatch="*")
+
+
+def complete_once(client, store, key):
+    name = {"Bucket": store.bucket, "Key": key}
+    upload = client.create_multipart_upload(**name)["UploadId"]
+    part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"1")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    client.complete_multipart_upload(
+        **name, UploadId=upload, MultipartUpload=parts, IfNoneMatch="*"
+    )
+
+
+@pytest.mark.parametrize("write", [put_once, complete_once])
+def test_the_store_itself_lets_one_of_racing_writes_win(store, write):
+    """What all else rests on; boto3 alone."""
+    config = Config(retries={"max_attempts": 0})
+    clients = [boto3.client("s3", region_name="us-east-1", config=config) for _ in range(4)]
+    for number in range(10):
+        together = threading.Barrier(4)
+
+        def attempt(client, key=f"{write.__name__}-{number}", together=together):
+            together.wait()
+            try:
+                write(client, store, key)
+            except ClientError as err:
+                return err.response["Error"]["Code"]
+            return "won"
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = sorted(pool.map(attempt, clients))
+        assert answers == ["PreconditionFailed"] * 3 + ["won"]
+
+
+def conflict():
+    refusal = RefusalError(409)
+    body = b"<Error><Code>ConditionalRequestConflict</Code><Message>again</Message></Error>"
+    refusal.answer = Answer(409, body, {"Content-Type": "application/xml"})
+    raise refusal
+
+
+@pytest.mark.parametrize("outcome", ["drop", 503, 412, conflict], ids=str)
+def test_an_attempt_knows_whether_it_counts_whatever_the_store_answers(store, outcome):
+    """An answer that is lost, a store that is busy, other words of refusal, a conflict."""
+    directory = open_directory(f"s3://{store.bucket}/create-{outcome}")
+    store.fail("PUT", f"create-{outcome}/mine", outcome)
+    assert create(directory, "mine", b"1", "")
+    assert not create(directory, "mine", b"2", "")
+    store.fail("PUT", f"create-{outcome}/mine", outcome)
+    assert not create(directory, "mine", b"2", "")
+    assert directory.read("mine") == b"1"
+
+
+def test_a_store_without_conditional_writes_is_refused(store, bucket):
+    """Which looks as if there were nothing whenever a file is to be created."""
+    directory = open_directory(f"s3://{store.bucket}/out")
+    store.fail("PUT", "/attempts/probe", None, functools.partial(store.remove, "out/attempts/"))
+    with pytest.raises(UnsupportedStorageError, match=r"s3://documents/out .* two attempts"):
+        check_creates(directory, "attempts")
+
+
+def test_a_finished_job_changes_nothing_and_another_removes_its_own_alone(bucket, place):
+    job(place).run()
+    first = tags(bucket, place)
+    assert job(place).run().resumed_parts == 6
+    again = tags(bucket, place)
+    reports = {path for path in first if "/_report/" in path}
+    assert {path for path in {**first, **again} if first.get(path) != again.get(path)} <= reports
+    bucket.pipe(f"{place}/out/notes.txt", b"mine")
+    bucket.pipe(f"{place}/out/_gpuclassify/records/mine.json", b"mine")
+    summary = job(place, faults.with_process).run(restart=True)
+    found = set(tags(bucket, place))
+    parts = {path for path in found if path.endswith(".parquet")}
+    assert parts == {path.removeprefix("s3://") for path in summary.files}
+    assert not parts & set(first)
+    assert {path.rpartition("/")[2] for path in found} >= {"notes.txt", "mine.json"}
+
+
+def test_formats_ranges_and_quarantine(store, bucket, tmp_path):
+    chance = np.random.default_rng(0)
+    texts = [chance.bytes(99).hex() for _ in range(9_000)]
+    frame = pd.DataFrame({"id": range(9_000), "text": texts})
+    lines = frame.to_json(orient="records", lines=True).encode()
+    place = f"s3://{store.bucket}/formats"
+    bucket.pipe(f"{place}/a.jsonl", lines + b"no json\n")
+    bucket.pipe(f"{place}/a.parquet", frame.to_parquet(row_group_size=1_000))
+    for reader in (JsonlReader, ParquetReader):
+        suffix = reader.file_format
+        before = len(store.requests)
+        source = reader(f"{place}/a.{suffix}", part_bytes=200_000)
+        writer = ParquetWriter(f"{place}/{suffix}")
+        summary = Pipeline([source, same, writer], on_error="quarantine").run()
+        sent = [r for r in store.requests[before:] if r.method == "GET" and "a." in r.path]
+        assert {request.status for request in sent} == {206}
+        # Samples and the ends of lines come on top.
+        assert sum(request.sent_bytes for request in sent) < 5 * len(lines)
+        found = pd.concat(pd.read_parquet(bucket.open(path)) for path in summary.files)
+        assert found.sort_values("id")["text"].tolist() == frame["text"].tolist()
+        assert sum(summary.left_out.values()) == (suffix == "jsonl")
+    [problems] = bucket.ls(f"{place}/jsonl/_quarantine")
+    assert json.loads(bucket.cat(problems))["offset"] == len(lines)
+
+
+def same(frame):
+    return frame
+
+
+def wrong_region():
+    refusal = RefusalError(400)
+    body = (
+        b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region 'us-east-1' is "
+        b"wrong; expecting 'eu-west-1'</Message></Error>"
+    )
+    refusal.answer = Answer(400, body, {"Content-Type": "application/xml"})
+    raise refusal
+
+
+WRONG = [
+    ({"secret": "n0t-this"}, "PermissionError: The request signature .* does not match"),
+    ({"key": "AKIAUNKNOWN"}, "PermissionError: The AWS Access Key Id .* does not exist"),
+    ({"profile": "unknown"}, "ProfileNotFound: .*unknown"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG, ids=[next(iter(each)) for each, _ in WRONG])
+def test_wrong_credentials_are_told(store, place, tmp_path, change, words):
+    options = {**store.options, **change}
+    told = rf"^s3://documents/.*: {words}.*Check .*credentials: storage_options= gives endpoint_url"
+    reader = JsonlReader(f"{place}/in/*.jsonl", storage_options=options)
+    with pytest.raises(OSError, match=told) as caught:
+        Pipeline([reader, same, ParquetWriter(f"{tmp_path}/out")]).run()
+    assert options["secret"] not in str(caught.value)
+    faults.write_input(tmp_path / "here")
+    writer = ParquetWriter(f"{place}/out", storage_options=options)
+    with pytest.raises(OSError, match=r"^s3://documents/.*/out: .*Check .*credentials"):
+        Pipeline([JsonlReader(f"{tmp_path}/here/*.jsonl"), same, writer]).run()
+
+
+def test_wrong_buckets_regions_and_addresses_are_told(store, bucket, place):
+    with pytest.raises(UnreadableInputError, match="no such input: s3://nothing/"):
+        job("s3://nothing").run()
+    reader = JsonlReader(f"{place}/in/*.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"/out: .*bucket does not exist\..*Check"):
+        Pipeline([reader, same, ParquetWriter("s3://nothing/out")]).run()
+    assert not bucket.exists("s3://nothing")  # a slip makes no bucket
+    store.fail("GET", ".*", *[wrong_region] * 9)
+    store.fail("HEAD", ".*", *[wrong_region] * 9)
+    with pytest.raises(OSError, match=r"region 'us-east-1' is wrong; expecting 'eu-west-1'.*Check"):
+        job(place).run()
+    store._faults.clear()
+
+
+def test_no_secret_is_written_logged_or_shown(store, bucket, place, caplog):
+    caplog.set_level(logging.DEBUG, "gpuclassify")
+    options = store.options
+    reader = JsonlReader(f"{place}/in/*.jsonl", storage_options=options, part_bytes=16_000)
+    writer = ParquetWriter(f"{place}/out", storage_options=options)
+    pipeline = Pipeline([reader, faults.double, writer])
+    summary = pipeline.run()
+    store.fail("PUT", "/other/part-", *[403] * 9)
+    other = ParquetWriter(f"{place}/other", storage_options=options)
+    with pytest.raises(PermissionError) as caught:
+        Pipeline([reader, faults.double, other]).run()
+    store._faults.clear()
+    written = [bucket.cat(path) for path in bucket.find(place)]
+    shown = repr((reader, writer, pipeline, summary, caught.value, caught.value.__notes__))
+    for secret in (options["key"], options["secret"]):
+        assert secret not in shown
+        assert secret not in caplog.text
+        assert not any(secret.encode() in content for content in written)
