@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuclassify.commands.client import open_client
+from gpuclassify.commands.client import open_client, shown_workers
 from gpuclassify.commands.console import (
     LEFT_OUT,
     interrupt_hint,
@@ -93,6 +93,7 @@ def _run(settings: JobSettings, restart: bool, command: str) -> JobSummary:
         with wrong_call_exits():
             job = settings.pipeline().prepare(restart=restart, command=command)
             client = open_client(vars(settings), progress) if job.needs_workers() else None
-        progress.watch(job.spec.chain.__name__, client, "loading the model")
+        where = "" if client is None else f" on {shown_workers(client)}"
+        progress.watch(job.spec.chain.__name__, client, f"loading the model{where}")
         with interrupt_hint(restart), client or contextlib.nullcontext():
             return job.run(client, progress.parts)

@@ -55,6 +55,16 @@ def open_client(given: Mapping[str, Any], progress: JobProgress) -> Any:
         raise ValueError(str(err)) from err
 
 
+def shown_workers(client: Any) -> str:
+    """How many workers a cluster has, and how much memory the smallest of them, in words."""
+    from dask.utils import format_bytes
+
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    limits = [worker["memory_limit"] for worker in workers]
+    least = f" with {format_bytes(min(limits))}" if limits and all(limits) else ""
+    return f"{len(limits)} worker{'' if len(limits) == 1 else 's'}{least}"
+
+
 def _connect(scheduler: str, options: dict[str, Any]) -> Any:
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.client import NoSchedulerError

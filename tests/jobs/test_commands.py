@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
+from distributed import Client
 
 from gpuclassify.commands.classify import classify, report
+from gpuclassify.commands.client import shown_workers
 from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.plan import plan
 from gpuclassify.jobs.settings import JobSettings
@@ -502,3 +504,12 @@ def test_the_commands_are_there_as_a_module_and_as_a_command_of_dask(program):
     assert {"classify", "plan", "report", "models", "doctor"} <= set(commands)
     wrong = run("classify", "in.jsonl", "out", "--classifier", "domian")
     assert (wrong.returncode, "Did you mean 'domain'" in wrong.stderr) == (2, True)
+
+
+def test_the_terminal_names_the_workers():
+    with Client(
+        n_workers=2, processes=False, dashboard_address=":0", memory_limit="2GiB"
+    ) as client:
+        assert shown_workers(client) == "2 workers with 2.00 GiB"
+    with Client(n_workers=1, processes=False, dashboard_address=":0", memory_limit=0) as client:
+        assert shown_workers(client) == "1 worker"
