@@ -54,6 +54,7 @@ def test_classify_writes_parquet_and_a_summary(job):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "62 rows in, 62 rows out" in done.stdout
+    assert "Starting 1 worker(s)" in done.stderr  # a second one would have nothing to do
     assert "100% 1/1 parts, 62 rows" in done.stderr
     assert "distributed" not in done.stderr
     read = pd.read_parquet(job / "out")

@@ -92,7 +92,9 @@ def _run(settings: JobSettings, restart: bool, command: str) -> JobSummary:
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             job = settings.pipeline().prepare(restart=restart, command=command)
-            client = open_client(vars(settings), progress) if job.needs_workers() else None
+            client = None
+            if job.needs_workers():
+                client = open_client(vars(settings), progress, job.source.count)
         where = "" if client is None else f" on {shown_workers(client)}"
         progress.watch(job.spec.chain.__name__, client, f"loading the model{where}")
         with interrupt_hint(restart), client or contextlib.nullcontext():

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.progress import JobProgress
 
 
-def open_client(given: Mapping[str, Any], progress: JobProgress) -> Any:
+def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | None = None) -> Any:
     """A client of the cluster that settings name, which is started where none is running.
 
     Parameters
@@ -20,6 +20,8 @@ def open_client(given: Mapping[str, Any], progress: JobProgress) -> Any:
         `gpuclassify.jobs.settings.JobSettings`.
     progress : JobProgress
         Shows what is waited for.
+    parts : int, optional
+        Of the job, if that is known: a single one gets a single worker, with all cores.
 
     Raises
     ------
@@ -45,6 +47,8 @@ def open_client(given: Mapping[str, Any], progress: JobProgress) -> Any:
             )
         progress.waiting(f"Connecting to {given['scheduler']}")
         return _connect(given["scheduler"], options)
+    if workers is None and parts == 1 and cluster in ("auto", "cpu", "gpu"):
+        workers = options.get("n_workers", 1)
     if workers is not None:
         options["n_workers"] = workers
     count = options.get("n_workers")
