@@ -136,7 +136,7 @@ def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def command_line(context: click.Context) -> str:
     """The command that makes the same job again, without secrets and without starting over."""
-    from gpuclassify.jobs.files import redacted
+    from gpuclassify.jobs.stores import redacted
 
     words, name = [], ""
     for word in context.meta[_WORDS]:

@@ -8,8 +8,7 @@ import glob
 import io
 import os
 import posixpath
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,14 @@ from gpuclassify.hub.dataset_files import (
     pinned,
     with_token,
 )
+from gpuclassify.jobs.stores import (
+    HTTP,
+    explained,
+    redacted,
+    url_to_filesystem,
+    what_happened,
+    without_query,
+)
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -35,10 +42,7 @@ _VERSIONS = (
     *("ETag", "etag", "md5Hash", "generation", "blob_id"),
     *("mtime", "LastModified", "Last-Modified", "created"),
 )
-HTTP = ("http://", "https://")
 _UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError)
-# What is left of a store's error; any other is an OSError.
-_KINDS = (FileNotFoundError, PermissionError, TimeoutError)
 
 
 class UnreadableInputError(ValueError):
@@ -142,7 +146,7 @@ def check_all_unchanged(
 
 def file_format(path: str) -> str | None:
     """`PARQUET`, `JSONL`, or None for a name that is neither's."""
-    path = _without_query(path)
+    path = without_query(path)
     if path.endswith(PARQUET_SUFFIXES):
         return PARQUET
     stem = posixpath.splitext(path)[0] if compression(path) else path
@@ -151,7 +155,7 @@ def file_format(path: str) -> str | None:
 
 def compression(path: str) -> str | None:
     """What the file's bytes are compressed with, by its name."""
-    return COMPRESSIONS.get(posixpath.splitext(_without_query(path))[1])
+    return COMPRESSIONS.get(posixpath.splitext(without_query(path))[1])
 
 
 @contextlib.contextmanager
@@ -210,8 +214,9 @@ def delivers_ranges(path: str, storage_options: dict[str, Any], size_bytes: int 
     """Whether a file can be read in pieces; an HTTP server may know whole files alone."""
     if not path.startswith(HTTP):
         return True
+    opened = _open_filesystem(path, storage_options)
     with explained(path, storage_options):
-        return _whole_file(*_open_filesystem(path, storage_options), size_bytes) is None
+        return _whole_file(*opened, size_bytes) is None
 
 
 def _whole_file(filesystem: Any, plain: str, size_bytes: int | None) -> io.BytesIO | None:
@@ -220,51 +225,6 @@ def _whole_file(filesystem: Any, plain: str, size_bytes: int | None) -> io.Bytes
         return None
     content = filesystem.cat_file(plain, start=0, end=1) if size_bytes != 0 else b""
     return None if len(content) == 1 != size_bytes else io.BytesIO(content)
-
-
-@contextlib.contextmanager
-def explained(url: str, storage_options: Collection[str] = ()) -> Iterator[None]:
-    """Say of which store an error is, and what to do about it; of no secret that the URL holds.
-
-    Parameters
-    ----------
-    url : str
-        A path that is no URL, and one of the Hub, have errors that say so themselves.
-    storage_options : collection of str
-        Names of the options that were given.
-
-    Raises
-    ------
-    FileNotFoundError, PermissionError, TimeoutError, OSError
-        In place of what the store's client raised in the block.
-    """
-    try:
-        yield
-    except UnreadableInputError:
-        raise
-    except Exception as err:
-        if "://" not in url or hub_uri(url) is not None:
-            raise
-        raise _store_error(url, _told(url, err), storage_options) from None
-
-
-def _told(url: str, err: Exception) -> BaseException:
-    """What happened: over HTTP, fsspec takes whatever it is for a file that is not there."""
-    cause = err.__cause__
-    if not (isinstance(err, FileNotFoundError) and url.startswith(HTTP)) or cause is None:
-        return err
-    return err if getattr(cause, "status", None) in (404, 410) else cause
-
-
-def _store_error(url: str, err: BaseException, given: Collection[str]) -> OSError:
-    kind: type[OSError] = next((each for each in _KINDS if isinstance(err, each)), OSError)
-    reason = re.sub(r"\w+://[^\s'\"]+", lambda found: redacted(found[0]), str(err)).rstrip(".")
-    options = f"gives {', '.join(sorted(given))}" if given else "is empty"
-    return kind(
-        f"{redacted(url)}: {type(err).__name__}: {reason}. Check address, bucket, region and "
-        f"credentials: storage_options= {options}, and the environment gives the rest, here and "
-        "on the workers"
-    )
 
 
 class WatchedFile:
@@ -295,35 +255,6 @@ def is_denied(path: str) -> bool:
     return "://" not in path and not os.access(path, os.R_OK)
 
 
-def redacted(url: str) -> str:
-    """A URL without user, password and signed query, as messages and records show it."""
-    head, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    return f"{head}://{re.sub('^[^/@]*@', '', rest).partition('?')[0]}"
-
-
-def url_to_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
-    """The file system of a path or URL, and the path in it.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The package for such URLs is not installed.
-    """
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(url, **storage_options)
-    except ImportError as err:
-        package = getattr(err.__cause__, "name", None) or "the package for such URLs"
-        raise ModuleNotFoundError(
-            f"{redacted(url)} needs {package}, which is not installed: pip install {package}, "
-            "here and on the workers",
-            name=package,
-        ) from err
-
-
 def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
     """The file system of a path or URL, and the path in it."""
     import fsspec
@@ -348,6 +279,8 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
         filesystem.invalidate_cache()
     with explained(name, storage_options):
         found = listed(filesystem, name, functools.partial(_list, filesystem, path, name))
+    if found is None:
+        raise _no_such_input(filesystem, path, name)
     # Names that begin with a dot or underscore are metadata (_SUCCESS, _metadata), not data.
     data = [p for p in sorted(found) if p == path or not _is_hidden(posixpath.relpath(p, path))]
     readable = [p for p in data if file_format(p) is not None]
@@ -366,26 +299,29 @@ def _expand(name: str, storage_options: dict[str, Any]) -> Iterator[InputFile]:
         yield InputFile(full, found[plain].get("size"), _version(found[plain]))
 
 
-def _list(filesystem: Any, path: str, name: str) -> dict[str, dict[str, Any]]:
-    """What is at `path`, by name: everything below a directory, a file, or a pattern's matches."""
+def _list(filesystem: Any, path: str, name: str) -> dict[str, dict[str, Any]] | None:
+    """What is at `path`, by name: all below a directory, a file, or a pattern's matches, if any."""
     # A web server would be asked for all of a file to see whether it is a list of others.
     if not (name.startswith(HTTP) and file_format(name)) and filesystem.isdir(path):
         return filesystem.find(path, detail=True)
     try:
         return {path: filesystem.info(path)}
     except FileNotFoundError as err:
-        if _told(name, err) is not err:
+        if what_happened(name, err) is not err:
             raise
-    if not glob.has_magic(_without_query(path)):
-        near = "" if name.startswith(HTTP) else _near(filesystem, path)
-        raise UnreadableInputError(f"no such input: {redacted(name)}{near}")
     matches: dict[str, dict[str, Any]] = {}
-    for match, info in filesystem.glob(path, detail=True).items():
-        is_directory = info["type"] == "directory"
-        matches.update(filesystem.find(match, detail=True) if is_directory else {match: info})
-    if not matches:
-        raise UnreadableInputError(f"no such input: {redacted(name)} matches nothing")
-    return matches
+    if glob.has_magic(without_query(path)):
+        for match, info in filesystem.glob(path, detail=True).items():
+            is_directory = info["type"] == "directory"
+            matches.update(filesystem.find(match, detail=True) if is_directory else {match: info})
+    return matches or None
+
+
+def _no_such_input(filesystem: Any, path: str, name: str) -> UnreadableInputError:
+    if glob.has_magic(without_query(path)):
+        return UnreadableInputError(f"no such input: {redacted(name)} matches nothing")
+    near = "" if name.startswith(HTTP) else _near(filesystem, path)
+    return UnreadableInputError(f"no such input: {redacted(name)}{near}")
 
 
 def _near(filesystem: Any, path: str) -> str:
@@ -393,14 +329,10 @@ def _near(filesystem: Any, path: str) -> str:
     folder, name = posixpath.split(path)
     try:
         beside = [posixpath.basename(each.rstrip("/")) for each in filesystem.ls(folder, False)]
-    except OSError:
+    except Exception:  # whatever a store raises: it is only a hint
         return ""
     near = nearest(name, beside)
     return f".{near}" if near else ""
-
-
-def _without_query(path: str) -> str:
-    return redacted(path) if path.startswith(HTTP) else path
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuclassify.checks import nearest
-from gpuclassify.jobs.files import PARQUET, UnreadableInputError, redacted
+from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.manifest import JobChangedError, Manifest
 from gpuclassify.jobs.output.records import Record
@@ -20,6 +20,7 @@ from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.storage import Directory
+from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.partition_map import Chain
 from gpuclassify.workers.part_progress import RunningParts, heard_by

@@ -14,11 +14,12 @@ import dask
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import token_names
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
-from gpuclassify.jobs.files import UnreadableInputError, check_all_unchanged, file_format, redacted
+from gpuclassify.jobs.files import UnreadableInputError, check_all_unchanged, file_format
 from gpuclassify.jobs.input.parts import InputParts, InputSchema
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec, read_frame, run_part, run_partition
 
 

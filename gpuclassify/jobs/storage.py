@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.jobs.files import explained, redacted, url_to_filesystem
+from gpuclassify.jobs.stores import explained, redacted, url_to_filesystem
 
 FILES_AT_A_TIME = 16
 # They have no folders: asked for one, s3fs creates the bucket if there is none.

@@ -15,7 +15,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from gpuclassify.frames import name_row
-from gpuclassify.jobs.files import InputFile, check_unchanged, redacted
+from gpuclassify.jobs.files import InputFile, check_unchanged
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
@@ -30,6 +30,7 @@ from gpuclassify.jobs.report.counts import (
     count_sources,
 )
 from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.stores import redacted
 from gpuclassify.partition_map import Chain
 from gpuclassify.stage_counts import Stages, add_examples, collected_stages, count_labels
 from gpuclassify.workers.part_progress import PartProgress, progress_of

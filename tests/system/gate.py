@@ -1,6 +1,7 @@
 """A preload of Dask's: the worker tells where it is, and holds its tasks until a file is there.
 
-``GATE`` names that file. A few tasks pass before, so that a job is caught in the middle.
+``GATE`` names that file. A few tasks pass before, so that a job is caught in the middle: as many as
+a job's checks give its first worker, and so some parts on the others.
 """
 
 import os
@@ -8,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-FREE_TASKS = 3
+FREE_TASKS = 4
 
 
 class GatedThreadPoolExecutor(ThreadPoolExecutor):

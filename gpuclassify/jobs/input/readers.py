@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuclassify.checks import check_count, check_text
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
-from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, redacted
+from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format
 from gpuclassify.jobs.input.find_parts import SAMPLE_BYTES, SAMPLES, find_parts
 from gpuclassify.jobs.input.parts import InputParts, read_part
 from gpuclassify.jobs.input.schema import named_type
+from gpuclassify.jobs.stores import redacted
 
 if TYPE_CHECKING:
     import dask.dataframe as dd

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from gpuclassify.checks import nearest
 from gpuclassify.frames import import_cudf
-from gpuclassify.jobs.files import UnreadableInputError, redacted
+from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.stores import redacted
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from gpuclassify.checks import check_choice, check_text
 from gpuclassify.hub.dataset_files import SCHEME
-from gpuclassify.jobs.files import JSONL, PARQUET, redacted
+from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.stores import redacted
 
 SUFFIXES = (".parquet", ".jsonl")
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
