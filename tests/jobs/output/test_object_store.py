@@ -74,7 +74,9 @@ def conflict():
     raise refusal
 
 
-@pytest.mark.parametrize("outcome", ["drop", 503, 412, conflict], ids=str)
+@pytest.mark.parametrize(
+    "outcome", ["drop", 503, 412, conflict], ids=["drop", "503", "412", "conflict"]
+)
 def test_an_attempt_knows_whether_it_counts_whatever_the_store_answers(store, outcome):
     """An answer that is lost, a store that is busy, other words of refusal, a conflict."""
     directory = open_directory(f"s3://{store.bucket}/create-{outcome}")
