@@ -196,8 +196,8 @@ def cut(lines: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
     document: list[str] = []
     size, wanted = 0, _length(rng)
     for line in lines:
+        size += len(line) + bool(document)  # and the end of the line before
         document.append(line)
-        size += len(line) + 1
         if size >= wanted:
             if size <= LONGEST:
                 yield "\n".join(document)

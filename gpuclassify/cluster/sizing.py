@@ -71,7 +71,7 @@ def cpu_cluster_options(
     options : mapping, optional
         Arguments to pass on as they are.
     n_workers : int, optional
-        Worker processes; by default what `cpu_workers` gives.
+        By default what `cpu_workers` gives; one where `options` ask for threads of this process.
     threads_per_worker : int
         Tasks that a worker runs at a time.
     cores : int, optional
@@ -88,7 +88,9 @@ def cpu_cluster_options(
         there are more workers than cores.
     """
     cores = usable_cores() if cores is None else cores
-    if n_workers is None:
+    if n_workers is None and (options or {}).get("processes") is False:
+        n_workers = 1  # models of one process take turns
+    elif n_workers is None:
         n_workers = cpu_workers(cores, usable_memory() if memory_bytes is None else memory_bytes)
     workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     return workers | dict(options or {}), max(1, cores // n_workers)

@@ -257,6 +257,11 @@ def test_other_options_are_passed_on():
     assert options == {"n_workers": 2, "threads_per_worker": 3, "memory_limit": "1GB"}
 
 
+def test_one_process_is_one_worker():
+    options, torch_threads = cpu_cluster_options({"processes": False}, cores=4, memory_bytes=64e9)
+    assert (options["n_workers"], torch_threads) == (1, 4)
+
+
 def test_the_default_is_told_in_words(monkeypatch):
     monkeypatch.setattr(sizing, "usable_cores", lambda: 2)
     monkeypatch.setattr(sizing, "usable_memory", lambda: 24 * 2**30)
