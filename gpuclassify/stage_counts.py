@@ -53,9 +53,11 @@ class TextOutcomes:
         """
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
-            names = np.array(list(map(str, self.labels.to_pylist())), dtype=object)
+            coded = self.labels.dictionary_encode()
+            codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+            places = {str(name): code for code, name in enumerate(coded.dictionary.to_pylist())}
             frequent = [*count_values(self.labels)][:MOST_LABELS_WITH_EXAMPLES]
-            groups = {name: np.flatnonzero(names == name) for name in frequent}
+            groups = {name: np.flatnonzero(codes == places[name]) for name in frequent}
         dropped = {name: np.flatnonzero(self.reasons == n) for n, name in enumerate(REASONS)}
         return {"labels": self._pick(groups, most), "dropped": self._pick(dropped, most)}
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify.checks import check_choice
 from gpuclassify.cluster.check_options import check_options, check_whole, names_of
-from gpuclassify.cluster.security import make_security, warn_if_open
+from gpuclassify.cluster.connect import connect
+from gpuclassify.cluster.security import make_security
 from gpuclassify.cluster.sizing import (
     AUTO,
+    ImpossibleClusterError,
     Size,
     choose_gpus,
     cpu_cluster_options,
     gpu_cluster_options,
     missing_for_gpu,
+    refuse_crowd,
     usable_cores,
-    usable_memory,
 )
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
@@ -31,33 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A worker process that has imported torch and transformers, and loaded nothing.
-WORKER_BYTES = 400_000_000
-# How long a scheduler may take to write its file, once the file is there.
-WRITING_SECONDS = 2.0
 CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
-
-
-class NoSchedulerError(OSError):
-    """Nothing that speaks Dask's protocol answers at an address.
-
-    Attributes
-    ----------
-    address : str
-    """
-
-    def __init__(
-        self, address: str, instead: str = "start a cluster here with get_client('auto')"
-    ) -> None:
-        super().__init__(
-            f"no Dask scheduler answers at {address}; check that it runs and that this machine "
-            f"reaches its port, or {instead}"
-        )
-        self.address = address
-
-
-class ImpossibleClusterError(RuntimeError):
-    """This machine lacks what the cluster that is asked for needs; nothing has been started."""
 
 
 def get_client(
@@ -169,7 +143,10 @@ def get_client(
                 "address= and scheduler_file= connect to a cluster that is running; "
                 "cluster_type= and n_workers= start a new one. Give one or the other."
             )
-        return _connect(address, scheduler_file, security, options)
+        from distributed import Client
+
+        check_options(options, [Client], names_of(get_client))
+        return connect(address, scheduler_file, security, options)
     workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     memory: dict[str, Any] = {
         "backend": backend,
@@ -234,7 +211,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     check_options(options, [LocalCluster, Nanny, Worker], names_of(get_client))
     arguments, torch_threads = cpu_cluster_options(options, **workers)
     if arguments.get("processes") is not False:
-        _refuse_crowd(arguments["n_workers"])
+        refuse_crowd(arguments["n_workers"])
         arguments.setdefault("worker_class", PatientNanny)
     return start(LocalCluster, arguments, [KeepFreedMemory(), ComputeThreads(torch_threads)])
 
@@ -249,18 +226,6 @@ def _refuse_backend(backend: str, survey: Callable[[], GpuSurvey]) -> None:
             f'backend="cudf" needs a GPU and cudf on the workers, and here {lacks}: leave it out, '
             "which takes pandas frames, connect to a cluster that has GPUs (address=, --scheduler),"
             " or pip install 'gpuclassify[gpu]' on a machine with one"
-        )
-
-
-def _refuse_crowd(n_workers: int) -> None:
-    """Raise ImpossibleClusterError for more workers than this machine has memory for."""
-    memory_bytes = usable_memory()
-    most = max(1, int(memory_bytes // WORKER_BYTES))
-    if n_workers > most:
-        raise ImpossibleClusterError(
-            f"n_workers={n_workers:,} is more than this machine has memory for: a worker takes "
-            f"{WORKER_BYTES / 1e9:g} GB before it has loaded a model, and {memory_bytes / 1e9:.3g} "
-            f"GB are here. Pass at most {most}; {usable_cores()} cores are here"
         )
 
 
@@ -321,105 +286,3 @@ def _start_gpu(
     # NVML, and so the survey, counts GPUs by bus; CUDA by speed, unless it is told otherwise.
     with config.set({"distributed.nanny.environ.CUDA_DEVICE_ORDER": "PCI_BUS_ID"}):
         return start(LocalCUDACluster, arguments, plugins)
-
-
-def _connect(
-    address: str | None,
-    scheduler_file: str | Path | None,
-    security: Any,
-    options: dict[str, Any],
-) -> Client:
-    from dask import config
-    from dask.utils import parse_timedelta
-    from distributed import Client
-
-    if address is not None and scheduler_file is not None:
-        raise ValueError(
-            f"address={address!r} and scheduler_file={str(scheduler_file)!r} both name a "
-            "scheduler; give one of them"
-        )
-    if security is True:
-        raise ValueError(
-            "security=True makes a new certificate, which a running scheduler does not know; "
-            "give the directory or dict of the certificates that it was started with"
-        )
-    check_options(options, [Client], names_of(get_client))
-    timeout_seconds = parse_timedelta(
-        options.get("timeout") or config.get("distributed.comm.timeouts.connect"), "s"
-    )
-    if scheduler_file is not None:
-        address = _read_scheduler_file(Path(scheduler_file), timeout_seconds)
-    assert address is not None
-    _check_scheme(address)
-    security = make_security(security)
-    _shake_hands(address, security, timeout_seconds)
-    try:
-        client = Client(address, security=security, **options)
-    except OSError as err:
-        raise NoSchedulerError(address) from err
-    warn_if_open([client.scheduler.address], are_local=False)
-    return client
-
-
-def _check_scheme(address: str) -> None:
-    from distributed.comm.registry import get_backend
-
-    scheme, colon, rest = address.partition("://")
-    try:
-        get_backend(scheme if colon else "tcp")
-    except ValueError as err:
-        raise ValueError(
-            f"address={address!r}: no scheduler speaks {scheme}; use tcp://{rest}, or "
-            f"tls://{rest} where it was started with certificates"
-        ) from err
-
-
-def _shake_hands(address: str, security: Any, timeout_seconds: float) -> None:
-    """Raise unless Dask's protocol is spoken there; a Client waits for an answer for ever."""
-    from distributed import Security
-    from distributed.comm import connect
-    from distributed.utils import LoopRunner, wait_for
-
-    arguments = (security or Security()).get_connection_args("client")
-
-    async def shake_hands() -> None:
-        connecting = connect(address, timeout=timeout_seconds, **arguments)
-        comm = await wait_for(connecting, timeout_seconds)
-        await comm.close()
-
-    try:
-        LoopRunner().run_sync(shake_hands)
-    except TypeError:  # TLS without certificates
-        raise
-    except Exception as err:  # other protocols' answers are read as anything, such as exabytes
-        raise NoSchedulerError(address) from err
-
-
-def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
-    """Return the scheduler's address once the file is there and whole."""
-    found = 0.0  # when it was there first
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            return str(json.loads(path.read_text())["address"])
-        except IsADirectoryError as err:
-            raise ValueError(
-                f"{path} is a directory, and no scheduler file; give the file that "
-                "dask scheduler --scheduler-file wrote"
-            ) from err
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as err:
-            if not isinstance(err, FileNotFoundError):
-                found = found or time.monotonic()
-                deadline = min(deadline, found + WRITING_SECONDS)
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            if isinstance(err, FileNotFoundError):
-                raise FileNotFoundError(
-                    f"no scheduler file {path} after {timeout_seconds:g} seconds; start one with "
-                    f"dask scheduler --scheduler-file {path}"
-                ) from err
-            raise ValueError(
-                f"{path} is not a scheduler file: it has no 'address'; give the file that "
-                "dask scheduler --scheduler-file wrote"
-            ) from err

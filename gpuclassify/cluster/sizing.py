@@ -15,12 +15,18 @@ Size = int | float | str
 CORES_PER_WORKER = 8
 FEWEST_WORKERS = 2
 BYTES_PER_WORKER = 8e9
+# A worker process that has imported torch and transformers, and loaded nothing.
+WORKER_BYTES = 400_000_000
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
 BACKENDS = ("pandas", "cudf")
 AUTO = "auto"  # the shares of a device below
 POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # of RMM's pool, at the start and at most
 TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # beside RMM's pool, and without one
+
+
+class ImpossibleClusterError(RuntimeError):
+    """This machine lacks what the cluster that is asked for needs; nothing has been started."""
 
 
 def usable_cores() -> int:
@@ -41,6 +47,18 @@ def cpu_workers(cores: int, memory_bytes: float) -> int:
     """How many workers share a machine: one for 8 cores, at least two where each gets 8 GB."""
     by_cores = max(cores // CORES_PER_WORKER, min(cores, FEWEST_WORKERS))
     return max(1, min(by_cores, int(memory_bytes // BYTES_PER_WORKER)))
+
+
+def refuse_crowd(n_workers: int) -> None:
+    """Raise ImpossibleClusterError for more workers than this machine has memory for."""
+    memory_bytes = usable_memory()
+    most = max(1, int(memory_bytes // WORKER_BYTES))
+    if n_workers > most:
+        raise ImpossibleClusterError(
+            f"n_workers={n_workers:,} is more than this machine has memory for: a worker takes "
+            f"{WORKER_BYTES / 1e9:g} GB before it has loaded a model, and {memory_bytes / 1e9:.3g} "
+            f"GB are here. Pass at most {most}; {usable_cores()} cores are here"
+        )
 
 
 def shown_cpu_cluster() -> str:

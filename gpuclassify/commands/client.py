@@ -30,7 +30,7 @@ def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | No
         cannot give.
     """
     from gpuclassify.cluster import get_client
-    from gpuclassify.cluster.client import ImpossibleClusterError
+    from gpuclassify.cluster.sizing import ImpossibleClusterError
 
     workers, cluster = given["workers"], given["cluster"]
     options = dict(given["cluster_options"] or {})
@@ -71,7 +71,7 @@ def shown_workers(client: Any) -> str:
 
 def _connect(scheduler: str, options: dict[str, Any]) -> Any:
     from gpuclassify.cluster import get_client
-    from gpuclassify.cluster.client import NoSchedulerError
+    from gpuclassify.cluster.connect import NoSchedulerError
 
     is_file = Path(scheduler).exists()
     if not is_file and ":" not in scheduler:

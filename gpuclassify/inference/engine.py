@@ -176,12 +176,12 @@ def _run_batches(
         key = (key, "packed" if is_packed else "reference")
     limits = FOUND_LIMITS.for_run(key, lambda: _find_budget(model, settings, side, is_packed))
     streams = stream_count(model.device)
+    share = -(-int(tokens.lengths.sum()) // streams)
 
     def current_limits() -> BatchLimits:
         found = limits.current()
         stats.raise_peak("peak_planned_bytes", found.planned_bytes)
         if streams > 1:  # few texts would be one batch, and leave the other streams idle
-            share = -(-int(tokens.lengths.sum()) // streams)
             found = replace(found, max_tokens=min(found.max_tokens, share))
         return _limits(model, found, settings, side, is_packed)
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pyarrow as pa
 
@@ -298,7 +299,7 @@ def keep_top(
     _refuse_empty(edges)
     thresholds = {group: values[0] for group, values in edges[score].items()}
     keep = functools.partial(_above, columns=columns, thresholds=thresholds)
-    if hasattr(dataset, "map_partitions"):
+    if dask.is_dask_collection(dataset):
         return dataset.map_partitions(keep, meta=dataset._meta, token="keep_top")
     return keep(dataset)
 
