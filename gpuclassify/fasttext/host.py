@@ -14,7 +14,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,14 @@ def main(place: Path, lock: Path, model: str) -> None:
     serve(listener, predict, lambda: _ends(listener, place, lock))
 
 
-def load(path: str) -> Callable[[Sequence[str], int], Predictions]:
+def load(path: str) -> Callable[[list[str], int], Predictions]:
     """A function that gives the `k` most probable labels of texts without newlines."""
     import fasttext
 
     model = fasttext.load_model(path)
     ids = {label: number for number, label in enumerate(model.get_labels())}
 
-    def predict(texts: Sequence[str], k: int) -> Predictions:
+    def predict(texts: list[str], k: int) -> Predictions:
         labels, probabilities = model.predict(texts, k=k)
         is_given = np.arange(k) < np.fromiter(map(len, labels), np.int64, len(labels))[:, None]
         found = np.full(is_given.shape, -1, dtype=np.int32)
@@ -95,9 +95,9 @@ def answer(connection: Connection, predict: Any) -> None:
         if cores is not None:
             os.sched_setaffinity(0, cores)
         while connection.poll(IDLE_SECONDS):
-            texts, k = connection.recv()
+            lines, k = connection.recv()
             try:
-                reply = predict(texts, k)
+                reply = predict(lines.split("\n"), k)
             except Exception as err:  # whatever the library raises is the client's to hear
                 reply = err
             connection.send(reply)

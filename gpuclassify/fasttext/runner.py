@@ -93,7 +93,7 @@ class FastTextRunner(Runner):
         lines = [text.replace("\n", " ") for text in texts.to_list()]
         started = time.perf_counter()
         with self.lease(*self.device_and_dtype()) as host:
-            for start, stop in _blocks(texts.char_counts):
+            for start, stop in _blocks(list(map(len, lines))):
                 found = host.predict(lines[start:stop], k)
                 values["label"][start:stop], values["probability"][start:stop] = found
                 stats.batches += 1
@@ -143,7 +143,7 @@ class FastTextRunner(Runner):
             )
 
 
-def _blocks(char_counts: np.ndarray) -> Iterator[tuple[int, int]]:
+def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
     """Bounds of runs of texts within `BLOCK_TEXTS` and, but for a single text, `BLOCK_CHARS`."""
     ends = np.cumsum(char_counts)
     start = 0
