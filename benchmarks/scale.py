@@ -23,6 +23,7 @@ from benchmarks.fasttext import held_bytes, host_processes, real_model
 from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
 from benchmarks.texts import docstrings
 from gpuclassify import LanguageIdentifier, ParquetReader, ParquetWriter, Pipeline, get_client
+from gpuclassify.jobs.report.summary import JobSummary
 
 QUESTION = "scale"
 PHRASES, PHRASE_WORDS, WORD_CHARS = 20_000, 9, 24
@@ -82,11 +83,13 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ours, others = _core_seconds(processes), other_core_seconds()
         started = time.perf_counter()
 
-        def look(done: int, *_: Any) -> None:
+        def look(done: int, _total: int, summary: JobSummary) -> None:
+            if not done:
+                return
             samples.append(
                 {
                     "rows": min(done * options.part_rows, options.rows),
-                    "seconds": time.perf_counter() - started,
+                    "seconds": summary.elapsed_seconds,  # since the first part was handed out
                     "client_bytes": psutil.Process().memory_info().rss,
                     "workers_bytes": [one.memory_info().rss for one in processes],
                     "model_bytes": sum(map(held_bytes, host_processes())),
