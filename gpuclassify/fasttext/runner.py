@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
-from dask.system import cpu_count
 
 from gpuclassify import hub
 from gpuclassify.fasttext.client import HostClient, check_library
@@ -157,6 +156,8 @@ def compute_threads() -> int:
     """Cores that one partition may take: those that torch would have, which need not be here."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
+    from dask.system import cpu_count
+
     return int(os.environ.get("OMP_NUM_THREADS") or cpu_count())
 
 
