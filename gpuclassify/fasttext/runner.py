@@ -53,12 +53,11 @@ class FastTextModel(PinnedModel):
     def read(self) -> FastTextFile:  # type: ignore[override]
         """Read what the file declares; no matrix."""
         options = self.options
-        where = {"cache_dir": options.cache_dir}
+        cache_dir = options.cache_dir
         model = hub.resolve_file(
-            options.model, options.file, PATTERNS, revision=options.revision, **where
+            options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
         )
-        with hub.open_file(model, **where) as file:
-            return read_fasttext(file, model)
+        return hub.read_file(model, lambda file: read_fasttext(file, model), cache_dir=cache_dir)
 
     def check(self, checkpoint: Any) -> None:
         """Nothing in the settings can contradict a file; its labels are the head's."""
