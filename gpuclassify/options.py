@@ -22,6 +22,7 @@ from gpuclassify.checks import (
     label_tuple,
     nearest,
 )
+from gpuclassify.text_template import template_fields
 
 StrPath = str | os.PathLike[str]
 Aggregation = Literal["mean", "max", "first", "tokens"]
@@ -59,6 +60,9 @@ class ModelOptions:
         Of the Hub, for gated models; handed to workers, stored nowhere.
     text_field : str
         Column of the text.
+    text_template : str
+        What the model is given of several columns of strings, such as "{url}\\n\\n{text}". The row
+        is null where `text_field` is; another null is empty. `max_chars` cuts the whole.
     max_chars : int
         Characters that the model sees; the column is never cut.
     max_seq_length : int
@@ -112,6 +116,7 @@ class ModelOptions:
     cache_dir: StrPath | None = None
     token: InitVar[str | None] = None
     text_field: str = "text"
+    text_template: str | None = None
     max_chars: int | None = None
     max_seq_length: int | None = None
     batch_size: int | None = None
@@ -142,6 +147,14 @@ class ModelOptions:
             "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
         )
         check_text("text_field", self.text_field, 'a column name such as "text"')
+        check_optional_texts(
+            self, ("text_template",), 'a text such as "{url}\\n\\n{text}", or None'
+        )
+        if self.text_field not in self.text_fields:
+            raise ValueError(
+                f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
+                "whose nulls make null rows: add it, or name that column as text_field="
+            )
         if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
             object.__setattr__(self, "max_chars", None)
         check_optional_texts(self, ("base_model", "revision", "cache_dir"), "a string, or None")
@@ -163,6 +176,11 @@ class ModelOptions:
         check_choice("window_aggregation", self.window_aggregation, get_args(Aggregation))
         self._check_windows()
         self._check_tokenizer()
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The columns that a row's text is made of."""
+        return template_fields(self.text_template) if self.text_template else (self.text_field,)
 
     @property
     def has_windows(self) -> bool:

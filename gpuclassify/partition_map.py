@@ -53,6 +53,11 @@ class PartitionMap(Public):
         return ()
 
     @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Those of `text_fields` that a text is a value of, where it is given without a frame."""
+        return ()
+
+    @property
     def is_row_wise(self) -> bool:
         """Whether new columns and filters follow from the `text_fields` of each row alone.
 
@@ -157,8 +162,8 @@ class PartitionMap(Public):
         """
         if isinstance(dataset, WrappedFrame):
             return type(dataset)(self(dataset.df))
-        if self.text_fields and isinstance(dataset, (str, list, tuple)):
-            dataset = frame_of_texts(dataset, self.text_fields)
+        if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
+            dataset = frame_of_texts(dataset, self.main_text_fields)
         if _is_dask_frame(dataset):
             return self._map_lazily(dataset)
         backend_of(dataset)  # refuses what is no frame
@@ -328,6 +333,11 @@ class Chain(PartitionMap):
     def text_fields(self) -> tuple[str, ...]:
         """Columns of text that any mapper reads."""
         return _distinct(mapper.text_fields for mapper in self.mappers)
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Those that a text is a value of, where it is given without a frame."""
+        return _distinct(mapper.main_text_fields for mapper in self.mappers)
 
     @property
     def is_row_wise(self) -> bool:

@@ -200,7 +200,7 @@ class Runner(ABC):
     @property
     def changes_texts(self) -> bool:
         """Whether the model is given other texts than those of the column."""
-        return bool(self.model.prompt)
+        return self.options.text_template is not None or bool(self.model.prompt)
 
     def _refuse_changed_texts(self) -> None:
         if self.changes_texts:
