@@ -21,6 +21,7 @@ from gpuclassify.checks import (
     check_text,
     label_tuple,
     nearest,
+    plain_value,
 )
 from gpuclassify.text_template import template_fields
 
@@ -379,7 +380,8 @@ def parse_options(
     settings = {**defaults, **given}
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
-    for name, value in settings.items():  # equal settings are equal however they are given
+    for name, given_value in settings.items():  # equal settings are equal however they are given
+        value = settings[name] = plain_value(given_value)
         if isinstance(value, os.PathLike):
             settings[name] = os.fspath(value)
         elif isinstance(value, list):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gpuclassify.checks import check_count
+from gpuclassify.checks import check_count, with_plain_values
 from gpuclassify.frames import backend_of, frame_of_texts
 from gpuclassify.signatures import Public
 from gpuclassify.tokenizing.token_cache import shared_tokens
@@ -231,6 +231,7 @@ def _is_dask_frame(dataset: Any) -> bool:
     )
 
 
+@with_plain_values
 def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None = None) -> Any:
     """Run several mappers over a dataset in one pass.
 
