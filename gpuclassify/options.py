@@ -40,6 +40,7 @@ COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
+THRESHOLD = 0.5  # of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
@@ -308,7 +309,7 @@ class ScoreOptions(LabelOptions):
         check_optional_texts(self, ("score_field",), "a column name or None")
         check_choice("problem_type", self.problem_type, (None, *get_args(ProblemType)))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
-        object.__setattr__(self, "min_score", _minimum_score(self.min_score))
+        object.__setattr__(self, "min_score", _by_label("min_score", self.min_score))
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -329,6 +330,12 @@ class ClassifierOptions(ScoreOptions):
     ----------
     score_format : {"list", "struct"}
         Scores in id order, or a field by label.
+    labels_field : str
+        Output column (list of strings) of all labels that score their threshold, of a multi-label
+        model; `filter_by` then keeps rows with any of its labels.
+    thresholds : float or dict of str to float
+        Least score of a label in `labels_field`, 0 to 1; a dict: by label, others 0.5. Default:
+        0.5.
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
@@ -338,6 +345,8 @@ class ClassifierOptions(ScoreOptions):
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
 
     score_format: ScoreFormat = "list"
+    labels_field: str | None = None
+    thresholds: float | Mapping[str, float] | None = None
     confidence_field: str | None = None
     min_confidence: float | None = None
 
@@ -345,13 +354,28 @@ class ClassifierOptions(ScoreOptions):
         """See `ModelOptions.check`."""
         super().check()
         check_choice("score_format", self.score_format, get_args(ScoreFormat))
-        check_optional_texts(self, ("confidence_field",), "a column name or None")
+        check_optional_texts(self, ("confidence_field", "labels_field"), "a column name or None")
+        self._check_thresholds()
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)
             if not 0 <= self.min_confidence <= 1:
                 raise ValueError(
                     f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
                 )
+
+    def _check_thresholds(self) -> None:
+        thresholds = _by_label("thresholds", self.thresholds)
+        object.__setattr__(self, "thresholds", thresholds)
+        if thresholds is None:
+            return
+        if self.labels_field is None:
+            raise ValueError(
+                f"thresholds={thresholds} decide on no column of labels: pass labels_field= with "
+                "them, or min_score= to filter"
+            )
+        numbers = dict(thresholds).values() if isinstance(thresholds, tuple) else [thresholds]
+        if not all(0 <= number <= 1 for number in numbers):
+            raise ValueError(f"thresholds={thresholds} are no probabilities: pass 0 to 1")
 
 
 Options = TypeVar("Options")
@@ -389,15 +413,16 @@ def parse_options(
     return options_type(**settings)
 
 
-def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:
+def _by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
+    """A number, or numbers by label."""
     if isinstance(value, Mapping):
         if not value:
-            raise ValueError("min_score={} names no label: pass at least one, or None")
-        for label, minimum in value.items():
-            check_text("min_score's key", label, "a label")
-            check_number("min_score", minimum)
-        return tuple(sorted((label, float(minimum)) for label, minimum in value.items()))
+            raise ValueError(f"{name}={{}} names no label: pass at least one, or None")
+        for label, number in value.items():
+            check_text(f"{name}'s key", label, "a label")
+            check_number(name, number)
+        return tuple(sorted((label, float(number)) for label, number in value.items()))
     if value is None:
         return None
-    check_number("min_score", value, "a number, or a dict of label to number")
+    check_number(name, value, "a number, or a dict of label to number")
     return float(value)

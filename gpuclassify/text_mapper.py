@@ -19,7 +19,7 @@ import pyarrow as pa
 from gpuclassify import hub
 from gpuclassify.checks import nearest
 from gpuclassify.code_digest import code_digest
-from gpuclassify.columns import arrow_array, check_column_types
+from gpuclassify.columns import LABELS, arrow_array, check_column_types
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
@@ -232,11 +232,12 @@ class TextMapper(PartitionMap):
 
     @property
     def label_fields(self) -> tuple[str, ...]:
-        """New columns whose values a report counts: labels, whole numbers and decisions."""
+        """New columns whose values a report counts: labels, whole numbers and decisions.
+
+        Of a column of lists every label of a row counts.
+        """
         named = [head.label_field for head in self.heads if head.label_field is not None]
-        counted = [
-            f.name for f in self.schema() if pa.types.is_boolean(f.type) or f.type == pa.int64()
-        ]
+        counted = [f.name for f in self.schema() if f.type in (pa.bool_(), pa.int64(), LABELS)]
         return tuple(dict.fromkeys([*named, *counted]))
 
     @property

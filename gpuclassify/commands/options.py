@@ -17,6 +17,7 @@ from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
 REPORT = "Report"
+LABELLED = "[LABEL=]NUMBER"  # of an argument that may be a dict
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
 GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
 
@@ -66,12 +67,15 @@ ARGUMENTS = (
     Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
     Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
     Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("labels_field", ROWS, "Output column of all labels that score their threshold, of a "
+             "multi-label model.", "COLUMN"),
+    Argument("thresholds", ROWS, "Least score of a label of --labels-field. Default: 0.5.",
+             LABELLED, float),
     Argument("score_format", ROWS, "list or struct: the scores of several labels in id order, or "
              "by name. Default: list.", "NAME"),
     Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
     Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
-    Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
-             float),
+    Argument("min_score", ROWS, "Keep only rows that score at least this.", LABELLED, float),
     Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
              "1.", "NUMBER", float),
     Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
@@ -321,7 +325,7 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
         if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
             return [decisions[value.lower()] for value in values]
         return values
-    if argument.name == "min_score" and all("=" in value for value in values):
+    if argument.metavar == LABELLED and all("=" in value for value in values):
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
@@ -358,5 +362,5 @@ def _number(argument: Argument, text: str, given: str) -> float:
     try:
         return float(text)
     except ValueError as err:
-        hint = ", or LABEL=NUMBER" if argument.name == "min_score" else ""
+        hint = ", or LABEL=NUMBER" if argument.metavar == LABELLED else ""
         raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err
