@@ -30,7 +30,7 @@ Aggregation = Literal["mean", "max", "first", "tokens"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["auto", "packed", "padded", "reference"]
 Loader = Literal["sorted", "crossfit"]
-LongText = Literal["truncate", "windows"]
+LongText = Literal["truncate", "windows", "ends"]
 PaddingSide = Literal["left", "right"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
@@ -40,6 +40,7 @@ COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
+END_CHARS = 10_000  # what FinePDFs reads of each end of a document
 THRESHOLD = 0.5  # of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
@@ -95,8 +96,12 @@ class ModelOptions:
         Refuse, not warn of, a checkpoint whose labels are not the class's.
     unpack_inference_batch : bool
         Call your own module with keywords, or one dict.
-    long_text : {"truncate", "windows"}
-        Cut texts of more than `max_seq_length` tokens, or read them in windows of that length.
+    long_text : {"truncate", "windows", "ends"}
+        Cut texts of more than `max_seq_length` tokens, or read them in windows of that length, all
+        or those at both ends.
+    end_chars : int
+        Characters of each end, with "ends"; only the first one of a text of no more than two.
+        Default: 10,000.
     window_overlap : int
         Tokens that neighbouring windows share. Default: an eighth.
     window_aggregation : {"mean", "max", "first", "tokens"}
@@ -134,6 +139,7 @@ class ModelOptions:
     strict: bool = False
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
+    end_chars: int | None = None
     window_overlap: int | None = None
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
@@ -165,7 +171,7 @@ class ModelOptions:
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
             )
-        for name in ("max_chars", "max_seq_length", "batch_size"):
+        for name in ("max_chars", "max_seq_length", "batch_size", "end_chars"):
             check_count(name, getattr(self, name))
         for name in ("sort_by_length", "autocast", "overwrite", "strict", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
@@ -186,12 +192,17 @@ class ModelOptions:
 
     @property
     def has_windows(self) -> bool:
-        """Whether long texts are read in windows."""
-        return self.long_text == "windows"
+        """Whether long texts are read in several windows."""
+        return self.long_text != "truncate"
+
+    @property
+    def chars_of_ends(self) -> int | None:
+        """Characters of each end that are read of a long text; None where it is not read so."""
+        return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Tokens that neighbouring windows of this length share; None without windows."""
-        if not self.has_windows:
+        """Tokens that neighbouring windows of this length share; None without such."""
+        if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
@@ -215,7 +226,8 @@ class ModelOptions:
             cure = 'pass tokenizer="host" with it, or leave it out'
             if self.has_windows:
                 raise ValueError(
-                    f'tokenizer="gpu" makes no windows, which long_text="windows" asks for: {cure}'
+                    f'tokenizer="gpu" makes no windows, which long_text="{self.long_text}" asks '
+                    f"for: {cure}"
                 )
             if self.device in ("cpu", "mps"):
                 raise ValueError(
@@ -223,11 +235,14 @@ class ModelOptions:
                 )
 
     def _check_windows(self) -> None:
-        for name in () if self.has_windows else ("window_overlap", "windows_field"):
-            if (value := getattr(self, name)) is not None:
+        meant = {"window_overlap": "windows", "end_chars": "ends"}
+        if not self.has_windows:
+            meant["windows_field"] = "windows"
+        for name, long_text in meant.items():
+            if (value := getattr(self, name)) is not None and self.long_text != long_text:
                 raise ValueError(
-                    f'{name}={value!r} has no meaning with long_text="truncate": '
-                    'pass long_text="windows" with it'
+                    f'{name}={value!r} has no meaning with long_text="{self.long_text}": '
+                    f'pass long_text="{long_text}" with it'
                 )
         overlap, length = self.window_overlap, self.max_seq_length
         if overlap is None:

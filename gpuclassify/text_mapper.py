@@ -104,8 +104,8 @@ class TextMapper(PartitionMap):
         given = modern_spellings(owner, self.family, arguments)
         token = given.pop("token", None)  # before anything could show or keep it
         defaults = dict(self.defaults)
-        if given.get("long_text") == "windows":
-            defaults.pop("max_chars", None)  # windows are there to read the whole text
+        if given.get("long_text", "truncate") != "truncate":
+            defaults.pop("max_chars", None)  # windows are there to read more of the text
         self.options: Any = parse_options(owner, self.Options, defaults, given)
         self.model = self.model_type(
             self.options,

@@ -74,8 +74,8 @@ class AegisOptions(LoraOptions):
             full_digest(self.template_digest)
         if self.has_windows:
             raise ValueError(
-                'long_text="windows" has no meaning for a prompt: a document that is too long '
-                "loses its end, and truncated_field= says which ones did"
+                f'long_text="{self.long_text}" has no meaning for a prompt: a document that is too '
+                "long loses its end, and truncated_field= says which ones did"
             )
 
 
