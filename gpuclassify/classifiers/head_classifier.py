@@ -318,10 +318,7 @@ class HeadClassifier(TextMapper):
             checkpoint = models[name].checkpoint
             start, end = end, end + checkpoint.widths[-1]
             if checkpoint.problem_type == REGRESSION:
-                score_field = options.score_field or f"{name}_score"
-                options = replace(
-                    options, label_field=None, confidence_field=None, score_field=score_field
-                )
+                options = _of_regression(options, name, len(checkpoint.labels))
             owner, kind = f"the head {name!r}", HEADS[checkpoint.problem_type]
             made.append(kind(owner, options, models[name], slice(start, end)))
         if self.options.embedding_field is not None:
@@ -396,6 +393,17 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
                 f"pass {argument}= for both"
             )
     return value
+
+
+def _of_regression(options: ClassifierOptions, name: str, outputs: int) -> ClassifierOptions:
+    """A head's settings without those of columns that numbers do not have."""
+    return replace(
+        options,
+        label_field=None,
+        confidence_field=None,
+        score_field=options.score_field or f"{name}_score",
+        score_format=options.score_format if outputs > 1 else "list",
+    )
 
 
 def _backbone_of(options: EmbedderOptions) -> Backbone:
