@@ -183,7 +183,6 @@ def test_columns_are_called_by_heads(heads):
         label_field="is_{head}",
         score_field="{head}.p",
         confidence_field="{head}.sure",
-        score_format="struct",
         embedding_field="e",
     )
     names = ["edu.p", "is_topic", "topic.p", "topic.sure", "is_tag", "tag.p", "tag.sure", "e"]
