@@ -39,6 +39,7 @@ LAYERS = (
         "partition_map",
         "text_mapper",
     },
+    {"fasttext"},
     {"classifiers", "safety"},
     {"dedup"},
     {"scores"},
