@@ -14,7 +14,7 @@ from typing import NamedTuple
 PACKAGE = "gpuclassify"
 # From low to high. A file imports its own layer and lower ones.
 LAYERS = (
-    {"_version", "activations", "checks", "code_digest", "signatures", "tables"},
+    {"_version", "activations", "checks", "code_digest", "pages", "signatures", "tables"},
     {"workers"},
     {"hub"},
     {"options", "old_spellings", "columns", "read_share"},
@@ -33,7 +33,7 @@ LAYERS = (
     },
     {"classifiers", "safety"},
     {"dedup"},
-    {"scores"},
+    {"scores", "training"},
     {"cluster", "testing"},
     {"jobs"},
     {"demo", "commands", "curator"},
