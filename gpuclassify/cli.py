@@ -25,6 +25,7 @@ from gpuclassify.commands.console import (
     print_summary,
     quiet_dask,
 )
+from gpuclassify.commands.convert import convert
 from gpuclassify.commands.dedup import dedup
 from gpuclassify.commands.models import models
 from gpuclassify.commands.plan import plan
@@ -70,6 +71,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 main.add_command(classify)
+main.add_command(convert)
 main.add_command(dedup)
 main.add_command(models)
 main.add_command(plan)

@@ -29,12 +29,18 @@ class Head(ABC):
         Name of the mapper, for messages.
     options : ModelOptions
     model : PinnedModel
+        Says what the outputs mean.
+    outputs : slice
+        Which of the runner's outputs the head reads. Default: all.
     """
 
-    def __init__(self, owner: str, options: Any, model: PinnedModel) -> None:
+    def __init__(
+        self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
+    ) -> None:
         self.owner = owner
         self.options = options
         self.model = model
+        self.outputs = outputs
 
     @property
     def labels(self) -> list[Any]:

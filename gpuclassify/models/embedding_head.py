@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -32,8 +32,13 @@ from gpuclassify.options import REGRESSION, ProblemType, StrPath
 
 EMBEDDING_HEAD = "embedding_head"
 CONFIG = "config.json"
-HIDDEN_ACTIVATIONS = {None: np.asarray, "relu": relu, "tanh": np.tanh}
-OUTPUT_ACTIVATIONS = {None: np.asarray, "sigmoid": sigmoid}
+Activation = Callable[[np.ndarray], np.ndarray]
+HIDDEN_ACTIVATIONS: dict[str | None, Activation] = {
+    None: np.asarray,
+    "relu": relu,
+    "tanh": np.tanh,
+}
+OUTPUT_ACTIVATIONS: dict[str | None, Activation] = {None: np.asarray, "sigmoid": sigmoid}
 CONVERT = "`gpuclassify convert SOURCE DIRECTORY` makes a head's directory of such a file"
 
 
