@@ -16,9 +16,10 @@ from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
+TRAINING = "Training"
 REPORT = "Report"
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
@@ -133,6 +134,13 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a job's files and cluster alone, for a `JobCommand`."""
     for option in reversed(list(_setting_options({FILES, CLUSTER}))):
+        command = option(command)
+    return command
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a cluster alone, for a `JobCommand`."""
+    for option in reversed(list(_setting_options({CLUSTER}))):
         command = option(command)
     return command
 

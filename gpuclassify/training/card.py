@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuclassify.training.evaluation import Evaluation
-from gpuclassify.training.page import FIGURES, shown
+from gpuclassify.training.page import figure_name, shown
 
 _CARD = """\
 ---
@@ -68,7 +68,12 @@ def card(
         backbone=about["Settings"]["backbone"],
         test=data["test"],
         rows=sum(data[part] for part in ("train", "validation", "test")),
-        figures=_table({FIGURES[key]: shown(value) for key, value in evaluation.summary.items()}),
+        figures=_table(
+            {
+                figure_name(key, evaluation.threshold): shown(v)
+                for key, v in evaluation.summary.items()
+            }
+        ),
         training=_table({key: value for part in about.values() for key, value in part.items()}),
     )
 

@@ -172,8 +172,8 @@ def _of_regression(
         low, high = min(bounds[0], own[0]), max(bounds[1], own[1])
         rounded, threshold = np.clip(np.rint(scores), low, high), math.ceil((low + high) / 2)
         grades = [str(grade) for grade in range(low, high + 1)]
-        places = ((values - low).astype(np.int64) for values in (numbers, rounded))
-        found = _of_decisions(*places, grades)
+        annotated, given = ((values - low).astype(np.int64) for values in (numbers, rounded))
+        found = _of_decisions(annotated, given, grades)
     errors = scores - numbers
     summary = {
         "pearson": _correlation(scores, numbers, "pearsonr"),

@@ -447,9 +447,10 @@ def _versions() -> dict[str, str]:
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """How a head was trained, as tables for people."""
-    named = {name: value for name, value in record["settings"].items() if value not in (None, "")}
+    named = {name: value for name, value in record["settings"].items() if value is not None}
+    trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
         "Data": dict(record["data"]),
-        "Settings": {"backbone": record["backbone"]["model"]} | named | record["training"],
+        "Settings": {"backbone": record["backbone"]["model"]} | named | trained,
         "Versions": dict(record["versions"]),
     }

@@ -15,7 +15,7 @@ FIGURES = {
     "accuracy": "accuracy",
     "macro_f1": "macro-F1",
     "auc": "area under ROC",
-    "f1_at_threshold": "F1 at the threshold",
+    "f1_at_threshold": "F1",
     "pearson": "Pearson's correlation",
     "spearman": "Spearman's correlation",
     "mean_absolute_error": "mean absolute error",
@@ -40,12 +40,18 @@ def page(evaluation: Mapping[str, Any]) -> str:
     }
     return _template().render(
         found=evaluation,
-        names=FIGURES,
+        names={name: figure_name(name, evaluation["threshold"]) for name in evaluation["summary"]},
         labels=[label for label in figures if label in most],
         confusion=rows,
         has_areas=any("auc" in own for own in figures.values()),
         curves=dict(list(evaluation["curves"].items())[:MOST_CURVES]),
     )
+
+
+def figure_name(name: str, threshold: float | None) -> str:
+    """What people call a figure, and of which labels it is if only of some."""
+    is_of_some = threshold is not None and name in ("auc", "f1_at_threshold")
+    return FIGURES[name] + (f", {threshold:.3g} or more" if is_of_some else "")
 
 
 @functools.cache
