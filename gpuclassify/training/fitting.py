@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # of a linear head, of which one is chosen
-_LEAST_DEVIATION = 1e-6  # a number that varies less is not stretched
+_LEAST = 1e-6  # a number that varies less is not stretched
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def fit_mlp(
             nn.Linear(hidden_size, outputs),
         )
         stretched, judged = (
-            replace(part, vectors=(part.vectors - mean) / deviation) for part in (train, validation)
+            replace(part, vectors=((part.vectors - mean) / deviation).astype(np.float32))
+            for part in (train, validation)
         )
         train_network(network, task, stretched, judged, recipe, record)
     first, last = layers_of(network)
@@ -227,8 +228,8 @@ def _outputs(layer: Layer, vectors: np.ndarray) -> np.ndarray:
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each number of the vectors, which are trained on without them."""
-    deviation = vectors.std(axis=0)
-    return vectors.mean(axis=0), np.where(deviation > _LEAST_DEVIATION, deviation, 1)
+    deviation = vectors.std(axis=0, dtype=np.float64)
+    return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
 
 def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer:

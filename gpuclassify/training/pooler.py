@@ -97,6 +97,8 @@ def save_classifier(network: DenseHead, embedder: Embedder, folder: Path) -> Non
 
     from gpuclassify.models.loading import quiet_transformers
 
+    if folder.resolve() == Path(embedder.model.identity.name).resolve():
+        return  # which a loaded head embeds with, and is there already
     model = _classifier(embedder, network.problem_type, network.labels)
     tensors = {
         f"{layer}.{kind}": torch.from_numpy(values)
@@ -126,7 +128,7 @@ def read_layers(folder: Path) -> list[Layer]:
 def _classifier(
     embedder: Embedder, problem_type: str, labels: Sequence[str]
 ) -> BertForSequenceClassification:
-    """The backbone with its pooler, if it has one, and a classifier of random weights, float32."""
+    """The model with the pooler and the classifier that it has, random ones for others, float32."""
     import torch
     from transformers import BertForSequenceClassification
 
@@ -138,6 +140,7 @@ def _classifier(
             directory,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,
             dtype=torch.float32,
             problem_type=problem_type,
             id2label=dict(enumerate(labels)),

@@ -75,7 +75,7 @@ class Task(ABC):
         Parameters
         ----------
         vectors : numpy.ndarray
-            float32 (rows, numbers).
+            float64 (rows, numbers).
         targets, weights : numpy.ndarray
             Of the rows.
         penalty : float
