@@ -35,7 +35,7 @@ TASKS = {"classes": "topic", "multilabel": "labels", "regression": "grade"}
 
 @pytest.fixture(scope="module")
 def plain(annotated):
-    """Embeddings by sentence-transformers, without the noise of the three columns that MiniLM leaves at 0."""
+    """Embeddings by sentence-transformers, without the noise of MiniLM's three dead columns."""
     vectors = encoded(MINILM, annotated.text).astype(np.float64)
     return np.where(np.abs(vectors) < 1e-7, 0, vectors)
 
