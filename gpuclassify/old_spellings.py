@@ -118,7 +118,6 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ("education", "int_column"): Renamed("int_score_field"),
     ("education", "quality_label_column"): Renamed("label_field"),
     ("checkpoint", "has_seq_order"): Renamed("sort_by_length"),
-    ("heads", "model"): Renamed("backbone"),
     ("reader", "file_paths"): Renamed("paths"),
     ("reader", "input_files"): Renamed("paths"),
     ("reader", "columns"): Renamed("fields"),

@@ -195,7 +195,7 @@ class TextMapper(PartitionMap):
         }
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
-            described["model_revision"] = self.model.identity.revision
+            described |= self.model.describe()
         return described
 
     @property

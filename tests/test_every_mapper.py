@@ -12,18 +12,28 @@ from gpuclassify import (
     AegisClassifier,
     DistributedDataClassifier,
     Embedder,
+    HeadClassifier,
     InstructionDataGuardClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.partition_map import Chain
 from gpuclassify.testing import safety_template, sample_texts
+from tests.classifiers.test_head_classifier import save_heads
 from tests.oracle import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 PUBLISHED = [
     name for name in FAMILIES if name not in ("checkpoint", "aegis", "instruction-data-guard")
 ]
-MAPPERS = [*PUBLISHED, "aegis", "instruction-data-guard", "checkpoint", "embedder", "chain"]
+MAPPERS = [
+    *PUBLISHED,
+    "aegis",
+    "instruction-data-guard",
+    "checkpoint",
+    "embedder",
+    "heads",
+    "chain",
+]
 TEXTS = [*sample_texts(14, seed=4, max_words=40), "", "twice", "twice", "\n\t ", None, "天気 🙂"]
 INDEX = [3, 3, *range(10, 28)]
 FRAME = pd.DataFrame(
@@ -31,8 +41,13 @@ FRAME = pd.DataFrame(
 ).set_axis(INDEX)
 
 
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    return save_heads(tmp_path_factory.mktemp("heads"), 32)
+
+
 @pytest.fixture
-def mapper_of(checkpoint, sequence_classifier, safety_models):
+def mapper_of(checkpoint, sequence_classifier, safety_models, heads):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
     def make(name, **options):
@@ -57,6 +72,9 @@ def mapper_of(checkpoint, sequence_classifier, safety_models):
             )
         if name == "embedder":
             return Embedder(model=sequence_classifier("roberta"), pooling="mean", **options)
+        if name == "heads":
+            backbone = sequence_classifier("roberta")
+            return HeadClassifier(heads=heads, backbone=backbone, embedding_field="e", **options)
         if name == "checkpoint":
             model = sequence_classifier("modernbert")
             return DistributedDataClassifier(model=model, score_field="scores", **options)

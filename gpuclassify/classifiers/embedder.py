@@ -42,15 +42,12 @@ class EmbeddingOptions(ModelOptions):
         Stands before every text, such as "query: "; "" for none. Default: the model's own.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
-    embedding_dtype : {"float32", "float16"}
-        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     pooling: Pooling | None = None
     normalize: bool | None = None
     prompt: str | None = None
     prompt_name: str | None = None
-    embedding_dtype: EmbeddingDtype = "float32"
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -61,7 +58,6 @@ class EmbeddingOptions(ModelOptions):
         """See `ModelOptions.check`."""
         super().check()
         check_choice("pooling", self.pooling, (None, *POOLINGS))
-        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
         check_optional_texts(self, ("prompt_name",), "a prompt's name or None")
         if self.normalize is not None:
             check_flag("normalize", self.normalize)
@@ -87,13 +83,17 @@ class EmbedderOptions(EmbeddingOptions):
     ----------
     embedding_field : str
         Output column (list<float32>, as long as the model's states are wide).
+    embedding_dtype : {"float32", "float16"}
+        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     embedding_field: str = "embedding"
+    embedding_dtype: EmbeddingDtype = "float32"
 
     def check(self) -> None:
         """See `ModelOptions.check`."""
         super().check()
+        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
         check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -35,7 +34,6 @@ from gpuclassify.models.embedding_head import (
 from gpuclassify.options import (
     REGRESSION,
     ClassifierOptions,
-    ScoreFormat,
     StrPath,
     setting_names,
 )
@@ -56,28 +54,29 @@ class HeadOptions(EmbeddingOptions):
     Attributes
     ----------
     heads : dict of str to str
-        Directory or Hub name of each head by a name of its own; ``owner/name@revision`` is a
-        branch, tag or commit on the Hub.
+        Directory or Hub name (or ``owner/name@revision``) of each head, by name.
     backbone : str
-        Hub name or directory of the model that embeds. Default: what the heads were trained on.
+        Hub name or directory of what embeds. Default: the heads' own.
+    revision : str
+        Branch, tag or commit of `backbone` on the Hub.
     label_field : str
-        Output column of a head's label, {head} being the head's name; None writes none.
+        Output columns of labels, {head} being a head's name; None: none.
     score_field : str
-        Output column of a head's scores. Default: {head}_score of a regression, else none.
+        Of scores. Default: {head}_score of a regression, else none.
     confidence_field : str
-        Output column (float32) of the probability of a head's label.
-    score_format : {"list", "struct"}
-        Scores in id order, or a field by label.
+        Output columns (float32) of the labels' probabilities.
     embedding_field : str
         Output column of the embedding. Default: none.
     filter_by : dict of str to labels
-        Keep only rows to which each of these heads gives one of its labels.
+        By head: keep only rows with these labels.
     min_score : dict of str to float or dict
-        Keep only rows that score this by each of these heads; a dict: a minimum by label.
+        By head: the least score to keep, or a dict of them by label.
     min_confidence : dict of str to float
-        Keep only rows whose labels by these heads are this probable, 0 to 1.
+        By head: the least probability to keep of its label, 0 to 1.
     keep_field : str
         Write the filters' decision to this column, and drop nothing.
+    pooling : {"mean", "cls", "last"}
+        Which tokens are averaged. Default: as the model's files say.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -88,7 +87,6 @@ class HeadOptions(EmbeddingOptions):
     label_field: str | None = f"{HEAD}_pred"
     score_field: str | None = None
     confidence_field: str | None = None
-    score_format: ScoreFormat = "list"
     embedding_field: str | None = None
     filter_by: Mapping[str, Any] | None = None
     min_score: Mapping[str, Any] | None = None
@@ -146,7 +144,6 @@ class HeadOptions(EmbeddingOptions):
         return ClassifierOptions(
             model=path,
             cache_dir=self.cache_dir,
-            score_format=self.score_format,
             keep_field=self.keep_field if own else None,
             **{key: column and column.replace(HEAD, name) for key, column in columns.items()},
             **own,
@@ -237,6 +234,18 @@ class HeadsModel(PinnedModel):
             if width is not None:  # else the first embedding tells
                 check_width(name, head.checkpoint, width, checkpoint.identity.name)
 
+    def describe(self) -> dict[str, Any]:
+        """The backbone's settings, and the commits or digests of backbone and heads."""
+        options = self.backbone.options
+        return {
+            **super().describe(),
+            "backbone": {own.name: getattr(options, own.name) for own in fields(Backbone)},
+            "heads": {
+                name: {"model": head.identity.name, "revision": head.identity.revision}
+                for name, head in self.heads.items()
+            },
+        }
+
     def key(self) -> Any:
         """What tells the backbone and the heads from all others."""
         return (super().key(), *(head.key() for head in self.heads.values()))
@@ -271,27 +280,17 @@ class HeadRunner(EncoderRunner):
 class HeadClassifier(TextMapper):
     """Several heads on the embedding of every text, which is computed once.
 
-    A head is a directory or a Hub repository with ``config.json`` and
-    ``model.safetensors``, as `gpuclassify convert` makes of published
-    checkpoints. What its outputs mean is in its ``config.json``. The columns of
-    a head called "a" are
-
-    ===========================  ==========  ==============================
-    problem_type                 by default  with score_field="{head}_scores"
-    ===========================  ==========  ==============================
-    single_label_classification  ``a_pred``  ``a_scores``, softmax
-    multi_label_classification   ``a_pred``  ``a_scores``, sigmoids
-    regression                   ``a_score``  ``a_scores``, the outputs
-    ===========================  ==========  ==============================
-
-    Where the heads' files say what model they were trained on, and how it
-    embedded, that is the default of `backbone`, `revision`, `pooling`,
+    A head is a directory or a Hub repository as `gpuclassify convert` writes it;
+    its ``config.json`` says what its outputs mean. A head called "a" gives the
+    most probable label, ``a_pred``, and all labels' probabilities if there is a
+    `score_field`; or, of a regression, ``a_score``. What heads say of how they
+    were trained is the default of `backbone`, `revision`, `pooling`,
     `normalize`, `prompt` and `max_seq_length`; heads that differ are refused.
-    With ``long_text="windows"`` heads read the aggregated embedding.
+    With ``long_text="windows"`` they read the aggregated embedding.
 
     Examples
     --------
-    >>> heads = {"edu": "heads/edu", "toxic": "heads/toxic"}
+    >>> heads = {"edu": "heads/edu", "topic": "heads/topic"}
     >>> classifier = HeadClassifier(heads=heads, min_score={"edu": 3})
     >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
     """
@@ -299,7 +298,6 @@ class HeadClassifier(TextMapper):
     Options = HeadOptions
     model_type = HeadsModel
     runner_type = HeadRunner
-    family = "heads"
     purpose = "heads of one's own on one embedding"
     licence = "the model's and the heads'"
     model: HeadsModel
@@ -318,10 +316,7 @@ class HeadClassifier(TextMapper):
             checkpoint = models[name].checkpoint
             start, end = end, end + checkpoint.widths[-1]
             if checkpoint.problem_type == REGRESSION:
-                score_field = options.score_field or f"{name}_score"
-                options = replace(
-                    options, label_field=None, confidence_field=None, score_field=score_field
-                )
+                options = _of_regression(options, name)
             owner, kind = f"the head {name!r}", HEADS[checkpoint.problem_type]
             made.append(kind(owner, options, models[name], slice(start, end)))
         if self.options.embedding_field is not None:
@@ -329,17 +324,6 @@ class HeadClassifier(TextMapper):
             owner = type(self).__qualname__
             made.append(EmbeddingHead(owner, backbone.options, backbone, slice(width)))
         return tuple(made)
-
-    def describe(self) -> dict[str, Any]:
-        """Settings as JSON values, and the commits or digests of backbone and heads."""
-        described = super().describe()
-        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
-            described["backbone"] = asdict(_backbone_of(self.model.backbone.options))
-            described["heads"] = {
-                name: {"model": head.identity.name, "revision": head.identity.revision}
-                for name, head in self.model.heads.items()
-            }
-        return described
 
 
 def embedder_options(given: HeadOptions, heads: Mapping[str, HeadCheckpoint]) -> EmbedderOptions:
@@ -398,9 +382,14 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     return value
 
 
-def _backbone_of(options: EmbedderOptions) -> Backbone:
-    settings = {own.name: getattr(options, own.name) for own in fields(Backbone)}
-    return Backbone(**settings)
+def _of_regression(options: ClassifierOptions, name: str) -> ClassifierOptions:
+    """A head's settings without those of columns that numbers do not have."""
+    return replace(
+        options,
+        label_field=None,
+        confidence_field=None,
+        score_field=options.score_field or f"{name}_score",
+    )
 
 
 def _named_heads(heads: Any) -> dict[str, str]:

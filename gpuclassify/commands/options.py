@@ -45,6 +45,8 @@ ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
     Argument("heads", MODEL, "Directory or Hub name of a head on embeddings, and the name of its "
              "columns; repeatable.", "NAME=PATH", dict),
+    Argument("backbone", MODEL, "Hub name or directory of what embeds for heads. Default: what "
+             "they were trained on.", "NAME"),
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
              "not tell its sizes.", "NAME"),
     Argument("revision", MODEL, "Branch, tag or commit of the model."),
