@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify._version import __version__
-from gpuclassify.checks import check_choice, check_count, check_flag
+from gpuclassify.checks import check_choice, check_count, check_flag, check_number
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.models.embedding_head import CONFIG, Backbone, DenseHead, load_head, read_head
 from gpuclassify.options import StrPath
@@ -146,21 +147,7 @@ class Head:
             A column is missing or of no use, all labels are the same, one has fewer than three
             examples, or the rows are of fewer than three groups.
         """
-        check_choice("kind", kind, get_args(Kind))
-        check_choice("task", task, get_args(TaskName))
-        check_flag("balanced", balanced)
-        check_count("hidden_size", hidden_size)
-        check_count("epochs", epochs)
-        learner = TASKS[task](label_field)
-        embedder = _embedder(backbone, kind)
-        columns = AnnotatedColumns(text_field, label_field, group)
-        found = read_annotations(annotated, columns, embedder, embeddings)
-        labels = learner.read(found.labels)
-        outputs = learner.outputs(labels)
-        targets = learner.targets(labels, outputs)
-        learner.check(targets, outputs)
-        refuse_rare(learner, targets, outputs)
-        settings = {
+        settings: dict[str, Any] = {
             "kind": kind,
             "task": task,
             "text_field": text_field,
@@ -172,7 +159,11 @@ class Head:
             "learning_rate": learning_rate,
             "seed": seed,
         }
-        return _fit(learner, embedder, found, targets, outputs, settings)
+        _check(settings)
+        embedder = _embedder(backbone, kind)
+        columns = AnnotatedColumns(text_field, label_field, group)
+        found = read_annotations(annotated, columns, embedder, embeddings)
+        return _fit(TASKS[task](label_field), embedder, found, settings)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -353,28 +344,48 @@ def _embedder(backbone: StrPath | Embedder, kind: str) -> Embedder:
     return backbone if isinstance(backbone, Embedder) else Embedder(model=backbone)
 
 
-def _fit(
-    task: Task,
-    embedder: Embedder,
-    found: Annotations,
-    targets: np.ndarray,
-    outputs: tuple[str, ...],
-    settings: dict[str, Any],
-) -> Head:
+def _check(settings: Mapping[str, Any]) -> None:
+    """Raise, before anything is embedded, unless settings have a meaning and training can run."""
+    check_choice("kind", settings["kind"], get_args(Kind))
+    check_choice("task", settings["task"], get_args(TaskName))
+    check_flag("balanced", settings["balanced"])
+    for name in ("hidden_size", "epochs"):
+        check_count(name, settings[name])
+    if settings["learning_rate"] is not None:
+        check_number("learning_rate", settings["learning_rate"])
+    given = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
+    if given and settings["kind"] == "linear":
+        raise ValueError(
+            f'{" and ".join(given)} have no meaning for kind="linear", which is not trained in '
+            "epochs: leave them out"
+        )
+    for module in ("scipy", "sklearn"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"Head.fit needs {module}: pip install 'gpuclassify[train]'", name=module
+            )
+
+
+def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str, Any]) -> Head:
     """Split, train, and judge by the test part."""
+    labels = task.read(found.labels)
+    outputs = task.outputs(labels)
+    targets = task.targets(labels, outputs)
+    task.check(targets, outputs)
+    refuse_rare(task, targets, outputs)
     strata = task.strata(targets)
     parts = split(strata, found.groups, settings["seed"])
     refuse_untrained(task, targets[parts["train"]], outputs)
     examples = Examples(found.vectors, targets, _weights(strata, settings["balanced"]))
     train, validation, test = (examples.take(rows) for rows in parts.values())
     training: dict[str, Any] = {}
-    layers = _layers(task, embedder, train, validation, outputs, settings, training)
+    backbone = _backbone(embedder)
     network = DenseHead(
-        tuple(layers),
+        tuple(_layers(task, embedder, train, validation, outputs, settings, training)),
         task.problem_type,
         outputs,
         hidden_activation=ACTIVATIONS[settings["kind"]],
-        backbone=_backbone(embedder),
+        backbone=backbone,
     )
     record = {
         "settings": settings,
@@ -388,7 +399,7 @@ def _fit(
         "examples": task.examples(targets, outputs),
         "grades": grades_of(targets) if task.name == "regression" else None,
         "training": training,
-        "backbone": asdict(_backbone(embedder)),
+        "backbone": asdict(backbone),
         "versions": _versions(),
     }
     head = Head(network, embedder, record)
@@ -406,15 +417,12 @@ def _layers(
     settings: dict[str, Any],
     record: dict[str, Any],
 ) -> list[Layer]:
+    """Those of the best penalty or epoch, about which the record is told."""
     kind, seed = settings["kind"], settings["seed"]
-    given = {name: settings[name] for name in ("epochs", "learning_rate") if settings[name]}
     if kind == "linear":
-        if given:
-            raise ValueError(
-                f'{", ".join(given)} have no meaning for kind="linear", which is not trained in '
-                "epochs: leave them out"
-            )
         return fit_linear(task, train, validation, record)
+    names = ("epochs", "learning_rate")
+    given = {name: settings[name] for name in names if settings[name] is not None}
     recipe = replace(RECIPES[kind], **given)
     if kind == "pooler":
         return fit_pooler(task, train, validation, record, embedder, outputs, recipe, seed)
