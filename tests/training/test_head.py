@@ -420,7 +420,7 @@ def test_nothing_to_learn_from(annotated, fit, column, rows, lazily):
         ({"backbone": 3}, TypeError, "backbone=3: pass a Hub name"),
         ({"epochs": 3}, ValueError, 'epochs have no meaning for kind="linear"'),
         ({"balanced": "yes"}, TypeError, "balanced='yes'"),
-        ({"hidden_size": 0}, ValueError, "hidden_size=0"),
+        ({"kind": "mlp", "hidden_size": 0}, ValueError, "hidden_size=0"),
         ({"label_field": "topic", "task": "regression"}, TypeError, "'topic' holds .*, not num"),
         ({"label_field": "topic", "task": "multilabel"}, TypeError, "'topic' holds .* not lists"),
         ({"label_field": "labels", "task": "classes"}, TypeError, "'labels' holds .*: classes are"),
