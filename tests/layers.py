@@ -14,7 +14,16 @@ from typing import NamedTuple
 PACKAGE = "gpuclassify"
 # From low to high. A file imports its own layer and lower ones.
 LAYERS = (
-    {"_version", "activations", "checks", "code_digest", "pages", "signatures", "tables"},
+    {
+        "_version",
+        "activations",
+        "checks",
+        "code_digest",
+        "pages",
+        "signatures",
+        "tables",
+        "text_template",
+    },
     {"workers"},
     {"hub"},
     {"options", "old_spellings", "columns", "read_share"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from gpuclassify.models.embedding_head import (
     read_head,
 )
 from gpuclassify.options import (
+    MULTI_LABEL,
     REGRESSION,
     ClassifierOptions,
     StrPath,
@@ -44,7 +46,7 @@ from gpuclassify.text_mapper import TextMapper
 from gpuclassify.workers.run_stats import RunStats
 
 HEAD = "{head}"  # stands for a head's name in the names of columns
-COLUMN_NAMES = ("label_field", "score_field", "confidence_field")
+COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,10 @@ class HeadOptions(EmbeddingOptions):
         Branch, tag or commit of `backbone` on the Hub.
     label_field : str
         Output columns of labels, {head} being a head's name; None: none.
+    labels_field : str
+        Output columns of all labels above `thresholds`, of multi-label heads.
+    thresholds : dict of str to float or dict
+        By head: the least score of a label in `labels_field`. Default: 0.5.
     score_field : str
         Of scores. Default: {head}_score of a regression, else none.
     confidence_field : str
@@ -85,6 +91,7 @@ class HeadOptions(EmbeddingOptions):
     heads: Mapping[str, StrPath]
     backbone: StrPath | None = None
     label_field: str | None = f"{HEAD}_pred"
+    labels_field: str | None = None
     score_field: str | None = None
     confidence_field: str | None = None
     embedding_field: str | None = None
@@ -92,6 +99,7 @@ class HeadOptions(EmbeddingOptions):
     min_score: Mapping[str, Any] | None = None
     min_confidence: Mapping[str, float] | None = None
     keep_field: str | None = None
+    thresholds: Mapping[str, Any] | None = None
     # The settings of each head, by its name.
     by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
 
@@ -106,11 +114,12 @@ class HeadOptions(EmbeddingOptions):
                 f"pass {' or '.join(self.filter_names)} with it"
             )
         heads = _named_heads(self.heads)
-        filters = {name: self._by_head(name, heads) for name in self.filter_names}
-        by_head = {name: self._of_head(name, path, filters) for name, path in heads.items()}
+        names_by_head = (*self.filter_names, "thresholds")
+        values = {name: self._of_heads(name, heads) for name in names_by_head}
+        by_head = {name: self._of_head(name, path, values) for name, path in heads.items()}
         object.__setattr__(self, "heads", tuple(heads.items()))
         object.__setattr__(self, "by_head", tuple(by_head.items()))
-        for key in self.filter_names:  # as the heads' own options normalise them
+        for key in names_by_head:  # as the heads' own options normalise them
             given = [(name, getattr(own, key)) for name, own in by_head.items()]
             given = [(name, value) for name, value in given if value is not None]
             object.__setattr__(self, key, tuple(given) or None)
@@ -119,11 +128,11 @@ class HeadOptions(EmbeddingOptions):
         """Raise TypeError unless the backbone is None or a name."""
         check_optional_texts(self, ("backbone",), "a Hub name, a directory or None")
 
-    def _by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """A filter's values by the names of heads."""
+    def _of_heads(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
+        """A setting's values by the names of heads."""
         value = getattr(self, key)
         try:
-            given = dict(value or {})
+            given = {} if value is None else dict(value)
         except (TypeError, ValueError):
             example = f"{key}={{{next(iter(heads))!r}: {value!r}}}"
             raise TypeError(f"{key}={value!r} names no head: pass {example}") from None
@@ -136,15 +145,16 @@ class HeadOptions(EmbeddingOptions):
         return given
 
     def _of_head(
-        self, name: str, path: str, filters: Mapping[str, Mapping[str, Any]]
+        self, name: str, path: str, values: Mapping[str, Mapping[str, Any]]
     ) -> ClassifierOptions:
         """The settings of one head."""
         columns = {key: getattr(self, key) for key in COLUMN_NAMES}
-        own = {key: values[name] for key, values in filters.items() if name in values}
+        own = {key: by_head[name] for key, by_head in values.items() if name in by_head}
+        filters = own.keys() & set(self.filter_names)
         return ClassifierOptions(
             model=path,
             cache_dir=self.cache_dir,
-            keep_field=self.keep_field if own else None,
+            keep_field=self.keep_field if filters else None,
             **{key: column and column.replace(HEAD, name) for key, column in columns.items()},
             **own,
         )
@@ -229,10 +239,12 @@ class HeadsModel(PinnedModel):
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless all heads read embeddings of the backbone's width."""
-        width = state_width(checkpoint.sizes)
+        backbone, width = checkpoint.identity, state_width(checkpoint.sizes)
         for name, head in self.heads.items():
             if width is not None:  # else the first embedding tells
-                check_width(name, head.checkpoint, width, checkpoint.identity.name)
+                check_width(name, head.checkpoint, width, backbone.name)
+            if head.checkpoint.backbone is not None:
+                _warn_of_other_model(name, head.checkpoint.backbone.model, backbone)
 
     def describe(self) -> dict[str, Any]:
         """The backbone's settings, and the commits or digests of backbone and heads."""
@@ -315,8 +327,7 @@ class HeadClassifier(TextMapper):
         for name, options in self.options.by_head:
             checkpoint = models[name].checkpoint
             start, end = end, end + checkpoint.widths[-1]
-            if checkpoint.problem_type == REGRESSION:
-                options = _of_regression(options, name)
+            options = _with_own_columns(options, name, checkpoint.problem_type)
             owner, kind = f"the head {name!r}", HEADS[checkpoint.problem_type]
             made.append(kind(owner, options, models[name], slice(start, end)))
         if self.options.embedding_field is not None:
@@ -363,6 +374,14 @@ def check_width(name: str, head: HeadCheckpoint, width: int, backbone: str) -> N
         )
 
 
+def _warn_of_other_model(name: str, trained_on: str, backbone: Identity) -> None:
+    """Warn if a head was trained on another model of the Hub; a directory may be a copy of it."""
+    if trained_on == backbone.name or backbone.is_directory or hub.is_directory_name(trained_on):
+        return
+    message = f"head {name!r} was trained on embeddings of {trained_on}, not of {backbone.name}"
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     """The value that all heads have for a setting of their backbone; None if none is known."""
     found = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
@@ -382,14 +401,16 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     return value
 
 
-def _of_regression(options: ClassifierOptions, name: str) -> ClassifierOptions:
-    """A head's settings without those of columns that numbers do not have."""
-    return replace(
-        options,
-        label_field=None,
-        confidence_field=None,
-        score_field=options.score_field or f"{name}_score",
-    )
+def _with_own_columns(
+    options: ClassifierOptions, name: str, problem_type: str
+) -> ClassifierOptions:
+    """A head's settings with the columns that its kind has."""
+    if problem_type != MULTI_LABEL:
+        options = replace(options, labels_field=None)
+    if problem_type != REGRESSION:
+        return options
+    score_field = options.score_field or f"{name}_score"
+    return replace(options, label_field=None, confidence_field=None, score_field=score_field)
 
 
 def _named_heads(heads: Any) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Heads on one embedding give what sentence-transformers and torch's modules give together."""
 
 import pickle
+from dataclasses import replace
 
 import dask
 import dask.dataframe as dd
@@ -14,7 +15,7 @@ from torch import nn
 
 from gpuclassify import Embedder, HeadClassifier
 from gpuclassify.classifiers import head_classifier
-from gpuclassify.hub import ModelChangedError
+from gpuclassify.hub import Identity, ModelChangedError
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -191,6 +192,16 @@ def test_columns_are_called_by_heads(heads):
     assert own.label_fields == ("is_topic", "is_tag")
 
 
+def test_all_tags_above_their_thresholds_are_listed(heads):
+    mapper = classifier(heads, backbone=MINILM, labels_field="{head}s", thresholds={"tag": 0.3})
+    found = mapper(documents())
+    assert "topics" not in found
+    _, _, tags = expected(encoded(MINILM, TEXTS))
+    listed = [[tag for tag, p in zip(TAGS, row, strict=True) if p >= 0.3] for row in tags]
+    assert [list(row) for row in found.tags] == listed
+    assert len({len(row) for row in listed}) > 1
+
+
 def test_filters_are_those_of_each_head(heads):
     made = {"heads": heads, "backbone": MINILM, "autocast": False}
     frame = documents([*TEXTS, None])
@@ -286,6 +297,7 @@ def test_a_job_goes_on_with_the_same_heads(heads, tmp_path):
         ({"heads": {"a": 3}}, TypeError, "pass names and paths"),
         ({"heads": {"": "a/b"}}, TypeError, "name of a head"),
         ({"heads": {"a": ""}}, TypeError, r"heads\['a'\]"),
+        ({"heads": {"a": "a/b"}, "min_score": 0}, TypeError, "names no head"),
         ({"heads": {"a": "a/b"}, "min_score": 3}, TypeError, r"pass min_score=\{'a': 3\}"),
         (
             {"heads": {"edu": "a/b"}, "min_score": {"ed": 3}},
@@ -315,8 +327,13 @@ def test_settings_without_a_meaning_are_refused_by_the_constructor(options, erro
         ({"filter_by": {"edu": "score"}}, ValueError, "use min_score, not filter_by"),
         ({"min_score": {"tag": 0.5}}, ValueError, "names no label"),
         ({"min_score": {"tag": {"spom": 0.5}}}, ValueError, "Did you mean 'spam'"),
+        (
+            {"labels_field": "{head}s", "thresholds": {"topic": 0.5}},
+            ValueError,
+            "decide on no column of labels",
+        ),
         ({"label_field": "pred"}, ValueError, r"given twice: \['pred'\]"),
-        ({"label_field": "text"}, ValueError, "'text' is the text column"),
+        ({"label_field": "text"}, ValueError, "'text' is a text column"),
     ],
 )
 def test_settings_that_do_not_fit_the_heads_are_refused_at_the_call(heads, options, error, message):
@@ -352,6 +369,16 @@ def test_heads_of_other_embeddings_are_refused_naming_both(tmp_path, other, sett
     one = save_heads(tmp_path / "one", 384, Backbone(MINILM, None, "mean"), ["edu"])
     two = save_heads(tmp_path / "two", 384, other, ["tag"])
     refused(one | two, f"heads 'edu' and 'tag' were trained on other embeddings.*{setting}")
+
+
+def test_another_model_of_the_hub_is_warned_of(tmp_path, tiny):
+    heads = save_heads(tmp_path, 32, Backbone("o/original"), ["edu"])
+    model = HeadClassifier(heads=heads, backbone=tiny).model
+    copied = replace(model.checkpoint, identity=Identity("o/copy", "0" * 40, is_directory=False))
+    with pytest.warns(
+        UserWarning, match="'edu' was trained on embeddings of o/original, not of o/"
+    ):
+        model.check(copied)
 
 
 def test_a_backbone_has_to_be_known(heads):
