@@ -49,7 +49,7 @@ _WHAT = {
     "pooler": "A BERT's pooler and a linear layer",
 }
 # Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
-_READING = ("max_chars", "long_text", "window_overlap", "window_aggregation")
+_READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,8 +226,12 @@ class Head:
         found = read_annotations(dataset, columns, self.embedder, embeddings)
         task = TASKS[settings["task"]](columns.label)
         targets = task.targets(task.read(found.labels), self.labels)
-        left_out = {"rows without a text": found.null_texts, "without a label": found.null_labels}
-        return self._judge(found.vectors, targets, {"Data": left_out})
+        rows = {
+            "rows": len(targets),
+            "null_texts": found.null_texts,
+            "null_labels": found.null_labels,
+        }
+        return self._judge(found.vectors, targets, {"Evaluated": rows})
 
     def save(self, directory: StrPath) -> Path:
         """Write the head, its card and its evaluation's page into a directory, over an older head.
@@ -283,12 +287,11 @@ class Head:
             network = DenseHead(layers, task.problem_type, labels, "tanh", backbone=described)
         else:
             network = load_head(read_head(hub.resolve(folder)))
-        if backbone is None:
-            return cls(network, Embedder(**asdict(described)), record)
-        if not isinstance(backbone, Embedder):
-            changed = replace(described, model=os.fspath(backbone), revision=None)
-            backbone = Embedder(**asdict(changed))
-        return cls(network, backbone, record)
+        if isinstance(backbone, Embedder):
+            return cls(network, backbone, record)
+        if backbone is not None:
+            described = replace(described, model=os.fspath(backbone), revision=None)
+        return cls(network, Embedder(**asdict(described), **record["reading"]), record)
 
     @property
     def _is_pooler(self) -> bool:
@@ -310,10 +313,7 @@ class Head:
         )
 
     def _card(self, name: str) -> str:
-        options = self.embedder.options
-        reading = {field: getattr(options, field) for field in _READING}
-        defaults = {field: getattr(Embedder.Options, field) for field in _READING}
-        given = [f"{key}={value!r}" for key, value in reading.items() if value != defaults[key]]
+        given = [f"{key}={value!r}" for key, value in self.record["reading"].items()]
         runner = "HeadClassifier"
         if self._is_pooler:
             is_number = self.record["settings"]["task"] == "regression"
@@ -339,6 +339,11 @@ def _embedder(backbone: StrPath | Embedder, kind: str) -> Embedder:
         raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
     if not isinstance(backbone, Embedder):
         backbone = os.fspath(backbone)
+    elif backbone.options.text_template is not None:
+        raise ValueError(
+            f"text_template={backbone.options.text_template!r} reads several columns, and training "
+            "reads one: make a column of the filled template, and name it as text_field="
+        )
     if kind == "pooler":
         return pooler_embedder(backbone)
     return backbone if isinstance(backbone, Embedder) else Embedder(model=backbone)
@@ -400,6 +405,7 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         "grades": grades_of(targets) if task.name == "regression" else None,
         "training": training,
         "backbone": asdict(backbone),
+        "reading": _reading(embedder),
         "versions": _versions(),
     }
     head = Head(network, embedder, record)
@@ -446,6 +452,12 @@ def _backbone(embedder: Embedder) -> Backbone:
         prompt=embedder.model.prompt,
         max_seq_length=embedder.options.max_seq_length,
     )
+
+
+def _reading(embedder: Embedder) -> dict[str, Any]:
+    """How the embedder reads long texts, where that is not the default."""
+    options = {name: getattr(embedder.options, name) for name in _READING}
+    return {k: v for k, v in options.items() if v != getattr(Embedder.Options, k)}
 
 
 def _versions() -> dict[str, str]:

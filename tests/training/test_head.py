@@ -367,6 +367,7 @@ def test_an_embedder_brings_its_settings(annotated, tmp_path):
     assert head.network.backbone.prompt == "query: "
     folder = head.save(tmp_path / "head")
     assert "max_chars=40" in (folder / CARD).read_text()
+    assert Head.load(folder).embedder.options.max_chars == 40
     cut = [text[:40] for text in annotated.text[:6]]
     expected = head.scores(encoded(MINILM, [f"query: {text}" for text in cut]))
     classifier = HeadClassifier(
@@ -393,7 +394,7 @@ def test_rows_without_text_or_label_are_left_out_and_counted(annotated, fit, cap
     assert "left out 10 of 240 rows" in caplog.text
     evaluation = head.evaluate(frame)
     assert evaluation.rows == 230
-    assert evaluation.about["Data"]["null_texts"] == 5
+    assert evaluation.about["Evaluated"] == {"rows": 230, "null_texts": 5, "null_labels": 5}
 
 
 @pytest.mark.parametrize("lazily", [False, True])
@@ -418,6 +419,7 @@ def test_nothing_to_learn_from(annotated, fit, column, rows, lazily):
         ({"task": "clases"}, ValueError, "task='clases'.*Did you mean 'classes'"),
         ({"kind": "svm"}, ValueError, "kind='svm' is not one of 'linear', 'mlp', 'pooler'"),
         ({"backbone": 3}, TypeError, "backbone=3: pass a Hub name"),
+        ({"backbone": Embedder(model=MINILM, text_template="{a} {text}")}, ValueError, "reads one"),
         ({"epochs": 3}, ValueError, 'epochs have no meaning for kind="linear"'),
         ({"balanced": "yes"}, TypeError, "balanced='yes'"),
         ({"kind": "mlp", "hidden_size": 0}, ValueError, "hidden_size=0"),
