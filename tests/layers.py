@@ -40,6 +40,7 @@ LAYERS = (
         "partition_map",
         "text_mapper",
     },
+    {"fasttext"},
     {"classifiers", "safety"},
     {"dedup"},
     {"scores", "training"},
