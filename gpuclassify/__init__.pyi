@@ -40,5 +40,6 @@ from .scores.buckets import ScoreEdges as ScoreEdges
 from .scores.buckets import add_buckets as add_buckets
 from .scores.buckets import keep_top as keep_top
 from .scores.buckets import score_edges as score_edges
+from .training.head import Head as Head
 
 __version__: str

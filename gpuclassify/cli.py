@@ -31,6 +31,7 @@ from gpuclassify.commands.models import models
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.preview import preview
 from gpuclassify.commands.slurm_script import slurm_script
+from gpuclassify.commands.train import train
 
 
 class Commands(click.Group):
@@ -78,6 +79,7 @@ main.add_command(plan)
 main.add_command(preview)
 main.add_command(report)
 main.add_command(slurm_script)
+main.add_command(train)
 
 
 @main.command(short_help="Examine what is installed, and GPUs.")

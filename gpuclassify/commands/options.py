@@ -17,10 +17,11 @@ from gpuclassify.jobs.settings import JobSettings, families
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
+TRAINING = "Training"
 REPORT = "Report"
 LABELLED = "[LABEL=]NUMBER"  # of an argument that may be a dict
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
@@ -148,6 +149,13 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a job's files and cluster alone, for a `JobCommand`."""
     for option in reversed(list(_setting_options({FILES, CLUSTER}))):
+        command = option(command)
+    return command
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a cluster alone, for a `JobCommand`."""
+    for option in reversed(list(_setting_options({CLUSTER}))):
         command = option(command)
     return command
 
