@@ -109,11 +109,14 @@ class Directory:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem.rm_file(self.path(name))
 
-    def prune(self, folder: str) -> None:
-        """Remove a folder that is empty, where the file system has folders."""
+    def prune(self, *folders: str) -> None:
+        """Remove folders that are empty, and those above them, where there are folders."""
         if self.is_local:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path(folder))  # noqa: PTH106 (paths here are those of fsspec)
+            for folder in folders:
+                with contextlib.suppress(OSError):
+                    while folder:
+                        os.rmdir(self.path(folder))  # noqa: PTH106 (paths here are fsspec's)
+                        folder = posixpath.dirname(folder)
 
     def sync(self) -> None:
         """Bring the names of the files to disk, where they may be in memory only."""

@@ -41,6 +41,13 @@ def double(frame):
     return frame.assign(doubled=frame["id"] * 2)
 
 
+def with_remainder(frame):
+    """The same, and columns that rows are put into folders by."""
+    frame = double(frame)
+    remainders = {"remainder": frame["id"] % 7 % 3, "parity": frame["id"] % 2}
+    return frame.assign(**remainders, half=frame["id"] / 2)
+
+
 def slowly(frame):
     """The same, so slow that a signal comes in between.
 

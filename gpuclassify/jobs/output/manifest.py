@@ -145,7 +145,9 @@ class Manifest:
         earlier = self._earlier(restart)
         if restart and earlier is not None:
             self._clear(earlier)
-        self.directory.make(METADATA, RECORDS, SCRATCH, WHOLE, QUARANTINE)
+        self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
+        if self.encoding.partition_by:
+            self.directory.make(WHOLE)
         check_creates(self.directory, SCRATCH)
         if restart or earlier is None:
             self._write_job(earlier)
@@ -201,7 +203,6 @@ class Manifest:
         earlier = {*read_job(self.directory)["earlier"]} - {self.key}
         self.directory.remove(*self._parts_of(earlier))  # of attempts that came late
         self.directory.prune(QUARANTINE)
-        self.directory.prune(WHOLE)
         self.directory.sync()
         self.check_current()
         content = json.dumps({"key": self.key, "parts": self.count}).encode()
@@ -249,7 +250,9 @@ class Manifest:
         for folder in (RECORDS, QUARANTINE):
             named = self.directory.sizes(folder)
             remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
-        remove(*self._parts_of(keys))
+        parts = self._parts_of(keys)
+        remove(*parts)
+        self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
         remove(MANIFEST, *REPORTS)
         self._remove_scratch()
 
