@@ -16,9 +16,10 @@ from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
+BUCKETS = "Buckets"
 REPORT = "Report"
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, FILES, REPORT, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
