@@ -11,12 +11,14 @@ import pyarrow as pa
 
 from gpuclassify.checks import nearest
 from gpuclassify.columns import COLUMN_TYPES, FLOAT32, SCORES, label_array, scores_array
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
 from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from gpuclassify.pinned_model import PinnedModel
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
 Columns = Mapping[str, Any]
+
+_MOST_LABELS = 60  # that a message names
 
 
 class Head(ABC):
@@ -58,6 +60,11 @@ class Head(ABC):
     @abstractmethod
     def fields(self) -> list[pa.Field]:
         """The columns in order; the types are those in `gpuclassify.frames`."""
+
+    @property
+    def list_size(self) -> int:
+        """Numbers that a row has in columns of lists, 0 if that is not known."""
+        return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless a model of this description gives what the head reads."""
@@ -156,7 +163,7 @@ class LabelHead(Head):
             if name not in self.labels:
                 raise ValueError(
                     f"no label {name!r} in {self.owner}.{nearest(name, self.labels)} "
-                    f"Labels are {', '.join(self.labels)}."
+                    f"Labels are {some_of(self.labels, _MOST_LABELS)}."
                 )
 
     def _check_minimums(self, minimum: Any) -> None:

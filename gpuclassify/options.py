@@ -18,6 +18,7 @@ from gpuclassify.checks import (
     check_flag,
     check_number,
     check_optional_texts,
+    check_probability,
     check_text,
     label_tuple,
     nearest,
@@ -34,7 +35,6 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 ScoreFormat = Literal["list", "struct"]
 Tokenizer = Literal["auto", "host", "gpu"]
 DTYPES, LOADERS = get_args(Dtype), get_args(Loader)
-COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
@@ -42,15 +42,13 @@ DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class TextOptions:
     """Settings of every mapper that runs a model over a text column.
 
     Attributes
     ----------
     model : str
         Hub name or local directory of the checkpoint.
-    base_model : str
-        Checkpoint with the backbone's sizes, if not the model's own.
     revision : str
         Branch, tag or commit of `model` on the Hub.
     cache_dir : str
@@ -61,6 +59,67 @@ class ModelOptions:
         Column of the text.
     max_chars : int
         Characters that the model sees; the column is never cut.
+    overwrite : bool
+        Replace output columns that the dataset already has.
+    seen_field : str
+        Output column (float32) of the share of the text that was read.
+    truncated_field : str
+        Output column (boolean): whether that is less than all.
+    """
+
+    # The settings that filter rows.
+    filter_names: ClassVar[tuple[str, ...]] = ()
+
+    model: StrPath = ""
+    revision: str | None = None
+    cache_dir: StrPath | None = None
+    token: InitVar[str | None] = None
+    text_field: str = "text"
+    max_chars: int | None = None
+    overwrite: bool = False
+    seen_field: str | None = None
+    truncated_field: str | None = None
+
+    def __post_init__(self, token: str | None) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
+        check_text(
+            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
+        )
+        check_text("text_field", self.text_field, 'a column name such as "text"')
+        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
+            object.__setattr__(self, "max_chars", None)
+        check_count("max_chars", self.max_chars)
+        check_optional_texts(self, ("revision", "cache_dir"), "a string, or None")
+        check_optional_texts(self, ("seen_field", "truncated_field"), "a column name or None")
+        check_flag("overwrite", self.overwrite)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+    @property
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"seen": self.seen_field, "truncated": self.truncated_field}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether a client can plan with a model that is out of its reach."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(TextOptions):
+    """Settings of every mapper whose model is a network, beside those of `TextOptions`.
+
+    Attributes
+    ----------
+    base_model : str
+        Checkpoint with the backbone's sizes, if not the model's own.
     max_seq_length : int
         Tokens of a text that the model sees. Default: all it can.
     batch_size : int
@@ -83,8 +142,6 @@ class ModelOptions:
     tokenizer : {"auto", "host", "gpu"}
         Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
         and WordPiece.
-    overwrite : bool
-        Replace output columns that the dataset already has.
     strict : bool
         Refuse, not warn of, a checkpoint whose labels are not the class's.
     unpack_inference_batch : bool
@@ -97,22 +154,9 @@ class ModelOptions:
         How windows become a row; "tokens": the mean, weighted by tokens.
     windows_field : str
         Output column (Int64) of the number of windows.
-    seen_field : str
-        Output column (float32) of the share of the text that was read.
-    truncated_field : str
-        Output column (boolean): whether that is less than all.
     """
 
-    # The settings that filter rows.
-    filter_names: ClassVar[tuple[str, ...]] = ()
-
-    model: StrPath = ""
     base_model: StrPath | None = None
-    revision: str | None = None
-    cache_dir: StrPath | None = None
-    token: InitVar[str | None] = None
-    text_field: str = "text"
-    max_chars: int | None = None
     max_seq_length: int | None = None
     batch_size: int | None = None
     sort_by_length: bool = True
@@ -123,36 +167,25 @@ class ModelOptions:
     loader: Loader = "sorted"
     engine: Engine = "auto"
     tokenizer: Tokenizer = "auto"
-    overwrite: bool = False
     strict: bool = False
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
     window_overlap: int | None = None
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
-    seen_field: str | None = None
-    truncated_field: str | None = None
-
-    def __post_init__(self, token: str | None) -> None:
-        self.check()
 
     def check(self) -> None:
-        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
-        check_text(
-            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
-        )
-        check_text("text_field", self.text_field, 'a column name such as "text"')
-        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
-            object.__setattr__(self, "max_chars", None)
-        check_optional_texts(self, ("base_model", "revision", "cache_dir"), "a string, or None")
-        check_optional_texts(self, COVERAGE_FIELDS, "a column name or None")
+        """See `TextOptions.check`."""
+        super().check()
+        check_optional_texts(self, ("base_model",), "a string, or None")
+        check_optional_texts(self, ("windows_field",), "a column name or None")
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
             )
-        for name in ("max_chars", "max_seq_length", "batch_size"):
+        for name in ("max_seq_length", "batch_size"):
             check_count(name, getattr(self, name))
-        for name in ("sort_by_length", "autocast", "overwrite", "strict", "unpack_inference_batch"):
+        for name in ("sort_by_length", "autocast", "strict", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
         check_choice("engine", self.engine, get_args(Engine))
@@ -176,19 +209,14 @@ class ModelOptions:
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return any(getattr(self, name) is not None for name in self.filter_names)
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def declared(self) -> dict[str, Any]:
         """What these settings say of the checkpoint in place of its own files."""
         return {}
-
-    @property
-    def plans_without_model(self) -> bool:
-        """Whether a client can plan with a model that is out of its reach."""
-        return False
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer == "gpu":
@@ -224,8 +252,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelOptions(ModelOptions):
-    """Settings of every mapper that gives labels, beside those of `ModelOptions`.
+class LabelOptions(TextOptions):
+    """Settings of every mapper that gives labels, beside those of `TextOptions`.
 
     Attributes
     ----------
@@ -244,7 +272,7 @@ class LabelOptions(ModelOptions):
     keep_field: str | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
         object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
@@ -260,8 +288,8 @@ class LabelOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LabelOptions):
-    """Settings of every mapper that gives labels and scores, beside those of `LabelOptions`.
+class ScoreOptions(LabelOptions, ModelOptions):
+    """Settings of every network that gives labels and scores, beside those of `LabelOptions`.
 
     Attributes
     ----------
@@ -284,7 +312,7 @@ class ScoreOptions(LabelOptions):
     problem_type: ProblemType | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_optional_texts(self, ("score_field",), "a column name or None")
         check_choice("problem_type", self.problem_type, (None, *get_args(ProblemType)))
@@ -323,16 +351,12 @@ class ClassifierOptions(ScoreOptions):
     min_confidence: float | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_choice("score_format", self.score_format, get_args(ScoreFormat))
         check_optional_texts(self, ("confidence_field",), "a column name or None")
         if self.min_confidence is not None:
-            check_number("min_confidence", self.min_confidence)
-            if not 0 <= self.min_confidence <= 1:
-                raise ValueError(
-                    f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
-                )
+            check_probability("min_confidence", self.min_confidence)
 
 
 Options = TypeVar("Options")

@@ -25,7 +25,7 @@ from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.options import ModelOptions, parse_options
+from gpuclassify.options import ModelOptions, TextOptions, parse_options
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
@@ -68,7 +68,7 @@ class TextMapper(PartitionMap):
         *("describe", "labels", "options", "published_labels"),
         *("schema", "setup", "teardown"),
     )
-    Options: ClassVar[type[ModelOptions]] = ModelOptions
+    Options: ClassVar[type[TextOptions]] = ModelOptions
     model_type: ClassVar[type[PinnedModel]] = PinnedModel
     runner_type: ClassVar[type[Runner]] = EncoderRunner
     head_type: ClassVar[type[Head]]

@@ -31,6 +31,7 @@ LAYERS = (
         "partition_map",
         "text_mapper",
     },
+    {"fasttext"},
     {"classifiers", "safety"},
     {"dedup"},
     {"scores"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from gpuclassify.jobs.settings import JobSettings
+from gpuclassify.jobs.settings import JobSettings, families
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
@@ -245,7 +246,7 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
             value = given[argument.name]
             if not argument.is_shared:
                 value = _value(argument, _own(argument.flag, value, family, names), family)
-            if value is not None:
+            if value is not None and _is_meant(argument, family, names):
                 arguments[argument.name] = value
         others = _own("--set", given["others"], family, names)
         arguments.update(named_values("--set", "truncated_field=is_cut", others))
@@ -304,6 +305,20 @@ def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) 
                 f"as in {option} {names[0]}:{value}"
             )
     return own
+
+
+def _is_meant(argument: Argument, family: Any, names: Sequence[Any]) -> bool:
+    """Whether an argument is one of this classifier, or of none, which is then its to refuse.
+
+    What all share may mean nothing to some: fastText has no batches.
+    """
+    known = families()
+    having = [
+        name
+        for name in names
+        if name in known and argument.name in inspect.signature(known[name]).parameters
+    ]
+    return not (argument.is_shared and having) or family in having
 
 
 def _value(argument: Argument, values: list[str], family: Any) -> Any:

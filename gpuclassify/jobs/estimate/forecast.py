@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuclassify.cluster.sizing import shown_cpu_cluster
 from gpuclassify.frames import backend_of
-from gpuclassify.jobs.estimate.memory import batch_bytes, limit_warnings, list_columns
+from gpuclassify.jobs.estimate.memory import limit_warnings, list_columns
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
 from gpuclassify.jobs.estimate.sample import Sample, sample_files, sample_partitions
 from gpuclassify.jobs.estimate.trial import time_stages
@@ -158,7 +158,7 @@ def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> 
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         weights_bytes=sum(weights.values()) or None,
-        batch_bytes=batch_bytes(mapper.model.checkpoint.sizes, device, dtype),
+        batch_bytes=mapper.runner.batch_bytes(),
     )
     return _Count(plan, tokens, nulls, weights, list_columns(mapper))
 
