@@ -1,7 +1,9 @@
 """Jobs that cut scores into buckets: numpy's for the whole recipe, resumed wherever they stop."""
 
 import json
+import re
 import signal
+from pathlib import Path
 
 import dask.dataframe as dd
 import job_faults as faults
@@ -9,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 import pytest
+import yaml
 from distributed import Client
 from job_faults import in_process
 
 from gpuclassify import (
     AssignBuckets,
-    FineWebEduClassifier,
+    FastTextClassifier,
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
     JsonlReader,
@@ -26,7 +29,13 @@ from gpuclassify import (
 )
 from gpuclassify.cli import main
 from gpuclassify.jobs.report.report import report_of
+from gpuclassify.jobs.settings import JobSettings
+from gpuclassify.jobs.settings_file import load_settings
 from gpuclassify.jobs.storage import open_directory
+from tests.fasttext_models import WORDS
+
+README = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+README_SETTINGS = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
 
 ROWS = 600
 SCORES = ["a", "b"]
@@ -79,8 +88,8 @@ def job(folder, stages=(), part_bytes=3_000, **options):
     return AssignBuckets([reader, *stages, writer], SCORES, **options)
 
 
-def result(folder):
-    found = ds.dataset(folder / "out", partitioning="hive").to_table().to_pandas()
+def result(folder, name="out"):
+    found = ds.dataset(folder / name, partitioning="hive").to_table().to_pandas()
     return found.sort_values("id", ignore_index=True)
 
 
@@ -109,42 +118,41 @@ def test_buckets_are_numpys_whatever_the_parts_and_the_reports_count_them(folder
     }
 
 
-def test_the_recipe_of_nemotron_cc_is_numpys_from_the_text_on(tmp_path, checkpoint):
-    """Three classifiers, percentiles weighted by bytes, the maximum; one command."""
-    texts = [f"word{n % 17} " * (n % 9 + 1) + "天気" * (n % 5) for n in range(60)]
-    frame = pd.DataFrame({"id": range(60), "text": texts})
-    frame.to_parquet(tmp_path / "in.parquet", row_group_size=20)
-    classes = (FineWebNemotronEduClassifier, FineWebMixtralEduClassifier, FineWebEduClassifier)
-    families = ("fineweb-nemotron-edu", "fineweb-mixtral-edu", "fineweb-edu")
-    models = [str(checkpoint(family)) for family in families]
-    plain = classify(frame, [cls(model=model) for cls, model in zip(classes, models, strict=True)])
-    names = [f"{family}-score-float" for family in families]
-    settings = {
-        "input": [f"{tmp_path}/in.parquet"],
-        "output": f"{tmp_path}/out",
-        "classifiers": [
-            {"classifier": family, "model": model}
-            for family, model in zip(families, models, strict=True)
-        ],
-        "buckets": {"scores": names, "n": 20, "weight": "bytes", "combine": "max"},
-        "partition_by": ["bucket"],
-        "part_size": 100,
-        "cluster": "cpu",
-        "workers": 1,
-    }
-    (tmp_path / "nemotron-cc.yaml").write_text(json.dumps(settings))
-    with pytest.raises(SystemExit) as ended:
-        main(["classify", "--config", f"{tmp_path}/nemotron-cc.yaml"])
-    assert not ended.value.code
-    found = result(tmp_path)
-    wanted = expected(plain, names)
-    assert found["bucket"].nunique() > 10
-    np.testing.assert_allclose(found[names], wanted[names], rtol=1e-4, atol=1e-4)
-    own = expected(found.drop(columns=[c for c in found if "bucket" in c]), names)
-    for column in [f"{name}_bucket" for name in names] + ["bucket"]:
-        assert found[column].tolist() == own[column].tolist()
-    assert len(list((tmp_path / "out/_buckets/scored").glob("part-*"))) == 0
-    assert (tmp_path / "out/_buckets/scored/_report/report.html").exists()
+def test_the_recipe_of_nemotron_cc_is_numpys_from_the_text_on(
+    tmp_path, checkpoint, fasttext_model, monkeypatch
+):
+    """The settings of the README, with small models in place of the published ones."""
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS["hq"].split(), *WORDS["lq"].split(), "天気"]
+    random = np.random.default_rng(2)
+    texts = [" ".join(random.choice(words, size=random.integers(1, 12))) for _ in range(80)]
+    frame = pd.DataFrame({"id": range(80), "text": texts})
+    (tmp_path / "crawl").mkdir()
+    frame.to_parquet("crawl/part.parquet", row_group_size=20)
+    (recipe,) = [block for block in README_SETTINGS if "fasttext" in block]
+    settings = yaml.safe_load(recipe)
+    nemotron, mixtral, quality = settings["classifiers"]
+    for own in (nemotron, mixtral):
+        own["model"] = str(checkpoint(own["classifier"]))
+    quality["model"] = str(fasttext_model("chars"))
+    Path("nemotron-cc.yaml").write_text(yaml.safe_dump(settings | {"part_size": 100}))
+    JobSettings.of(load_settings("nemotron-cc.yaml")).job().run()
+
+    mappers = [
+        FineWebNemotronEduClassifier(model=nemotron["model"]),
+        FineWebMixtralEduClassifier(model=mixtral["model"]),
+        FastTextClassifier(**{k: v for k, v in quality.items() if k != "classifier"}),
+    ]
+    names = settings["buckets"]["scores"]
+    found = result(tmp_path, "buckets")
+    np.testing.assert_allclose(found[names], classify(frame, mappers)[names], atol=1e-4)
+    wanted = expected(found.drop(columns=[c for c in found if "bucket" in c]), names)
+    for column in [*(f"{name}_bucket" for name in names), "bucket"]:
+        assert found[column].tolist() == wanted[column].tolist()
+    assert set(range(15, 20)) <= set(found["bucket"])
+    scored = tmp_path / "buckets/_buckets/scored"
+    assert len(list(scored.glob("part-*"))) == 0
+    assert (scored / "_report/report.html").exists()
 
 
 @pytest.mark.parametrize(
