@@ -61,7 +61,7 @@ class AssignBuckets:
         As of `score_edges`; by default rows weigh as many bytes as their text has.
     combine, bucket_field, overwrite
         As of `ScoreBuckets`.
-    **options
+    backend, on_error, source_field, examples
         As of `Pipeline`.
 
     Raises
@@ -89,16 +89,21 @@ class AssignBuckets:
         combine: str = "max",
         bucket_field: str = "bucket",
         overwrite: bool = False,
-        **options: Any,
+        backend: str = "pandas",
+        on_error: str = "raise",
+        source_field: str | None = None,
+        examples: int = 2,
     ) -> None:
         check_buckets(n)
-        self.stages, self.options = list(stages), options
+        self.stages = list(stages)
+        self.options: dict[str, Any] = {"backend": backend, "on_error": on_error}
+        self.options |= {"source_field": source_field, "examples": examples}
+        Pipeline(**self.options)  # which checks them
         self.columns = score_columns(scores, weight, by, text_field)
         unknown = ScoreEdges(n, {name: {} for name in self.columns.names}, by, weight)
         self.buckets = ScoreBuckets(
             unknown, combine=combine, bucket_field=bucket_field, overwrite=overwrite
         )
-        Pipeline(**options)  # which checks them
 
     def __repr__(self) -> str:
         lines = "".join(f"        {shown(stage)},\n" for stage in self.stages)
