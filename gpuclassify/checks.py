@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_COLLECTIONS = (list, tuple, set, frozenset)
+
+
+def plain_value(value: Any) -> Any:
+    """A setting as Python's own number, flag, text or list, where it is numpy's or a frame's.
+
+    So settings that are equal have equal keys in Dask, and show alike in reports.
+    """
+    if hasattr(value, "to_pandas"):  # columns of cudf have no list
+        value = value.to_pandas()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {plain_value(name): plain_value(own) for name, own in value.items()}
+    return type(value)(map(plain_value, value)) if type(value) in _COLLECTIONS else value
+
+
+def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose keyword arguments may be scalars and arrays of numpy."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **settings: P.kwargs) -> T:
+        return function(*args, **{name: plain_value(own) for name, own in settings.items()})
+
+    return call
 
 
 def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[str, ...] | None:

@@ -254,7 +254,7 @@ class NetworkRunner(Runner):
     @property
     def changes_texts(self) -> bool:
         """Whether the model is given other texts than those of the column."""
-        return bool(self.model.prompt)
+        return self.options.text_template is not None or bool(self.model.prompt)
 
     def _refuse_changed_texts(self) -> None:
         if self.changes_texts:
@@ -305,7 +305,8 @@ class EncoderRunner(NetworkRunner):
 
         options, tokenizer = self.options, self.model.new_tokenizer()
         limit = options.max_seq_length or longest_input(self.model.checkpoint, tokenizer)
-        encode = TextTokenizer(tokenizer, limit, options.overlap_of(limit)).encode
+        cut = {"overlap": options.overlap_of(limit), "end_chars": options.chars_of_ends}
+        encode = TextTokenizer(tokenizer, limit, **cut).encode
         pick = all_windows if self._scores_windows else first_windows
         whole, windows, counts = [], [], []
         for start in range(0, len(texts), _TEXTS_AT_A_TIME):
@@ -387,8 +388,12 @@ class EncoderRunner(NetworkRunner):
     def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
         options = self.options
         length = options.max_seq_length or model.max_tokens
-        counts_rest = options.seen_field is not None
-        return model.text_tokenizer(length, options.overlap_of(length), counts_rest=counts_rest)
+        return model.text_tokenizer(
+            length,
+            options.overlap_of(length),
+            counts_rest=options.seen_field is not None,
+            end_chars=options.chars_of_ends,
+        )
 
     @property
     def _scores_windows(self) -> bool:

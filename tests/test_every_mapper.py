@@ -163,3 +163,22 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
     read = pd.read_parquet(tmp_path / "out").sort_values("id")
     assert read["id"].tolist() == frame["id"].tolist()
     assert set(lazy.columns) <= set(read.columns)
+
+
+@pytest.mark.parametrize("name", [name for name in MAPPERS if name != "chain"])
+def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
+    frame = FRAME.assign(url=[f"u{n % 3}.org" for n in range(19)] + [None])
+    texts = zip(frame["url"].fillna(""), frame["text"], strict=True)
+    filled = [None if pd.isna(text) else f"{url}: {text}" for url, text in texts]
+    expected = mapper_of(name)(
+        frames.plain(frame.assign(text=pd.Series(filled, dtype="str", index=INDEX)))
+    )
+
+    found = frames.to_pandas(
+        mapper_of(name, text_template="{url}: {text}")(
+            frames.lazy(frame, npartitions=3, sort=False)
+        )
+    )
+
+    assert found["text"].dropna().tolist() == FRAME["text"].dropna().tolist()
+    assert_same_values(found.drop(columns="text"), frames.to_pandas(expected).drop(columns="text"))

@@ -19,6 +19,7 @@ from gpuclassify.options import DTYPES, LOADERS
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
 BUCKETS = "Buckets"
 REPORT = "Report"
+LABELLED = "[LABEL=]NUMBER"  # of an argument that may be a dict
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
 GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, FILES, REPORT, CLUSTER, "Settings", "Options")
 
@@ -42,6 +43,11 @@ class Argument(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
+def with_new_lines(template: str) -> str:
+    """A template of the command line, where a new line is hard to type."""
+    return template.replace("\\n", "\n")
+
+
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
@@ -51,6 +57,8 @@ ARGUMENTS = (
              True),
     Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
     Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
+    Argument("text_template", MODEL, "What the model is given of columns of strings, such as "
+             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE", with_new_lines, True),
     Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
     Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
     Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),
@@ -61,12 +69,15 @@ ARGUMENTS = (
     Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
     Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
     Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("labels_field", ROWS, "Output column of all labels that score their threshold, of a "
+             "multi-label model.", "COLUMN"),
+    Argument("thresholds", ROWS, "Least score of a label of --labels-field. Default: 0.5.",
+             LABELLED, float),
     Argument("score_format", ROWS, "list or struct: the scores of several labels in id order, or "
              "by name. Default: list.", "NAME"),
     Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
     Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
-    Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
-             float),
+    Argument("min_score", ROWS, "Keep only rows that score at least this.", LABELLED, float),
     Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
              "1.", "NUMBER", float),
     Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
@@ -330,7 +341,7 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
         if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
             return [decisions[value.lower()] for value in values]
         return values
-    if argument.name == "min_score" and all("=" in value for value in values):
+    if argument.metavar == LABELLED and all("=" in value for value in values):
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
@@ -367,5 +378,5 @@ def _number(argument: Argument, text: str, given: str) -> float:
     try:
         return float(text)
     except ValueError as err:
-        hint = ", or LABEL=NUMBER" if argument.name == "min_score" else ""
+        hint = ", or LABEL=NUMBER" if argument.metavar == LABELLED else ""
         raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err

@@ -12,10 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dask.system import cpu_count
 
 if TYPE_CHECKING:
     from gpuclassify.fasttext.host import Predictions
@@ -30,7 +33,8 @@ class HostError(RuntimeError):
 class HostClient:
     """Connections to the process that holds a model, one for each thread that is asking.
 
-    They are closed with this object, and the process ends with the last one.
+    There are no more of them than cores. They are closed with this object, and the process ends
+    with the last one.
 
     Parameters
     ----------
@@ -44,6 +48,7 @@ class HostClient:
         self.path = path
         self._revision = revision
         self._idle: list[Connection] = []
+        self._free_cores = threading.BoundedSemaphore(cpu_count())
 
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
         """The `k` most probable labels of texts without newlines.
@@ -84,10 +89,11 @@ class HostClient:
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
-        connection = self.connect()
-        connection.send(("\n".join(texts), k))  # one string is quicker to send than many
-        answer = connection.recv()
-        self._idle.append(connection)
+        with self._free_cores:
+            connection = self.connect()
+            connection.send(("\n".join(texts), k))  # one string is quicker to send than many
+            answer = connection.recv()
+            self._idle.append(connection)
         if isinstance(answer, Exception):
             raise answer
         return answer

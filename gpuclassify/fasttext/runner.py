@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
+from dask.system import cpu_count
 
 from gpuclassify import hub
 from gpuclassify.fasttext.client import HostClient, check_library
@@ -17,6 +21,7 @@ from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare
 from gpuclassify.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
+from gpuclassify.workers.part_progress import advance
 from gpuclassify.workers.run_stats import RunStats
 
 # Texts, and characters of them, that are sent at once: the copies of more would take memory.
@@ -92,11 +97,16 @@ class FastTextRunner(Runner):
         values = np.empty(len(texts), dtype=kinds)
         lines = [text.replace("\n", " ") for text in texts.to_list()]
         started = time.perf_counter()
-        with self.lease(*self.device_and_dtype()) as host:
-            for start, stop in _blocks(list(map(len, lines))):
-                found = host.predict(lines[start:stop], k)
-                values["label"][start:stop], values["probability"][start:stop] = found
-                stats.batches += 1
+        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
+        with (
+            self.lease(*self.device_and_dtype()) as host,
+            ThreadPoolExecutor(compute_threads()) as pool,
+        ):
+            answers = pool.map(lambda block: host.predict(lines[block], k), blocks)
+            for block, found in zip(blocks, answers, strict=True):
+                values["label"][block], values["probability"][block] = found
+                advance(block.stop - block.start)
+        stats.batches += len(blocks)
         stats.model_seconds += time.perf_counter() - started
         stats.windows += len(texts)
         self._refuse_nan(values, name_text)
@@ -141,6 +151,13 @@ class FastTextRunner(Runner):
                 f"{self.options.model} gives {values['probability'][place].tolist()} for "
                 f"{name_text(int(place))}: take another model, or remove the row"
             )
+
+
+def compute_threads() -> int:
+    """Cores that one partition may take: those that torch would have, which need not be here."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return torch.get_num_threads()
+    return int(os.environ.get("OMP_NUM_THREADS") or cpu_count())
 
 
 def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:

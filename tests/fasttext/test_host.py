@@ -44,7 +44,7 @@ def wait_for(is_so):
 
 
 def ask_in_threads(own, count):
-    """What so many threads are told that ask at the same time."""
+    """What so many threads are told that ask at the same time, however few cores there are."""
     barrier, answers = threading.Barrier(count), []
 
     def ask():

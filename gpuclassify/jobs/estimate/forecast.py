@@ -133,9 +133,9 @@ def _reached(
 
 
 def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> _Count:
-    """Tokenize the mapper's column of text with the mapper's own tokenizer."""
+    """Tokenize the mapper's texts with the mapper's own tokenizer."""
     options, most = mapper.options, mapper.options.max_chars
-    column = backend_of(frame).texts(frame, mapper.text_field, None)
+    column = mapper.list_texts(frame, None)
     texts = [text for text in column if text is not None]
     has_text = np.array([text is not None for text in column], dtype=bool)
     lengths = mapper.runner.token_lengths([text[:most] for text in texts])
