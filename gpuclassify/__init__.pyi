@@ -7,10 +7,12 @@ from .classifiers import DomainClassifier as DomainClassifier
 from .classifiers import FineWebEduClassifier as FineWebEduClassifier
 from .classifiers import FineWebMixtralEduClassifier as FineWebMixtralEduClassifier
 from .classifiers import FineWebNemotronEduClassifier as FineWebNemotronEduClassifier
+from .classifiers import FormatClassifier as FormatClassifier
 from .classifiers import InstructionDataGuardClassifier as InstructionDataGuardClassifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
+from .classifiers import TopicClassifier as TopicClassifier
 from .classifiers.embedder import Embedder as Embedder
 from .classifiers.own_model import ModelMapper as ModelMapper
 from .cluster import get_client as get_client

@@ -15,6 +15,7 @@ from gpuclassify.classifiers.education import (
     FineWebNemotronEduClassifier,
 )
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
+from gpuclassify.classifiers.web_page import FormatClassifier, TopicClassifier
 from gpuclassify.safety.aegis import AegisClassifier
 from gpuclassify.safety.guard import InstructionDataGuardClassifier
 from gpuclassify.text_mapper import TextMapper
@@ -24,6 +25,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "multilingual-domain": MultilingualDomainClassifier,
     "quality": QualityClassifier,
     "content-type": ContentTypeClassifier,
+    "topic": TopicClassifier,
+    "format": FormatClassifier,
     "prompt-task-complexity": PromptTaskComplexityClassifier,
     "fineweb-edu": FineWebEduClassifier,
     "fineweb-mixtral-edu": FineWebMixtralEduClassifier,
@@ -42,8 +45,10 @@ __all__ = [
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "FormatClassifier",
     "InstructionDataGuardClassifier",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",
+    "TopicClassifier",
 ]
