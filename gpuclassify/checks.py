@@ -105,6 +105,13 @@ def check_number(name: str, value: Any, what: str = "a number") -> None:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
 
 
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless `value` is a number from 0 to 1."""
+    check_number(name, value)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is no probability: pass 0 to 1, or None")
+
+
 def check_flag(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a bool."""
     if not isinstance(value, bool):

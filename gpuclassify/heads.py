@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.activations import sigmoid, softmax
 from gpuclassify.checks import nearest
 from gpuclassify.columns import (
     COLUMN_TYPES,
@@ -19,12 +20,14 @@ from gpuclassify.columns import (
     labels_array,
     scores_array,
 )
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
 from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, THRESHOLD
 from gpuclassify.pinned_model import PinnedModel
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
 Columns = Mapping[str, Any]
+
+_MOST_LABELS = 60  # that a message names
 
 
 class Head(ABC):
@@ -36,12 +39,18 @@ class Head(ABC):
         Name of the mapper, for messages.
     options : ModelOptions
     model : PinnedModel
+        Says what the outputs mean.
+    outputs : slice
+        Which of the runner's outputs the head reads. Default: all.
     """
 
-    def __init__(self, owner: str, options: Any, model: PinnedModel) -> None:
+    def __init__(
+        self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
+    ) -> None:
         self.owner = owner
         self.options = options
         self.model = model
+        self.outputs = outputs
 
     @property
     def labels(self) -> list[Any]:
@@ -66,6 +75,11 @@ class Head(ABC):
     @abstractmethod
     def fields(self) -> list[pa.Field]:
         """The columns in order; the types are those in `gpuclassify.frames`."""
+
+    @property
+    def list_size(self) -> int:
+        """Numbers that a row has in columns of lists, 0 if that is not known."""
+        return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless a model of this description gives what the head reads."""
@@ -164,7 +178,7 @@ class LabelHead(Head):
             if name not in self.labels:
                 raise ValueError(
                     f"no label {name!r} in {self.owner}.{nearest(name, self.labels)} "
-                    f"Labels are {', '.join(self.labels)}."
+                    f"Labels are {some_of(self.labels, _MOST_LABELS)}."
                 )
 
     def _check_minimums(self, minimum: Any) -> None:
@@ -417,15 +431,3 @@ def check_labels_given(
             f"labels={list(given)} are not those of {checkpoint.identity.name}, which are "
             f"{list(expected)}: pass them in this order, or leave labels out"
         )
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of each row, float32, from float32 (texts, classes)."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-    return shifted / shifted.sum(axis=1, keepdims=True)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Independent probabilities, float32; in a form that overflows on neither side."""
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

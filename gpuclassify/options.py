@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import MISSING, InitVar, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.checks import (
@@ -18,6 +18,7 @@ from gpuclassify.checks import (
     check_flag,
     check_number,
     check_optional_texts,
+    check_probability,
     check_text,
     label_tuple,
     nearest,
@@ -36,7 +37,6 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 ScoreFormat = Literal["list", "struct"]
 Tokenizer = Literal["auto", "host", "gpu"]
 DTYPES, LOADERS = get_args(Dtype), get_args(Loader)
-COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
@@ -46,15 +46,13 @@ DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class TextOptions:
     """Settings of every mapper that runs a model over a text column.
 
     Attributes
     ----------
     model : str
         Hub name or local directory of the checkpoint.
-    base_model : str
-        Checkpoint with the backbone's sizes, if not the model's own.
     revision : str
         Branch, tag or commit of `model` on the Hub.
     cache_dir : str
@@ -68,6 +66,85 @@ class ModelOptions:
         is null where `text_field` is; another null is empty. `max_chars` cuts the whole.
     max_chars : int
         Characters that the model sees; the column is never cut.
+    overwrite : bool
+        Replace output columns that the dataset already has.
+    seen_field : str
+        Output column (float32) of the share of the text that was read.
+    truncated_field : str
+        Output column (boolean): whether that is less than all.
+    """
+
+    # The settings that filter rows.
+    filter_names: ClassVar[tuple[str, ...]] = ()
+
+    model: StrPath = ""
+    revision: str | None = None
+    cache_dir: StrPath | None = None
+    token: InitVar[str | None] = None
+    text_field: str = "text"
+    text_template: str | None = None
+    max_chars: int | None = None
+    overwrite: bool = False
+    seen_field: str | None = None
+    truncated_field: str | None = None
+
+    def __post_init__(self, token: str | None) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
+        self.check_model_name()
+        check_text("text_field", self.text_field, 'a column name such as "text"')
+        check_optional_texts(
+            self, ("text_template",), 'a text such as "{url}\\n\\n{text}", or None'
+        )
+        if self.text_field not in self.text_fields:
+            raise ValueError(
+                f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
+                "whose nulls make null rows: add it, or name that column as text_field="
+            )
+        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
+            object.__setattr__(self, "max_chars", None)
+        check_count("max_chars", self.max_chars)
+        check_optional_texts(self, ("revision", "cache_dir"), "a string, or None")
+        check_optional_texts(self, ("seen_field", "truncated_field"), "a column name or None")
+        check_flag("overwrite", self.overwrite)
+
+    def check_model_name(self) -> None:
+        """Raise TypeError unless a model is named."""
+        check_text(
+            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
+        )
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The columns that a row's text is made of."""
+        return template_fields(self.text_template) if self.text_template else (self.text_field,)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+    @property
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"seen": self.seen_field, "truncated": self.truncated_field}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether a client can plan with a model that is out of its reach."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(TextOptions):
+    """Settings of every mapper whose model is a network, beside those of `TextOptions`.
+
+    Attributes
+    ----------
+    base_model : str
+        Checkpoint with the backbone's sizes, if not the model's own.
     max_seq_length : int
         Tokens of a text that the model sees. Default: all it can.
     batch_size : int
@@ -90,8 +167,6 @@ class ModelOptions:
     tokenizer : {"auto", "host", "gpu"}
         Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
         and WordPiece.
-    overwrite : bool
-        Replace output columns that the dataset already has.
     strict : bool
         Refuse, not warn of, a checkpoint whose labels are not the class's.
     unpack_inference_batch : bool
@@ -108,23 +183,9 @@ class ModelOptions:
         How windows become a row; "tokens": the mean, weighted by tokens.
     windows_field : str
         Output column (Int64) of the number of windows.
-    seen_field : str
-        Output column (float32) of the share of the text that was read.
-    truncated_field : str
-        Output column (boolean): whether that is less than all.
     """
 
-    # The settings that filter rows.
-    filter_names: ClassVar[tuple[str, ...]] = ()
-
-    model: StrPath = ""
     base_model: StrPath | None = None
-    revision: str | None = None
-    cache_dir: StrPath | None = None
-    token: InitVar[str | None] = None
-    text_field: str = "text"
-    text_template: str | None = None
-    max_chars: int | None = None
     max_seq_length: int | None = None
     batch_size: int | None = None
     sort_by_length: bool = True
@@ -135,7 +196,6 @@ class ModelOptions:
     loader: Loader = "sorted"
     engine: Engine = "auto"
     tokenizer: Tokenizer = "auto"
-    overwrite: bool = False
     strict: bool = False
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
@@ -143,37 +203,19 @@ class ModelOptions:
     window_overlap: int | None = None
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
-    seen_field: str | None = None
-    truncated_field: str | None = None
-
-    def __post_init__(self, token: str | None) -> None:
-        self.check()
 
     def check(self) -> None:
-        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
-        check_text(
-            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
-        )
-        check_text("text_field", self.text_field, 'a column name such as "text"')
-        check_optional_texts(
-            self, ("text_template",), 'a text such as "{url}\\n\\n{text}", or None'
-        )
-        if self.text_field not in self.text_fields:
-            raise ValueError(
-                f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
-                "whose nulls make null rows: add it, or name that column as text_field="
-            )
-        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
-            object.__setattr__(self, "max_chars", None)
-        check_optional_texts(self, ("base_model", "revision", "cache_dir"), "a string, or None")
-        check_optional_texts(self, COVERAGE_FIELDS, "a column name or None")
+        """See `TextOptions.check`."""
+        super().check()
+        check_optional_texts(self, ("base_model",), "a string, or None")
+        check_optional_texts(self, ("windows_field",), "a column name or None")
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
             )
-        for name in ("max_chars", "max_seq_length", "batch_size", "end_chars"):
+        for name in ("max_seq_length", "batch_size", "end_chars"):
             check_count(name, getattr(self, name))
-        for name in ("sort_by_length", "autocast", "overwrite", "strict", "unpack_inference_batch"):
+        for name in ("sort_by_length", "autocast", "strict", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
         check_choice("engine", self.engine, get_args(Engine))
@@ -184,11 +226,6 @@ class ModelOptions:
         check_choice("window_aggregation", self.window_aggregation, get_args(Aggregation))
         self._check_windows()
         self._check_tokenizer()
-
-    @property
-    def text_fields(self) -> tuple[str, ...]:
-        """The columns that a row's text is made of."""
-        return template_fields(self.text_template) if self.text_template else (self.text_field,)
 
     @property
     def has_windows(self) -> bool:
@@ -207,19 +244,14 @@ class ModelOptions:
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return any(getattr(self, name) is not None for name in self.filter_names)
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def declared(self) -> dict[str, Any]:
         """What these settings say of the checkpoint in place of its own files."""
         return {}
-
-    @property
-    def plans_without_model(self) -> bool:
-        """Whether a client can plan with a model that is out of its reach."""
-        return False
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer == "gpu":
@@ -259,8 +291,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelOptions(ModelOptions):
-    """Settings of every mapper that gives labels, beside those of `ModelOptions`.
+class LabelOptions(TextOptions):
+    """Settings of every mapper that gives labels, beside those of `TextOptions`.
 
     Attributes
     ----------
@@ -279,7 +311,7 @@ class LabelOptions(ModelOptions):
     keep_field: str | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
         object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
@@ -295,8 +327,8 @@ class LabelOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LabelOptions):
-    """Settings of every mapper that gives labels and scores, beside those of `LabelOptions`.
+class ScoreOptions(LabelOptions, ModelOptions):
+    """Settings of every network that gives labels and scores, beside those of `LabelOptions`.
 
     Attributes
     ----------
@@ -319,7 +351,7 @@ class ScoreOptions(LabelOptions):
     problem_type: ProblemType | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_optional_texts(self, ("score_field",), "a column name or None")
         check_choice("problem_type", self.problem_type, (None, *get_args(ProblemType)))
@@ -366,17 +398,13 @@ class ClassifierOptions(ScoreOptions):
     min_confidence: float | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_choice("score_format", self.score_format, get_args(ScoreFormat))
         check_optional_texts(self, ("confidence_field", "labels_field"), "a column name or None")
         self._check_thresholds()
         if self.min_confidence is not None:
-            check_number("min_confidence", self.min_confidence)
-            if not 0 <= self.min_confidence <= 1:
-                raise ValueError(
-                    f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
-                )
+            check_probability("min_confidence", self.min_confidence)
 
     def _check_thresholds(self) -> None:
         thresholds = _by_label("thresholds", self.thresholds)
@@ -396,6 +424,11 @@ class ClassifierOptions(ScoreOptions):
 Options = TypeVar("Options")
 
 
+def setting_names(options: Any) -> list[str]:
+    """Names of the settings that a class of options, or one of its objects, is made with."""
+    return [field.name for field in fields(options) if field.init]
+
+
 def parse_options(
     owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Options:
@@ -408,7 +441,7 @@ def parse_options(
     ValueError
         A value out of range.
     """
-    names = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
+    names = setting_names(options_type)
     for name in given:
         if name not in names:
             known = [*names, "token"]
@@ -417,6 +450,9 @@ def parse_options(
                 f"Arguments are {', '.join(known)}."
             )
     settings = {**defaults, **given}
+    for field in fields(options_type):  # type: ignore[arg-type]
+        if field.init and field.default is MISSING and field.name not in settings:
+            raise TypeError(f"{owner} needs {field.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     for name, given_value in settings.items():  # equal settings are equal however they are given
@@ -430,6 +466,8 @@ def parse_options(
 
 def _by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
     """A number, or numbers by label."""
+    if isinstance(value, tuple):  # as this function gave it
+        value = dict(value)
     if isinstance(value, Mapping):
         if not value:
             raise ValueError(f"{name}={{}} names no label: pass at least one, or None")

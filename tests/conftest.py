@@ -145,6 +145,14 @@ def safety_models(tmp_path_factory):
     return write_safety_models(tmp_path_factory.mktemp("safety") / "models")
 
 
+@pytest.fixture(scope="session")
+def fasttext_model(tmp_path_factory):
+    """The file of a small classifier, by how fastText trains it; each is trained once."""
+    from tests.fasttext_models import train_fasttext  # imports fastText, as above
+
+    return functools.cache(functools.partial(train_fasttext, tmp_path_factory.mktemp("fasttext")))
+
+
 @pytest.fixture(params=["pandas", pytest.param("cudf", marks=pytest.mark.gpu)])
 def frames(request):
     """Makes frames of one backend: `plain` and `lazy` from pandas, and `to_pandas` back."""

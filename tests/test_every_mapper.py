@@ -1,5 +1,6 @@
 """The contract on every mapper of the package, both loaders: what test_contract.py shows on two."""
 
+import inspect
 import pickle
 
 import dask
@@ -12,18 +13,28 @@ from gpuclassify import (
     AegisClassifier,
     DistributedDataClassifier,
     Embedder,
+    HeadClassifier,
     InstructionDataGuardClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.partition_map import Chain
 from gpuclassify.testing import safety_template, sample_texts
+from tests.classifiers.test_head_classifier import save_heads
 from tests.oracle import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 PUBLISHED = [
     name for name in FAMILIES if name not in ("checkpoint", "aegis", "instruction-data-guard")
 ]
-MAPPERS = [*PUBLISHED, "aegis", "instruction-data-guard", "checkpoint", "embedder", "chain"]
+MAPPERS = [
+    *PUBLISHED,
+    "aegis",
+    "instruction-data-guard",
+    "checkpoint",
+    "embedder",
+    "heads",
+    "chain",
+]
 TEXTS = [*sample_texts(14, seed=4, max_words=40), "", "twice", "twice", "\n\t ", None, "天気 🙂"]
 INDEX = [3, 3, *range(10, 28)]
 FRAME = pd.DataFrame(
@@ -31,12 +42,21 @@ FRAME = pd.DataFrame(
 ).set_axis(INDEX)
 
 
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    return save_heads(tmp_path_factory.mktemp("heads"), 32)
+
+
 @pytest.fixture
-def mapper_of(checkpoint, sequence_classifier, safety_models):
+def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, heads):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
     def make(name, **options):
         options = {"autocast": False, "truncated_field": "cut", "seen_field": "seen", **options}
+        if name in ("fasttext", "language"):  # without what is about networks
+            known = inspect.signature(FAMILIES[name]).parameters
+            options = {key: value for key, value in options.items() if key in known}
+            return FAMILIES[name](model=fasttext_model("chars"), top_k=2, **options)
         if name == "chain":
             first = FAMILIES["quality"](model=checkpoint("quality"), autocast=False)
             return Chain((first, make("fineweb-edu", **options)))
@@ -57,6 +77,15 @@ def mapper_of(checkpoint, sequence_classifier, safety_models):
             )
         if name == "embedder":
             return Embedder(model=sequence_classifier("roberta"), pooling="mean", **options)
+        if name == "heads":
+            backbone = sequence_classifier("roberta")
+            return HeadClassifier(
+                heads=heads,
+                backbone=backbone,
+                embedding_field="e",
+                labels_field="{head}s",
+                **options,
+            )
         if name == "checkpoint":
             model = sequence_classifier("modernbert")
             return DistributedDataClassifier(model=model, score_field="scores", **options)
@@ -145,7 +174,7 @@ def test_equal_settings_give_equal_keys_and_small_pickles(mapper_of, name):
     assert restored == one
     assert dask.base.tokenize(restored) == dask.base.tokenize(one)
     assert len(pickle.dumps(one)) < 20_000
-    assert mapper_of(name, max_seq_length=500)(ddf)._name != one(ddf)._name
+    assert mapper_of(name, max_chars=500)(ddf)._name != one(ddf)._name
 
 
 @pytest.mark.parametrize("name", MAPPERS)

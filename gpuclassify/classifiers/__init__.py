@@ -14,6 +14,7 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
+from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
 from gpuclassify.classifiers.web_page import FormatClassifier, TopicClassifier
 from gpuclassify.safety.aegis import AegisClassifier
@@ -34,6 +35,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "aegis": AegisClassifier,
     "instruction-data-guard": InstructionDataGuardClassifier,
     "checkpoint": DistributedDataClassifier,
+    "fasttext": FastTextClassifier,
+    "language": LanguageIdentifier,
 }
 
 __all__ = [
@@ -42,11 +45,13 @@ __all__ = [
     "ContentTypeClassifier",
     "DistributedDataClassifier",
     "DomainClassifier",
+    "FastTextClassifier",
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
     "FormatClassifier",
     "InstructionDataGuardClassifier",
+    "LanguageIdentifier",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",

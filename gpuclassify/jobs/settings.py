@@ -289,8 +289,9 @@ def families() -> dict[str, Any]:
     """Classes by the names that settings give them."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
+    from gpuclassify.classifiers.head_classifier import HeadClassifier
 
-    return {**FAMILIES, "embedder": Embedder}
+    return {**FAMILIES, "embedder": Embedder, "heads": HeadClassifier}
 
 
 def find_family(name: str) -> type[TextMapper]:

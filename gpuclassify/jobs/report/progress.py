@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.pages.readable import readable_time, short_number
 
 logger = logging.getLogger(__name__)
 
