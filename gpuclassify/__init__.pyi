@@ -8,11 +8,13 @@ from .classifiers import FastTextClassifier as FastTextClassifier
 from .classifiers import FineWebEduClassifier as FineWebEduClassifier
 from .classifiers import FineWebMixtralEduClassifier as FineWebMixtralEduClassifier
 from .classifiers import FineWebNemotronEduClassifier as FineWebNemotronEduClassifier
+from .classifiers import FormatClassifier as FormatClassifier
 from .classifiers import InstructionDataGuardClassifier as InstructionDataGuardClassifier
 from .classifiers import LanguageIdentifier as LanguageIdentifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
+from .classifiers import TopicClassifier as TopicClassifier
 from .classifiers.embedder import Embedder as Embedder
 from .classifiers.head_classifier import HeadClassifier as HeadClassifier
 from .classifiers.own_model import ModelMapper as ModelMapper

@@ -106,6 +106,9 @@ class TextMapper(PartitionMap):
         defaults = dict(self.defaults)
         if given.get("long_text", "truncate") != "truncate":
             defaults.pop("max_chars", None)  # windows are there to read more of the text
+        if "text_template" in defaults and "text_field" in given:
+            template = defaults["text_template"]
+            defaults["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
         self.options: Any = parse_options(owner, self.Options, defaults, given)
         self.model = self.model_type(
             self.options,

@@ -89,6 +89,8 @@ def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, he
         if name == "checkpoint":
             model = sequence_classifier("modernbert")
             return DistributedDataClassifier(model=model, score_field="scores", **options)
+        if name in ("topic", "format"):
+            options = {"text_template": None, **options}
         return FAMILIES[name](model=checkpoint(name), **options)
 
     return make
