@@ -4,6 +4,7 @@ import inspect
 import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -13,6 +14,8 @@ import tables  # noqa: E402
 import text_pages  # noqa: E402
 
 from gpuclassify import __version__  # noqa: E402
+from gpuclassify.options import ClassifierOptions  # noqa: E402
+from gpuclassify.text_mapper import TextMapper  # noqa: E402
 
 project, author, version = "gpuclassify", "The gpuclassify developers", __version__
 project_copyright = author
@@ -26,6 +29,7 @@ suppress_warnings = ["config.cache"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
+toc_object_entries = False
 autodoc_typehints = "none"
 autodoc_class_signature = "mixed"
 numpydoc_show_class_members = False
@@ -38,7 +42,7 @@ html_css_files = ["site.css"]
 html_show_sourcelink = html_copy_source = False
 html_sidebars = {"index": [], "contributing": [], "changelog": []}
 html_theme_options = {
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 5,
     "navbar_end": ["theme-switcher"],
     "secondary_sidebar_items": ["page-toc", "markdown-link"],
     "footer_start": ["copyright"],
@@ -48,8 +52,9 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 
-# What help() shows in one line for each setting, as numpydoc reads it.
-SETTING = re.compile(r"^(\w+)( \(.*?\))?: ", re.MULTILINE)
+# A setting as help() shows it, in one paragraph.
+SETTING = re.compile(r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL)
+NEXT_SECTION = re.compile(r"^(?=\w+\n-{4,})", re.MULTILINE)
 
 
 def fill_page(_app, docname, source):
@@ -58,22 +63,28 @@ def fill_page(_app, docname, source):
 
 
 def explain_settings(_app, what, _name, obj, _options, lines):
-    """Give numpydoc the settings of a class in its own form, with their types."""
-    if what != "class" or not hasattr(obj, "__signature__"):
+    """Give numpydoc the settings of a class in its own form; of a mapper, those not all have."""
+    head, title, rest = "\n".join(lines).partition("Parameters\n----------\n")
+    if what != "class" or not title or not hasattr(obj, "__signature__"):
         return
     parameters = inspect.signature(obj).parameters
+    shared = set()
+    if issubclass(obj, TextMapper):
+        shared = set(inspect.signature(ClassifierOptions).parameters) - set(obj.defaults)
+    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
+    entries = [
+        f"{name} : {_kind(parameters[name], choices)}\n{textwrap.indent(text.strip(), '    ')}\n"
+        for name, choices, text in SETTING.findall(settings)
+        if name not in shared
+    ]
+    lines[:] = "".join([head, *([title, *entries, "\n"] if entries else []), *after]).splitlines()
 
-    def entry(found):
-        name, choices = found[1], found[2]
-        if name not in parameters:
-            return found[0]
-        kind = (choices or f" ({parameters[name].annotation})")[2:-1]
-        return f"{name} : {kind}\n    "
 
-    text = "\n".join(lines)
-    head, title, rest = text.partition("Parameters\n----------\n")
-    own, *after = re.split(r"^(?=\w+\n-{4,})", rest, maxsplit=1, flags=re.MULTILINE)
-    lines[:] = "".join([head, title, SETTING.sub(entry, own), *after]).splitlines()
+def _kind(parameter, choices):
+    kind = choices[2:-1] or str(parameter.annotation).removesuffix(" | None")
+    if parameter.default is parameter.empty:
+        return kind
+    return f"{kind}, optional" if parameter.default is None else f"{kind}, default {parameter.default!r}"
 
 
 def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):
