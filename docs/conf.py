@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 
 import tables  # noqa: E402
 import text_pages  # noqa: E402
@@ -20,7 +20,6 @@ from gpuclassify.text_mapper import TextMapper  # noqa: E402
 project, author, version = "gpuclassify", "The gpuclassify developers", __version__
 project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_click", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
 nitpicky = True  # every reference has a target, or the build fails
 nitpick_ignore_regex = [("py:.*", ".*")]  # docstrings name what has no page, too
 default_role = "py:obj"
@@ -53,7 +52,9 @@ html_theme_options = {
 }
 
 # A setting as help() shows it, in one paragraph.
-SETTING = re.compile(r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL)
+SETTING = re.compile(
+    r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
+)
 NEXT_SECTION = re.compile(r"^(?=\w+\n-{4,})", re.MULTILINE)
 
 
@@ -84,7 +85,11 @@ def _kind(parameter, choices):
     kind = choices[2:-1] or str(parameter.annotation).removesuffix(" | None")
     if parameter.default is parameter.empty:
         return kind
-    return f"{kind}, optional" if parameter.default is None else f"{kind}, default {parameter.default!r}"
+    return (
+        f"{kind}, optional"
+        if parameter.default is None
+        else f"{kind}, default {parameter.default!r}"
+    )
 
 
 def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):

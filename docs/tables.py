@@ -3,17 +3,15 @@
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from layers import LAYERS
+
 from gpuclassify.jobs.settings import families
 from gpuclassify.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
 from gpuclassify.signatures import explanations
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from layers import LAYERS  # noqa: E402
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MARK = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
@@ -29,7 +27,9 @@ SHAPES = {
 def fill(text: str, page: str) -> str:
     """The page with its tables, which name results by their place, and without comments."""
     up = "../" * (page.count("/") + 1)
-    text = MARK.sub(lambda mark: TABLES[mark[1]]().replace("RESULTS/", f"{up}benchmarks/results/"), text)
+    text = MARK.sub(
+        lambda mark: TABLES[mark[1]]().replace("RESULTS/", f"{up}benchmarks/results/"), text
+    )
     return COMMENT.sub("", text)
 
 
@@ -139,7 +139,14 @@ def layers() -> str:
 def throughput() -> str:
     """Speed beside the recipe of Hugging Face, a row a committed result."""
     return table(
-        ["model, documents", "recipe, tokens/s", "gpuclassify, tokens/s", "times", "share of the matmul peak", "result"],
+        [
+            "model, documents",
+            "recipe, tokens/s",
+            "gpuclassify, tokens/s",
+            "times",
+            "share of the matmul peak",
+            "result",
+        ],
         (
             [
                 f"{_model(result)}, {corpus['documents']} {kind}",
@@ -198,7 +205,14 @@ def footprints() -> str:
 def deduplication() -> str:
     """Fuzzy deduplication beside its peers."""
     return table(
-        ["way", "seconds", "memory at most", "documents kept", "times our verified seconds", "result"],
+        [
+            "way",
+            "seconds",
+            "memory at most",
+            "documents kept",
+            "times our verified seconds",
+            "result",
+        ],
         (
             [
                 way,
@@ -221,7 +235,12 @@ def precision_of_removal() -> str:
     return table(
         ["way", "removed", "at least 0.8 alike in words", "result"],
         (
-            [way, f"{found['precision']['removed']:,}", f"{found['precision']['words']['0.8']:.1%}", _link(path)]
+            [
+                way,
+                f"{found['precision']['removed']:,}",
+                f"{found['precision']['words']['0.8']:.1%}",
+                _link(path),
+            ]
             for path, result in _results("deduplication")
             for bands, ways in result["recall"].items()
             if "x" in bands
@@ -239,7 +258,9 @@ def safety() -> str:
                 way,
                 f"{found['median_seconds']:.1f}",
                 f"{found['documents_per_second']:.2f}",
-                f"{result['speed_up'][way]['ratio_of_medians']:.1f}" if way in result["speed_up"] else "",
+                f"{result['speed_up'][way]['ratio_of_medians']:.1f}"
+                if way in result["speed_up"]
+                else "",
                 _link(path),
             ]
             for path, result in _results("safety")

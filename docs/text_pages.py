@@ -14,6 +14,7 @@ import tables
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.MULTILINE)
 DIRECTIVES = re.compile(r"^```\{(eval-rst|toctree)\}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"^\.\. (autoclass|autofunction|click):: (\S+)", re.MULTILINE)
+INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
 ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
 RESULT = re.compile(r"\((?:\.\./)+benchmarks/results/")
@@ -25,7 +26,8 @@ def with_drawings(text: str, folder: Path) -> str:
 
     def drawn(found: re.Match[str]) -> str:
         svg = (folder / "drawings" / Path(found[2]).name).read_text(encoding="utf-8")
-        return f'```{{raw}} html\n<figure class="drawing" role="img" aria-label="{found[1]}">\n{svg}</figure>\n```'
+        figure = f'<figure class="drawing" role="img" aria-label="{found[1]}">\n{svg}</figure>'
+        return f"```{{raw}} html\n{figure}\n```"
 
     return DRAWING.sub(drawn, text)
 
@@ -47,6 +49,7 @@ def write(env: Any, output: Path, source: Path) -> None:
 def plain(path: Path, page: str) -> str:
     """A page in Markdown alone: tables filled, comments gone, reference as text."""
     text = tables.fill(path.read_text(encoding="utf-8"), page)
+    text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
     text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2]), text)
     up = os.path.relpath(".", Path(page).parent)
     text = RESULT.sub(f"({up}/benchmarks/results/", TARGET.sub("", text))
@@ -73,7 +76,8 @@ def _described(kind: str, name: str) -> str:
         return "\n\n".join(f"```none\n{each}\n```" for each in helps) + "\n"
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
-    return f"### `{name}`\n\n```none\n{attribute}{inspect.signature(found)}\n\n{inspect.getdoc(found)}\n```\n"
+    signature = f"{attribute}{inspect.signature(found)}"
+    return f"```none\n{signature}\n\n{inspect.getdoc(found)}\n```\n"
 
 
 def _in_order(env: Any, page: str) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -33,7 +34,7 @@ def hub(tmp_path_factory):
 @pytest.mark.parametrize("page", HAS_CODE, ids=page_name)
 def test_what_a_page_shows_runs(page, hub, tmp_path):
     offline = {"HF_HOME": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, ROOT / "tests/pages.py", page],
         cwd=tmp_path,
