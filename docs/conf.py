@@ -19,10 +19,11 @@ from gpuclassify.text_mapper import TextMapper  # noqa: E402
 
 project, author, version = "gpuclassify", "The gpuclassify developers", __version__
 project_copyright = author
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_click", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton"]
 nitpicky = True  # every reference has a target, or the build fails
 nitpick_ignore_regex = [("py:.*", ".*")]  # docstrings name what has no page, too
 default_role = "py:obj"
+smartquotes = False
 suppress_warnings = ["config.cache"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -82,7 +83,9 @@ def explain_settings(_app, what, _name, obj, _options, lines):
 
 
 def _kind(parameter, choices):
-    kind = choices[2:-1] or str(parameter.annotation).removesuffix(" | None")
+    kind = choices[2:-1] or str(parameter.annotation).removesuffix(" | None").replace(
+        "StrPath", "str or path"
+    )
     if parameter.default is parameter.empty:
         return kind
     return (
@@ -99,11 +102,6 @@ def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):
     return None
 
 
-def escape_globs(_app, _context, lines):
-    """Let the asterisks of a command's help be asterisks."""
-    lines[:] = [line.replace("*", r"\*") for line in lines]
-
-
 def write_text(app, error):
     """Write each page as Markdown beside its HTML, and what an assistant should read first."""
     if error is None and app.builder.name == "html":
@@ -116,5 +114,4 @@ def setup(app):
     app.connect("source-read", fill_page)
     app.connect("autodoc-process-docstring", explain_settings, priority=400)  # before numpydoc
     app.connect("autodoc-process-signature", shorten_signature)
-    app.connect("sphinx-click-process-description", escape_globs)
     app.connect("build-finished", write_text)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from layers import LAYERS
 
+from gpuclassify.cli import main
 from gpuclassify.jobs.settings import families
 from gpuclassify.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
 from gpuclassify.signatures import explanations
@@ -46,9 +48,9 @@ def classifiers() -> str:
         ["class", "what it tells", "new columns", "licence of the weights"],
         (
             [
-                f"[`{owner.__qualname__}`](#{name})<br>`{owner.defaults.get('model', 'model=')}`",
+                f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>`{owner.defaults.get('model', 'model=')}`",
                 owner.purpose,
-                "<br>".join(f"`{column}`" for column in _columns(owner)) or "those of the model",
+                _columns(owner),
                 owner.licence,
             ]
             for name, owner in families().items()
@@ -56,8 +58,12 @@ def classifiers() -> str:
     )
 
 
-def _columns(owner: Any) -> list[str]:
-    return [field.name for field in owner().schema()] if "model" in owner.defaults else []
+def _columns(owner: Any) -> str:
+    if "model" not in owner.defaults:
+        return "those of the model"
+    names = [f"`{field.name}`" for field in owner().schema()]
+    more = [f"and {len(names) - 4} more"] if len(names) > 4 else []
+    return "<br>".join([*names[:4], *more])
 
 
 def lengths() -> str:
@@ -99,7 +105,7 @@ def _family(name: str, owner: Any) -> str:
         facts.append(["columns", columns])
     known = ", ".join(f"`{label}`" for label in owner.published_labels)
     facts.append(["labels", known or ("none" if model else "those of the model")])
-    return f"({name})=\n## `{name}`\n\n{table(['', ''], facts)}\n"
+    return f"## `{name}`\n\n{table(['', ''], facts)}\n"
 
 
 def arguments() -> str:
@@ -126,6 +132,15 @@ def _settings(kind: type) -> str:
 
 def _default(parameter: Any) -> str:
     return repr(parameter.default) if parameter.default != "" else "the class's own"
+
+
+def commands() -> str:
+    """The help of every command, as the terminal shows it."""
+    context = click.Context(main, info_name=main.name)
+    return "\n".join(
+        f"## {name}\n\n```none\n{command.get_help(click.Context(command, context, name))}\n```\n"
+        for name, command in main.commands.items()
+    )
 
 
 def layers() -> str:
@@ -315,6 +330,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lengths": lengths,
     "labels": labels,
     "arguments": arguments,
+    "commands": commands,
     "layers": layers,
     "throughput": throughput,
     "other-ways": other_ways,

@@ -8,12 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import click
 import tables
 
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.MULTILINE)
 DIRECTIVES = re.compile(r"^```\{(eval-rst|toctree)\}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-DIRECTIVE = re.compile(r"^\.\. (autoclass|autofunction|click):: (\S+)", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. auto(?:class|function):: (\S+)", re.MULTILINE)
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
 ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
@@ -60,20 +59,11 @@ def _reference(kind: str, content: str) -> str:
     if kind == "toctree":
         pages = [line for line in content.splitlines() if line and not line.startswith(":")]
         return "".join(f"- [{page}]({page}.md)\n" for page in pages)
-    return "\n".join(_described(*found) for found in DIRECTIVE.findall(content))
+    return "\n".join(map(_described, DIRECTIVE.findall(content)))
 
 
-def _described(kind: str, name: str) -> str:
-    """Signature and docstring of a Python name, or the help of a command."""
-    if kind == "click":
-        module, command = name.split(":")
-        root = getattr(importlib.import_module(module), command)
-        context = click.Context(root, info_name=root.name)
-        helps = [context.get_help()]
-        for own in root.list_commands(context):
-            child = root.get_command(context, own)
-            helps.append(child.get_help(click.Context(child, context, info_name=own)))
-        return "\n\n".join(f"```none\n{each}\n```" for each in helps) + "\n"
+def _described(name: str) -> str:
+    """Signature and docstring of a Python name."""
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
     signature = f"{attribute}{inspect.signature(found)}"

