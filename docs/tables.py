@@ -48,7 +48,8 @@ def classifiers() -> str:
         ["class", "what it tells", "new columns", "licence of the weights"],
         (
             [
-                f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>`{owner.defaults.get('model', 'model=')}`",
+                f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>"
+                f"`{owner.defaults.get('model', 'model=')}`",
                 owner.purpose,
                 _columns(owner),
                 owner.licence,

@@ -70,26 +70,25 @@ def _words(text: str) -> list[list[str]]:
 
 
 def write_files(folder: Path) -> None:
-    """What pages read: ``crawl/`` with web documents as Parquet and as JSON lines."""
+    """What pages read: ``crawl/``, documents in two files of Parquet and one of JSON lines."""
     from gpuclassify.testing import sample_texts
 
-    (folder / "crawl").mkdir()
     texts = sample_texts(48, seed=7)
-    for number in range(2):
-        rows = texts[number * 24 : number * 24 + 24]
-        hosts = [f"host-{row % 3}.example" for row in range(len(rows))]
-        frame = pd.DataFrame(
-            {
-                "id": [f"{number}-{row}" for row in range(len(rows))],
-                "text": rows,
-                "url": [f"https://{host}/{row}" for row, host in enumerate(hosts)],
-                "url_host": hosts,
-                "language": ["en" if row % 4 else "de" for row in range(len(rows))],
-            }
-        )
-        frame.loc[3, "text"] = frame.loc[2, "text"]  # equal texts are duplicates
-        frame.to_parquet(folder / f"crawl/part-{number}.parquet")
-        frame.to_json(folder / f"crawl/part-{number}.jsonl", orient="records", lines=True)
+    texts[3] = texts[2]  # equal texts are duplicates
+    hosts = [f"host-{row % 3}.example" for row in range(len(texts))]
+    frame = pd.DataFrame(
+        {
+            "id": [f"document-{row}" for row in range(len(texts))],
+            "text": texts,
+            "url": [f"https://{host}/{row}" for row, host in enumerate(hosts)],
+            "url_host": hosts,
+            "language": ["en" if row % 4 else "de" for row in range(len(texts))],
+        }
+    )
+    (folder / "crawl").mkdir()
+    frame[:24].to_parquet(folder / "crawl/part-0.parquet")
+    frame[24:].to_parquet(folder / "crawl/part-1.parquet")
+    frame.to_json(folder / "crawl/part-0.jsonl", orient="records", lines=True)
 
 
 def write_models(folder: Path) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import importlib
 import inspect
 import os
 import re
@@ -13,7 +14,6 @@ from pathlib import Path
 import click
 import pytest
 
-import gpuclassify
 from gpuclassify.cli import main
 from tests.hub_server import HubServer
 from tests.pages import PAGES, ROOT, read_blocks, write_models
@@ -58,44 +58,45 @@ def test_what_a_page_shows_runs(page, environment, tmp_path):
 
 @pytest.mark.parametrize("page", HAS_CODE, ids=page_name)
 def test_calls_and_commands_of_a_page_exist(page):
+    names = {}
     for block in read_blocks(page):
         place = f"{page_name(page)}:{block.line}"
         if block.language == "python":
             for node in ast.walk(ast.parse(block.code, place)):
-                check_python(node, place)
+                check_import(node, names)
+                check_call(node, names, place)
         elif block.language == "bash":
             for line in block.code.replace("\\\n", "").splitlines():
-                check_command(shlex.split(line, comments=True), place)
+                for command in re.split(r" (?:\||\|\||&&|>) ", line):
+                    check_command(shlex.split(command, comments=True), place)
 
 
-def check_python(node, place):
-    """Imports name what exists, and calls of public names the arguments that these have."""
+def check_import(node, names):
+    """What is imported of gpuclassify is there; it is added to `names`."""
     if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "gpuclassify":
-        for alias in node.names:
-            exec(f"from {node.module} import {alias.name}")
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        called = getattr(gpuclassify, node.func.id, None)
-        if called is not None:
-            names = {word.arg for word in node.keywords} - {None}
-            parameters = inspect.signature(called).parameters
-            is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            assert is_open or names <= set(parameters), f"{place}: {ast.unparse(node)}"
+        module = importlib.import_module(node.module)
+        names |= {alias.name: getattr(module, alias.name) for alias in node.names}
+
+
+def check_call(node, names, place):
+    """A call of something in `names` passes arguments that it has."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+        parameters = inspect.signature(names[node.func.id]).parameters
+        is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        given = {word.arg for word in node.keywords} - {None}
+        assert is_open or given <= set(parameters), f"{place}: {ast.unparse(node)}"
 
 
 def check_command(words, place):
     """A command of gpuclassify has these options, and an extra of an installation exists."""
-    for word in words:
-        for extras in re.findall(r"^(?:gpuclassify|\.)\[(.+)\]$", word):
-            config = configparser.ConfigParser()
-            config.read(ROOT / "setup.cfg")
-            known = set(config["options.extras_require"])
-            assert set(extras.split(",")) <= known, f"{place}: {word}"
-    while "gpuclassify" in words:
-        words = words[words.index("gpuclassify") + 1 :]
-        end = next((at for at, word in enumerate(words) if word in ("|", ">", "&&")), len(words))
+    for extras in re.findall(r"(?:gpuclassify|\.)\[([\w,-]+)\]", " ".join(words)):
+        config = configparser.ConfigParser()
+        config.read(ROOT / "setup.cfg")
+        assert set(extras.split(",")) <= set(config["options.extras_require"]), place
+    if words[:1] == ["gpuclassify"]:
+        context = click.Context(main)
         try:
-            context = click.Context(main)
-            name, command, rest = main.resolve_command(context, words[:end])
+            name, command, rest = main.resolve_command(context, words[1:])
             command.make_context(name, rest, parent=context)
         except click.ClickException as error:
-            pytest.fail(f"{place}: {' '.join(words[:end])}: {error.format_message()}")
+            pytest.fail(f"{place}: {' '.join(words)}: {error.format_message()}")
