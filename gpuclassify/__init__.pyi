@@ -4,10 +4,12 @@ from .classifiers import AegisClassifier as AegisClassifier
 from .classifiers import ContentTypeClassifier as ContentTypeClassifier
 from .classifiers import DistributedDataClassifier as DistributedDataClassifier
 from .classifiers import DomainClassifier as DomainClassifier
+from .classifiers import FastTextClassifier as FastTextClassifier
 from .classifiers import FineWebEduClassifier as FineWebEduClassifier
 from .classifiers import FineWebMixtralEduClassifier as FineWebMixtralEduClassifier
 from .classifiers import FineWebNemotronEduClassifier as FineWebNemotronEduClassifier
 from .classifiers import InstructionDataGuardClassifier as InstructionDataGuardClassifier
+from .classifiers import LanguageIdentifier as LanguageIdentifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier

@@ -129,6 +129,11 @@ class PinnedModel:
                 f"{limit} tokens: pass at most {limit}"
             )
 
+    def fetch(self) -> None:
+        """Download the model, once for the machine."""
+        for identity in self.identities:
+            hub.download(identity, cache_dir=self.options.cache_dir)
+
     def check_directories(self) -> None:
         """Raise if the files of a local directory are not those that were described."""
         for identity in self.identities:

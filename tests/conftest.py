@@ -17,6 +17,7 @@ from gpuclassify.testing import (
     write_safety_models,
     write_sequence_classifier,
 )
+from tests.fasttext_models import train_fasttext
 from tests.golden import read_cases
 
 with contextlib.suppress(ImportError):  # a machine without it runs the other tests
@@ -136,6 +137,12 @@ def sequence_classifier(tmp_path_factory):
 def safety_models(tmp_path_factory):
     """Small copies of the safety models: a decoder, two adapters and a guard."""
     return write_safety_models(tmp_path_factory.mktemp("safety") / "models")
+
+
+@pytest.fixture(scope="session")
+def fasttext_model(tmp_path_factory):
+    """The file of a small classifier, by how fastText trains it; each is trained once."""
+    return functools.cache(functools.partial(train_fasttext, tmp_path_factory.mktemp("fasttext")))
 
 
 @pytest.fixture(params=["pandas", pytest.param("cudf", marks=pytest.mark.gpu)])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 PACKAGE = "gpuclassify"
 # From low to high. A file imports its own layer and lower ones.
 LAYERS = (
-    {"_version", "checks", "code_digest", "signatures", "tables"},
+    {"_version", "checks", "code_digest", "signatures", "tables", "text_template"},
     {"workers"},
     {"hub"},
     {"options", "old_spellings", "columns", "read_share"},
@@ -31,6 +31,7 @@ LAYERS = (
         "partition_map",
         "text_mapper",
     },
+    {"fasttext"},
     {"classifiers", "safety"},
     {"dedup"},
     {"scores"},

@@ -1,5 +1,6 @@
 """The contract on every mapper of the package, both loaders: what test_contract.py shows on two."""
 
+import inspect
 import pickle
 
 import dask
@@ -32,11 +33,15 @@ FRAME = pd.DataFrame(
 
 
 @pytest.fixture
-def mapper_of(checkpoint, sequence_classifier, safety_models):
+def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
     def make(name, **options):
         options = {"autocast": False, "truncated_field": "cut", "seen_field": "seen", **options}
+        if name in ("fasttext", "language"):  # without what is about networks
+            known = inspect.signature(FAMILIES[name]).parameters
+            options = {key: value for key, value in options.items() if key in known}
+            return FAMILIES[name](model=fasttext_model("chars"), top_k=2, **options)
         if name == "chain":
             first = FAMILIES["quality"](model=checkpoint("quality"), autocast=False)
             return Chain((first, make("fineweb-edu", **options)))
@@ -143,7 +148,7 @@ def test_equal_settings_give_equal_keys_and_small_pickles(mapper_of, name):
     assert restored == one
     assert dask.base.tokenize(restored) == dask.base.tokenize(one)
     assert len(pickle.dumps(one)) < 20_000
-    assert mapper_of(name, max_seq_length=500)(ddf)._name != one(ddf)._name
+    assert mapper_of(name, max_chars=500)(ddf)._name != one(ddf)._name
 
 
 @pytest.mark.parametrize("name", MAPPERS)
@@ -158,3 +163,22 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
     read = pd.read_parquet(tmp_path / "out").sort_values("id")
     assert read["id"].tolist() == frame["id"].tolist()
     assert set(lazy.columns) <= set(read.columns)
+
+
+@pytest.mark.parametrize("name", [name for name in MAPPERS if name != "chain"])
+def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
+    frame = FRAME.assign(url=[f"u{n % 3}.org" for n in range(19)] + [None])
+    texts = zip(frame["url"].fillna(""), frame["text"], strict=True)
+    filled = [None if pd.isna(text) else f"{url}: {text}" for url, text in texts]
+    expected = mapper_of(name)(
+        frames.plain(frame.assign(text=pd.Series(filled, dtype="str", index=INDEX)))
+    )
+
+    found = frames.to_pandas(
+        mapper_of(name, text_template="{url}: {text}")(
+            frames.lazy(frame, npartitions=3, sort=False)
+        )
+    )
+
+    assert found["text"].dropna().tolist() == FRAME["text"].dropna().tolist()
+    assert_same_values(found.drop(columns="text"), frames.to_pandas(expected).drop(columns="text"))

@@ -21,7 +21,7 @@ from gpuclassify.text_mapper import TextMapper
 PUBLIC = [getattr(gpuclassify, name) for name in gpuclassify.__all__ if name != "Deberta"]
 CLASSES = [kind for kind in PUBLIC if isinstance(kind, type)]
 WITH_SETTINGS = [kind for kind in CLASSES if issubclass(kind, (TextMapper, Duplicates))]
-TWO_SCREENS = 125  # lines of 80 columns: explanations, and after them the methods
+TWO_SCREENS = 140  # lines of 80 columns: explanations, and after them the methods
 ROOT = Path(__file__).parents[1]
 CALLS = """
 from pathlib import Path

@@ -14,6 +14,7 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
+from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
 from gpuclassify.safety.aegis import AegisClassifier
 from gpuclassify.safety.guard import InstructionDataGuardClassifier
@@ -31,6 +32,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "aegis": AegisClassifier,
     "instruction-data-guard": InstructionDataGuardClassifier,
     "checkpoint": DistributedDataClassifier,
+    "fasttext": FastTextClassifier,
+    "language": LanguageIdentifier,
 }
 
 __all__ = [
@@ -39,10 +42,12 @@ __all__ = [
     "ContentTypeClassifier",
     "DistributedDataClassifier",
     "DomainClassifier",
+    "FastTextClassifier",
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
     "InstructionDataGuardClassifier",
+    "LanguageIdentifier",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",

@@ -11,7 +11,7 @@ import pyarrow as pa
 from gpuclassify.checks import check_choice, check_flag, check_optional_texts, check_text
 from gpuclassify.columns import COLUMN_TYPES
 from gpuclassify.heads import Head
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
 from gpuclassify.models.sentence_transformers import (
     POOLINGS,
     SentenceModel,
@@ -121,6 +121,11 @@ class EmbeddingHead(Head):
         """The column."""
         options = self.options
         return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
+
+    @property
+    def list_size(self) -> int:
+        """Numbers of an embedding."""
+        return state_width(self.model.checkpoint.sizes) or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Vectors of length 1 if the model normalises, else as they are, float32."""

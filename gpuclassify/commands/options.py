@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from gpuclassify.jobs.settings import JobSettings
+from gpuclassify.jobs.settings import JobSettings, families
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
 REPORT = "Report"
+LABELLED = "[LABEL=]NUMBER"  # of an argument that may be a dict
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
 GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
 
@@ -40,6 +42,11 @@ class Argument(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
+def with_new_lines(template: str) -> str:
+    """A template of the command line, where a new line is hard to type."""
+    return template.replace("\\n", "\n")
+
+
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
@@ -49,6 +56,8 @@ ARGUMENTS = (
              True),
     Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
     Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
+    Argument("text_template", MODEL, "What the model is given of columns of strings, such as "
+             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE", with_new_lines, True),
     Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
     Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
     Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),
@@ -59,12 +68,15 @@ ARGUMENTS = (
     Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
     Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
     Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("labels_field", ROWS, "Output column of all labels that score their threshold, of a "
+             "multi-label model.", "COLUMN"),
+    Argument("thresholds", ROWS, "Least score of a label of --labels-field. Default: 0.5.",
+             LABELLED, float),
     Argument("score_format", ROWS, "list or struct: the scores of several labels in id order, or "
              "by name. Default: list.", "NAME"),
     Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
     Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
-    Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
-             float),
+    Argument("min_score", ROWS, "Keep only rows that score at least this.", LABELLED, float),
     Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
              "1.", "NUMBER", float),
     Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
@@ -244,7 +256,7 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
             value = given[argument.name]
             if not argument.is_shared:
                 value = _value(argument, _own(argument.flag, value, family, names), family)
-            if value is not None:
+            if value is not None and _is_meant(argument, family, names):
                 arguments[argument.name] = value
         others = _own("--set", given["others"], family, names)
         arguments.update(named_values("--set", "truncated_field=is_cut", others))
@@ -305,6 +317,20 @@ def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) 
     return own
 
 
+def _is_meant(argument: Argument, family: Any, names: Sequence[Any]) -> bool:
+    """Whether an argument is one of this classifier, or of none, which is then its to refuse.
+
+    What all share may mean nothing to some: fastText has no batches.
+    """
+    known = families()
+    having = [
+        name
+        for name in names
+        if name in known and argument.name in inspect.signature(known[name]).parameters
+    ]
+    return not (argument.is_shared and having) or family in having
+
+
 def _value(argument: Argument, values: list[str], family: Any) -> Any:
     """The argument that the values of its option mean; None if there are none."""
     if not values:
@@ -314,7 +340,7 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
         if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
             return [decisions[value.lower()] for value in values]
         return values
-    if argument.name == "min_score" and all("=" in value for value in values):
+    if argument.metavar == LABELLED and all("=" in value for value in values):
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
@@ -351,5 +377,5 @@ def _number(argument: Argument, text: str, given: str) -> float:
     try:
         return float(text)
     except ValueError as err:
-        hint = ", or LABEL=NUMBER" if argument.name == "min_score" else ""
+        hint = ", or LABEL=NUMBER" if argument.metavar == LABELLED else ""
         raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err

@@ -51,7 +51,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **given: Any) -> None:
         mappers = _with_confidence(settings)
         chain = as_chain(mappers)
         with open_console(stderr=True).status("Classifying"):
-            frame = _read(settings.input, settings.limit or ROWS_READ, chain.text_fields)
+            frame = _read(settings.input, settings.limit or ROWS_READ, chain.main_text_fields)
             found = chain(frame)
     if as_json:
         click.echo(Encoding("jsonl", None).encode(arrow_table(found)).to_pybytes(), nl=False)

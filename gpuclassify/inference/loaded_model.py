@@ -93,7 +93,7 @@ class LoadedModel:
     unpacks: bool = True
     is_autocast: bool = False
     identity: str | None = None
-    _tokenizers: dict[tuple[int, int | None, bool], TextTokenizer] = field(default_factory=dict)
+    _tokenizers: dict[tuple[Any, ...], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
     _packed_layers: PackedLayers | DisentangledEncoder | NotPackableError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -104,15 +104,16 @@ class LoadedModel:
         overlap: int | None = None,
         *,
         counts_rest: bool = True,
+        end_chars: int | None = None,
     ) -> TextTokenizer:
         """The `TextTokenizer` that cuts so, at the model's own limit if no other is given."""
         length = max_tokens or self.max_tokens
-        key = (length, overlap, counts_rest)
+        key = (length, overlap, counts_rest, end_chars)
         with self._lock:
             if key not in self._tokenizers:
                 tokenizer = self.new_tokenizer()
                 self._tokenizers[key] = TextTokenizer(
-                    tokenizer, length, overlap, counts_rest=counts_rest
+                    tokenizer, length, overlap, counts_rest=counts_rest, end_chars=end_chars
                 )
             return self._tokenizers[key]
 

@@ -383,6 +383,16 @@ def read_backbone(
     return backbone
 
 
+def state_width(sizes: Mapping[str, Any]) -> int | None:
+    """Numbers of a token's state, by the configuration of a network; None if it has other names."""
+    return first_size(sizes, ("hidden_size", "dim", "n_embd"))
+
+
+def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The first of these sizes that a configuration has."""
+    return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
+
+
 def some_of(names: Sequence[str], most: int = 8) -> str:
     """The first of the names in words, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""

@@ -19,7 +19,14 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.checks import check_choice, check_count, check_number, check_text, label_tuple
+from gpuclassify.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_text,
+    label_tuple,
+    with_plain_values,
+)
 from gpuclassify.frames import backend_of
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.scores.quantiles import ScoreColumns, weighted_quantiles
@@ -80,6 +87,7 @@ class ScoreEdges:
             raise ValueError(f"{self.n} buckets have {self.n - 1} edges in each group")
 
 
+@with_plain_values
 def score_edges(
     dataset: Any,
     scores: str | Sequence[str],
@@ -252,6 +260,7 @@ def _combined(buckets: np.ndarray, combine: str) -> np.ndarray:
     return np.where(least == most, UNKNOWN, least)
 
 
+@with_plain_values
 def keep_top(
     dataset: Any,
     score: str,
