@@ -70,6 +70,8 @@ SLOW = {
     "test_documents.py",
     "test_golden.py",
     "test_hub_models.py",
+    "test_pages.py",
+    "test_site.py",
     "test_testing.py",
     "test_testing_decoders.py",
 }
