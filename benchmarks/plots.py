@@ -28,6 +28,7 @@ CURVE_BARS = 8  # as high as so many bars
 DPI = 150
 # From dark to light, so that a grey print keeps them apart.
 SUBJECT_COLOUR, BASELINE_COLOUR, PEER_COLOUR = "#12355b", "#c8692a", "#b9c9d9"
+_COLOURS = (SUBJECT_COLOUR, BASELINE_COLOUR, PEER_COLOUR)
 _TEXT: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -197,6 +198,36 @@ def draw_growth(results: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
+def draw_scale(results: Sequence[dict[str, Any]]) -> Any:
+    """Seconds of each further million rows, and memory meanwhile."""
+    panels = [panel for _ in results for panel in (CURVE_BARS, CURVE_BARS)]
+    figure, axes = _figure(panels, "Do time and memory stay level in a long job?", results)
+    for result, (time, memory) in zip(
+        results, zip(axes[::2], axes[1::2], strict=True), strict=True
+    ):
+        steps, samples = result["steps"], result["samples"]
+        ends = steps["rows"] * np.arange(1, len(steps["seconds"]) + 1) / 1e6
+        time.plot(ends, steps["seconds"], "o-", color=SUBJECT_COLOUR)
+        time.axhspan(
+            *(steps["median_seconds"] * np.array([0.9, 1.1])), color=PEER_COLOUR, alpha=0.4
+        )
+        time.set_ylim(0, 1.15 * max(steps["seconds"]))
+        time.set_title(f"seconds for each {steps['rows']:,} rows (band: median ± 10%)", loc="left")
+        rows = [sample["rows"] / 1e6 for sample in samples]
+        held = {
+            "workers together": [sum(sample["workers_bytes"]) for sample in samples],
+            "client and scheduler": [sample["client_bytes"] for sample in samples],
+            "processes of the model": [sample["model_bytes"] for sample in samples],
+        }
+        for (name, sizes), colour in zip(held.items(), _COLOURS, strict=True):
+            memory.plot(rows, np.array(sizes) / 2**20, color=colour, label=name)
+        memory.set_ylim(0, 1.3 * memory.get_ylim()[1])
+        memory.set_title("memory in MiB", loc="left")
+        memory.legend(frameon=False, ncols=3, loc="upper left")
+    axes[-1].set_xlabel("millions of rows done")
+    return figure
+
+
 Draw = Callable[[Sequence[dict[str, Any]]], Any]
 # By question and picture: the part of a result that is drawn, and how.
 PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
@@ -207,6 +238,7 @@ PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
         "recall": ("recall", draw_recall),
         "growth": ("growth", draw_growth),
     },
+    "scale": {"scale": ("steps", draw_scale)},
 }
 
 

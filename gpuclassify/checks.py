@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_COLLECTIONS = (list, tuple, set, frozenset)
+
+
+def plain_value(value: Any) -> Any:
+    """A setting as Python's own number, flag, text or list, where it is numpy's or a frame's.
+
+    So settings that are equal have equal keys in Dask, and show alike in reports.
+    """
+    if hasattr(value, "to_pandas"):  # columns of cudf have no list
+        value = value.to_pandas()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {plain_value(name): plain_value(own) for name, own in value.items()}
+    return type(value)(map(plain_value, value)) if type(value) in _COLLECTIONS else value
+
+
+def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose keyword arguments may be scalars and arrays of numpy."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **settings: P.kwargs) -> T:
+        return function(*args, **{name: plain_value(own) for name, own in settings.items()})
+
+    return call
 
 
 def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[str, ...] | None:
@@ -74,6 +103,13 @@ def check_number(name: str, value: Any, what: str = "a number") -> None:
     """Raise TypeError unless `value` is an int or a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless `value` is a number from 0 to 1."""
+    check_number(name, value)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is no probability: pass 0 to 1, or None")
 
 
 def check_flag(name: str, value: Any) -> None:

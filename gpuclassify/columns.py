@@ -12,6 +12,7 @@ from gpuclassify.checks import nearest
 
 FLOAT32 = pa.float32()
 SCORES = pa.list_(FLOAT32)
+LABELS = pa.list_(pa.string())
 # What a column may be declared as.
 COLUMN_TYPES = {
     "str": pa.string(),
@@ -98,6 +99,13 @@ def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
     """The labels with these ids, (texts,): numbers, and each label's text once."""
     codes = pa.array(ids.astype(np.int32))
     return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
+
+
+def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
+    """The labels that each text is given, bool (texts, labels), in id order."""
+    offsets = np.concatenate([[0], is_given.sum(axis=1).cumsum()]).astype(np.int32)
+    given = pa.array(labels, pa.string()).take(pa.array(np.nonzero(is_given)[1]))
+    return pa.ListArray.from_arrays(offsets, given)
 
 
 def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:

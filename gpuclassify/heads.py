@@ -9,14 +9,25 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.activations import sigmoid, softmax
 from gpuclassify.checks import nearest
-from gpuclassify.columns import COLUMN_TYPES, FLOAT32, SCORES, label_array, scores_array
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from gpuclassify.columns import (
+    COLUMN_TYPES,
+    FLOAT32,
+    LABELS,
+    SCORES,
+    label_array,
+    labels_array,
+    scores_array,
+)
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
+from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, THRESHOLD
 from gpuclassify.pinned_model import PinnedModel
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
 Columns = Mapping[str, Any]
+
+_MOST_LABELS = 60  # that a message names
 
 
 class Head(ABC):
@@ -28,12 +39,18 @@ class Head(ABC):
         Name of the mapper, for messages.
     options : ModelOptions
     model : PinnedModel
+        Says what the outputs mean.
+    outputs : slice
+        Which of the runner's outputs the head reads. Default: all.
     """
 
-    def __init__(self, owner: str, options: Any, model: PinnedModel) -> None:
+    def __init__(
+        self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
+    ) -> None:
         self.owner = owner
         self.options = options
         self.model = model
+        self.outputs = outputs
 
     @property
     def labels(self) -> list[Any]:
@@ -58,6 +75,11 @@ class Head(ABC):
     @abstractmethod
     def fields(self) -> list[pa.Field]:
         """The columns in order; the types are those in `gpuclassify.frames`."""
+
+    @property
+    def list_size(self) -> int:
+        """Numbers that a row has in columns of lists, 0 if that is not known."""
+        return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless a model of this description gives what the head reads."""
@@ -156,7 +178,7 @@ class LabelHead(Head):
             if name not in self.labels:
                 raise ValueError(
                     f"no label {name!r} in {self.owner}.{nearest(name, self.labels)} "
-                    f"Labels are {', '.join(self.labels)}."
+                    f"Labels are {some_of(self.labels, _MOST_LABELS)}."
                 )
 
     def _check_minimums(self, minimum: Any) -> None:
@@ -227,10 +249,20 @@ class CategoryHead(LabelHead):
         """Raise ValueError unless the filters fit the model's labels, and the format a column."""
         super().check_settings()
         self._check_minimums(self.options.min_score)
+        self.check_labels_field()
         if self.options.score_format != "list" and self.options.score_field is None:
             raise ValueError(
                 f"score_format={self.options.score_format!r} has no column to shape: pass "
                 'score_field= with it, such as score_field="scores"'
+            )
+
+    def check_labels_field(self) -> None:
+        """Raise ValueError if a column is to hold several labels of a text, which has one."""
+        if self.options.labels_field is not None:
+            raise ValueError(
+                f"labels_field={self.options.labels_field!r} would hold several labels of a text, "
+                f"and {self.options.model} gives one: use label_field, or pass "
+                f'problem_type="{MULTI_LABEL}" if that is wrong'
             )
 
 
@@ -239,9 +271,39 @@ class MultiLabelHead(CategoryHead):
 
     problem_type = MULTI_LABEL
 
+    def fields(self) -> list[pa.Field]:
+        """Those of `CategoryHead`, and all labels of each text."""
+        return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
+
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Probabilities for logits, float32 (texts, labels)."""
         return sigmoid(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for probabilities, float32 (texts, labels)."""
+        all_labels = labels_array(self._are_given(values), self.labels)
+        return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """As of `CategoryHead`; with `labels_field`, which texts have any of the wanted labels."""
+        passed = super().passes(values)
+        if self.options.labels_field is not None and self.options.filter_by is not None:
+            wanted = [label in self.options.filter_by for label in self.labels]
+            passed["label"] = np.any(self._are_given(values)[:, wanted], axis=1)
+        return passed
+
+    def check_labels_field(self) -> None:
+        """Raise ValueError if there is a threshold for a label that does not exist."""
+        if isinstance(self.options.thresholds, tuple):
+            self._check_labels(*dict(self.options.thresholds))
+
+    def _are_given(self, values: np.ndarray) -> np.ndarray:
+        """Which probabilities reach their labels' thresholds, bool (texts, labels)."""
+        given = self.options.thresholds
+        by_label = dict(given) if isinstance(given, tuple) else {}
+        default = THRESHOLD if given is None or by_label else given
+        least = [by_label.get(label, default) for label in self.labels]
+        return values >= np.array(least, dtype=np.float32)
 
 
 class RegressionHead(LabelHead):
@@ -292,7 +354,8 @@ class RegressionHead(LabelHead):
     def check_settings(self) -> None:
         """Raise ValueError for settings of labels, and for minimums that fit no output."""
         options, minimum = self.options, self.options.min_score
-        for name, default in (("label_field", "preds"), ("confidence_field", None)):
+        labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
+        for name, default in labels:
             if getattr(options, name) not in (None, default):
                 raise ValueError(f"a regression model gives no label: leave {name} out")
         for name in ("filter_by", "min_confidence"):
@@ -368,15 +431,3 @@ def check_labels_given(
             f"labels={list(given)} are not those of {checkpoint.identity.name}, which are "
             f"{list(expected)}: pass them in this order, or leave labels out"
         )
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of each row, float32, from float32 (texts, classes)."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-    return shifted / shifted.sum(axis=1, keepdims=True)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Independent probabilities, float32; in a form that overflows on neither side."""
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

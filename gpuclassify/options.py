@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import MISSING, InitVar, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.checks import (
@@ -18,39 +18,41 @@ from gpuclassify.checks import (
     check_flag,
     check_number,
     check_optional_texts,
+    check_probability,
     check_text,
     label_tuple,
     nearest,
+    plain_value,
 )
+from gpuclassify.text_template import template_fields
 
 StrPath = str | os.PathLike[str]
 Aggregation = Literal["mean", "max", "first", "tokens"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["auto", "packed", "padded", "reference"]
 Loader = Literal["sorted", "crossfit"]
-LongText = Literal["truncate", "windows"]
+LongText = Literal["truncate", "windows", "ends"]
 PaddingSide = Literal["left", "right"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
 Tokenizer = Literal["auto", "host", "gpu"]
 DTYPES, LOADERS = get_args(Dtype), get_args(Loader)
-COVERAGE_FIELDS = ("windows_field", "seen_field", "truncated_field")
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
+END_CHARS = 10_000  # what FinePDFs reads of each end of a document
+THRESHOLD = 0.5  # of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class TextOptions:
     """Settings of every mapper that runs a model over a text column.
 
     Attributes
     ----------
     model : str
         Hub name or local directory of the checkpoint.
-    base_model : str
-        Checkpoint with the backbone's sizes, if not the model's own.
     revision : str
         Branch, tag or commit of `model` on the Hub.
     cache_dir : str
@@ -59,8 +61,90 @@ class ModelOptions:
         Of the Hub, for gated models; handed to workers, stored nowhere.
     text_field : str
         Column of the text.
+    text_template : str
+        What the model is given of several columns of strings, such as "{url}\\n\\n{text}". The row
+        is null where `text_field` is; another null is empty. `max_chars` cuts the whole.
     max_chars : int
         Characters that the model sees; the column is never cut.
+    overwrite : bool
+        Replace output columns that the dataset already has.
+    seen_field : str
+        Output column (float32) of the share of the text that was read.
+    truncated_field : str
+        Output column (boolean): whether that is less than all.
+    """
+
+    # The settings that filter rows.
+    filter_names: ClassVar[tuple[str, ...]] = ()
+
+    model: StrPath = ""
+    revision: str | None = None
+    cache_dir: StrPath | None = None
+    token: InitVar[str | None] = None
+    text_field: str = "text"
+    text_template: str | None = None
+    max_chars: int | None = None
+    overwrite: bool = False
+    seen_field: str | None = None
+    truncated_field: str | None = None
+
+    def __post_init__(self, token: str | None) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
+        self.check_model_name()
+        check_text("text_field", self.text_field, 'a column name such as "text"')
+        check_optional_texts(
+            self, ("text_template",), 'a text such as "{url}\\n\\n{text}", or None'
+        )
+        if self.text_field not in self.text_fields:
+            raise ValueError(
+                f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
+                "whose nulls make null rows: add it, or name that column as text_field="
+            )
+        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
+            object.__setattr__(self, "max_chars", None)
+        check_count("max_chars", self.max_chars)
+        check_optional_texts(self, ("revision", "cache_dir"), "a string, or None")
+        check_optional_texts(self, ("seen_field", "truncated_field"), "a column name or None")
+        check_flag("overwrite", self.overwrite)
+
+    def check_model_name(self) -> None:
+        """Raise TypeError unless a model is named."""
+        check_text(
+            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
+        )
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The columns that a row's text is made of."""
+        return template_fields(self.text_template) if self.text_template else (self.text_field,)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+    @property
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"seen": self.seen_field, "truncated": self.truncated_field}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether a client can plan with a model that is out of its reach."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(TextOptions):
+    """Settings of every mapper whose model is a network, beside those of `TextOptions`.
+
+    Attributes
+    ----------
+    base_model : str
+        Checkpoint with the backbone's sizes, if not the model's own.
     max_seq_length : int
         Tokens of a text that the model sees. Default: all it can.
     batch_size : int
@@ -83,36 +167,25 @@ class ModelOptions:
     tokenizer : {"auto", "host", "gpu"}
         Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
         and WordPiece.
-    overwrite : bool
-        Replace output columns that the dataset already has.
     strict : bool
         Refuse, not warn of, a checkpoint whose labels are not the class's.
     unpack_inference_batch : bool
         Call your own module with keywords, or one dict.
-    long_text : {"truncate", "windows"}
-        Cut texts of more than `max_seq_length` tokens, or read them in windows of that length.
+    long_text : {"truncate", "windows", "ends"}
+        Cut texts of more than `max_seq_length` tokens, or read them in windows of that length, all
+        or those at both ends.
+    end_chars : int
+        Characters of each end, with "ends"; only the first one of a text of no more than two.
+        Default: 10,000.
     window_overlap : int
         Tokens that neighbouring windows share. Default: an eighth.
     window_aggregation : {"mean", "max", "first", "tokens"}
         How windows become a row; "tokens": the mean, weighted by tokens.
     windows_field : str
         Output column (Int64) of the number of windows.
-    seen_field : str
-        Output column (float32) of the share of the text that was read.
-    truncated_field : str
-        Output column (boolean): whether that is less than all.
     """
 
-    # The settings that filter rows.
-    filter_names: ClassVar[tuple[str, ...]] = ()
-
-    model: StrPath = ""
     base_model: StrPath | None = None
-    revision: str | None = None
-    cache_dir: StrPath | None = None
-    token: InitVar[str | None] = None
-    text_field: str = "text"
-    max_chars: int | None = None
     max_seq_length: int | None = None
     batch_size: int | None = None
     sort_by_length: bool = True
@@ -123,36 +196,26 @@ class ModelOptions:
     loader: Loader = "sorted"
     engine: Engine = "auto"
     tokenizer: Tokenizer = "auto"
-    overwrite: bool = False
     strict: bool = False
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
+    end_chars: int | None = None
     window_overlap: int | None = None
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
-    seen_field: str | None = None
-    truncated_field: str | None = None
-
-    def __post_init__(self, token: str | None) -> None:
-        self.check()
 
     def check(self) -> None:
-        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
-        check_text(
-            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
-        )
-        check_text("text_field", self.text_field, 'a column name such as "text"')
-        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
-            object.__setattr__(self, "max_chars", None)
-        check_optional_texts(self, ("base_model", "revision", "cache_dir"), "a string, or None")
-        check_optional_texts(self, COVERAGE_FIELDS, "a column name or None")
+        """See `TextOptions.check`."""
+        super().check()
+        check_optional_texts(self, ("base_model",), "a string, or None")
+        check_optional_texts(self, ("windows_field",), "a column name or None")
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
             )
-        for name in ("max_chars", "max_seq_length", "batch_size"):
+        for name in ("max_seq_length", "batch_size", "end_chars"):
             check_count(name, getattr(self, name))
-        for name in ("sort_by_length", "autocast", "overwrite", "strict", "unpack_inference_batch"):
+        for name in ("sort_by_length", "autocast", "strict", "unpack_inference_batch"):
             check_flag(name, getattr(self, name))
         check_choice("loader", self.loader, LOADERS)
         check_choice("engine", self.engine, get_args(Engine))
@@ -166,36 +229,37 @@ class ModelOptions:
 
     @property
     def has_windows(self) -> bool:
-        """Whether long texts are read in windows."""
-        return self.long_text == "windows"
+        """Whether long texts are read in several windows."""
+        return self.long_text != "truncate"
+
+    @property
+    def chars_of_ends(self) -> int | None:
+        """Characters of each end that are read of a long text; None where it is not read so."""
+        return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Tokens that neighbouring windows of this length share; None without windows."""
-        if not self.has_windows:
+        """Tokens that neighbouring windows of this length share; None without such."""
+        if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     @property
-    def filters(self) -> bool:
-        """Whether any filter is set."""
-        return any(getattr(self, name) is not None for name in self.filter_names)
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def declared(self) -> dict[str, Any]:
         """What these settings say of the checkpoint in place of its own files."""
         return {}
 
-    @property
-    def plans_without_model(self) -> bool:
-        """Whether a client can plan with a model that is out of its reach."""
-        return False
-
     def _check_tokenizer(self) -> None:
         if self.tokenizer == "gpu":
             cure = 'pass tokenizer="host" with it, or leave it out'
             if self.has_windows:
                 raise ValueError(
-                    f'tokenizer="gpu" makes no windows, which long_text="windows" asks for: {cure}'
+                    f'tokenizer="gpu" makes no windows, which long_text="{self.long_text}" asks '
+                    f"for: {cure}"
                 )
             if self.device in ("cpu", "mps"):
                 raise ValueError(
@@ -203,11 +267,14 @@ class ModelOptions:
                 )
 
     def _check_windows(self) -> None:
-        for name in () if self.has_windows else ("window_overlap", "windows_field"):
-            if (value := getattr(self, name)) is not None:
+        meant = {"window_overlap": "windows", "end_chars": "ends"}
+        if not self.has_windows:
+            meant["windows_field"] = "windows"
+        for name, long_text in meant.items():
+            if (value := getattr(self, name)) is not None and self.long_text != long_text:
                 raise ValueError(
-                    f'{name}={value!r} has no meaning with long_text="truncate": '
-                    'pass long_text="windows" with it'
+                    f'{name}={value!r} has no meaning with long_text="{self.long_text}": '
+                    f'pass long_text="{long_text}" with it'
                 )
         overlap, length = self.window_overlap, self.max_seq_length
         if overlap is None:
@@ -224,8 +291,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelOptions(ModelOptions):
-    """Settings of every mapper that gives labels, beside those of `ModelOptions`.
+class LabelOptions(TextOptions):
+    """Settings of every mapper that gives labels, beside those of `TextOptions`.
 
     Attributes
     ----------
@@ -244,7 +311,7 @@ class LabelOptions(ModelOptions):
     keep_field: str | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
         object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
@@ -260,8 +327,8 @@ class LabelOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LabelOptions):
-    """Settings of every mapper that gives labels and scores, beside those of `LabelOptions`.
+class ScoreOptions(LabelOptions, ModelOptions):
+    """Settings of every network that gives labels and scores, beside those of `LabelOptions`.
 
     Attributes
     ----------
@@ -284,12 +351,12 @@ class ScoreOptions(LabelOptions):
     problem_type: ProblemType | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_optional_texts(self, ("score_field",), "a column name or None")
         check_choice("problem_type", self.problem_type, (None, *get_args(ProblemType)))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
-        object.__setattr__(self, "min_score", _minimum_score(self.min_score))
+        object.__setattr__(self, "min_score", _by_label("min_score", self.min_score))
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -310,6 +377,12 @@ class ClassifierOptions(ScoreOptions):
     ----------
     score_format : {"list", "struct"}
         Scores in id order, or a field by label.
+    labels_field : str
+        Output column (list of strings) of all labels that score their threshold, of a multi-label
+        model; `filter_by` then keeps rows with any of its labels.
+    thresholds : float or dict of str to float
+        Least score of a label in `labels_field`, 0 to 1; a dict: by label, others 0.5. Default:
+        0.5.
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
@@ -319,23 +392,41 @@ class ClassifierOptions(ScoreOptions):
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
 
     score_format: ScoreFormat = "list"
+    labels_field: str | None = None
+    thresholds: float | Mapping[str, float] | None = None
     confidence_field: str | None = None
     min_confidence: float | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """See `TextOptions.check`."""
         super().check()
         check_choice("score_format", self.score_format, get_args(ScoreFormat))
-        check_optional_texts(self, ("confidence_field",), "a column name or None")
+        check_optional_texts(self, ("confidence_field", "labels_field"), "a column name or None")
+        self._check_thresholds()
         if self.min_confidence is not None:
-            check_number("min_confidence", self.min_confidence)
-            if not 0 <= self.min_confidence <= 1:
-                raise ValueError(
-                    f"min_confidence={self.min_confidence} is no probability: pass 0 to 1, or None"
-                )
+            check_probability("min_confidence", self.min_confidence)
+
+    def _check_thresholds(self) -> None:
+        thresholds = _by_label("thresholds", self.thresholds)
+        object.__setattr__(self, "thresholds", thresholds)
+        if thresholds is None:
+            return
+        if self.labels_field is None:
+            raise ValueError(
+                f"thresholds={thresholds} decide on no column of labels: pass labels_field= with "
+                "them, or min_score= to filter"
+            )
+        numbers = dict(thresholds).values() if isinstance(thresholds, tuple) else [thresholds]
+        if not all(0 <= number <= 1 for number in numbers):
+            raise ValueError(f"thresholds={thresholds} are no probabilities: pass 0 to 1")
 
 
 Options = TypeVar("Options")
+
+
+def setting_names(options: Any) -> list[str]:
+    """Names of the settings that a class of options, or one of its objects, is made with."""
+    return [field.name for field in fields(options) if field.init]
 
 
 def parse_options(
@@ -350,7 +441,7 @@ def parse_options(
     ValueError
         A value out of range.
     """
-    names = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
+    names = setting_names(options_type)
     for name in given:
         if name not in names:
             known = [*names, "token"]
@@ -359,9 +450,13 @@ def parse_options(
                 f"Arguments are {', '.join(known)}."
             )
     settings = {**defaults, **given}
+    for field in fields(options_type):  # type: ignore[arg-type]
+        if field.init and field.default is MISSING and field.name not in settings:
+            raise TypeError(f"{owner} needs {field.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
-    for name, value in settings.items():  # equal settings are equal however they are given
+    for name, given_value in settings.items():  # equal settings are equal however they are given
+        value = settings[name] = plain_value(given_value)
         if isinstance(value, os.PathLike):
             settings[name] = os.fspath(value)
         elif isinstance(value, list):
@@ -369,15 +464,18 @@ def parse_options(
     return options_type(**settings)
 
 
-def _minimum_score(value: Any) -> float | tuple[tuple[str, float], ...] | None:
+def _by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
+    """A number, or numbers by label."""
+    if isinstance(value, tuple):  # as this function gave it
+        value = dict(value)
     if isinstance(value, Mapping):
         if not value:
-            raise ValueError("min_score={} names no label: pass at least one, or None")
-        for label, minimum in value.items():
-            check_text("min_score's key", label, "a label")
-            check_number("min_score", minimum)
-        return tuple(sorted((label, float(minimum)) for label, minimum in value.items()))
+            raise ValueError(f"{name}={{}} names no label: pass at least one, or None")
+        for label, number in value.items():
+            check_text(f"{name}'s key", label, "a label")
+            check_number(name, number)
+        return tuple(sorted((label, float(number)) for label, number in value.items()))
     if value is None:
         return None
-    check_number("min_score", value, "a number, or a dict of label to number")
+    check_number(name, value, "a number, or a dict of label to number")
     return float(value)

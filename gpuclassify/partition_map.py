@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gpuclassify.checks import check_count
+from gpuclassify.checks import check_count, with_plain_values
 from gpuclassify.frames import backend_of, frame_of_texts
 from gpuclassify.signatures import Public
 from gpuclassify.tokenizing.token_cache import shared_tokens
@@ -50,6 +50,11 @@ class PartitionMap(Public):
     @property
     def text_fields(self) -> tuple[str, ...]:
         """Columns of text that are read."""
+        return ()
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Those of `text_fields` that a text is a value of, where it is given without a frame."""
         return ()
 
     @property
@@ -157,8 +162,8 @@ class PartitionMap(Public):
         """
         if isinstance(dataset, WrappedFrame):
             return type(dataset)(self(dataset.df))
-        if self.text_fields and isinstance(dataset, (str, list, tuple)):
-            dataset = frame_of_texts(dataset, self.text_fields)
+        if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
+            dataset = frame_of_texts(dataset, self.main_text_fields)
         if _is_dask_frame(dataset):
             return self._map_lazily(dataset)
         backend_of(dataset)  # refuses what is no frame
@@ -226,6 +231,7 @@ def _is_dask_frame(dataset: Any) -> bool:
     )
 
 
+@with_plain_values
 def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None = None) -> Any:
     """Run several mappers over a dataset in one pass.
 
@@ -328,6 +334,11 @@ class Chain(PartitionMap):
     def text_fields(self) -> tuple[str, ...]:
         """Columns of text that any mapper reads."""
         return _distinct(mapper.text_fields for mapper in self.mappers)
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Those that a text is a value of, where it is given without a frame."""
+        return _distinct(mapper.main_text_fields for mapper in self.mappers)
 
     @property
     def is_row_wise(self) -> bool:

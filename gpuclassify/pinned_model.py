@@ -129,6 +129,11 @@ class PinnedModel:
                 f"{limit} tokens: pass at most {limit}"
             )
 
+    def fetch(self) -> None:
+        """Download the model, once for the machine."""
+        for identity in self.identities:
+            hub.download(identity, cache_dir=self.options.cache_dir)
+
     def check_directories(self) -> None:
         """Raise if the files of a local directory are not those that were described."""
         for identity in self.identities:
@@ -159,6 +164,10 @@ class PinnedModel:
             )
             self._is_out_of_reach = True
         return not self._is_out_of_reach
+
+    def describe(self) -> dict[str, Any]:
+        """Its commit or digest, as JSON values."""
+        return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
         """What tells this model from every other: its description, or as much as is known."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.options import ModelOptions
+from gpuclassify.options import TextOptions
+
+_KINDS = {"windows": pa.int64(), "seen": pa.float32(), "truncated": pa.bool_()}
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,20 @@ class ReadShare:
     seen_share: np.ndarray
 
 
-def read_share_fields(options: ModelOptions) -> list[pa.Field]:
+def read_share_fields(options: TextOptions) -> list[pa.Field]:
     """The columns that are asked for."""
-    fields = [
-        pa.field(options.windows_field or "", pa.int64()),
-        pa.field(options.seen_field or "", pa.float32()),
-        pa.field(options.truncated_field or "", pa.bool_()),
-    ]
-    return [field for field in fields if field.name]
+    names = options.read_share_names
+    return [pa.field(name, _KINDS[what]) for what, name in names.items() if name is not None]
 
 
 def read_share_columns(
-    options: ModelOptions, texts: list[str | None], positions: np.ndarray, read: ReadShare
+    options: TextOptions, texts: list[str | None], positions: np.ndarray, read: ReadShare
 ) -> dict[str, pa.Array]:
     """The columns that are asked for, null where the text is.
 
     Parameters
     ----------
-    options : ModelOptions
+    options : TextOptions
     texts : list of str or None
         The rows' whole texts, before `max_chars` cut them.
     positions : ndarray of int64, shape (rows,)
@@ -58,12 +56,13 @@ def read_share_columns(
     read_share *= _left_share(texts, options.max_chars)
     windows = np.zeros(len(texts), dtype=np.int64)
     windows[~is_null] = read.windows[positions[~is_null]]
-    columns = {
-        options.windows_field: pa.array(windows, mask=is_null),
-        options.seen_field: pa.array(read_share, mask=is_null),
-        options.truncated_field: pa.array(read_share < 1, mask=is_null),
+    found = {"windows": windows, "seen": read_share, "truncated": read_share < 1}
+    names = options.read_share_names
+    return {
+        name: pa.array(found[what], mask=is_null)
+        for what, name in names.items()
+        if name is not None
     }
-    return {name: column for name, column in columns.items() if name is not None}
 
 
 def _left_share(texts: list[str | None], max_chars: int | None) -> np.ndarray:

@@ -73,7 +73,7 @@ class Outputs:
     Attributes
     ----------
     values : ndarray, shape (windows, outputs) or (windows,)
-        float32 numbers, or answers as objects; a text's windows stand together.
+        float32 numbers, answers as objects, or records; a text's windows stand together.
     order : ndarray of int64, shape (texts,)
         Which text each of those in `values` is.
     read : ReadShare
@@ -92,9 +92,11 @@ class Outputs:
     lengths: np.ndarray | None = None
     aggregation: str = "mean"
 
-    def by_text(self, activate: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """One row a text, in the order of the texts, of activated values."""
-        values = activate(self.values)
+    def by_text(
+        self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
+    ) -> np.ndarray:
+        """One row a text, in the order of the texts, of activated values of these outputs."""
+        values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
             from gpuclassify.tokenizing.windows import aggregate
 
@@ -114,14 +116,14 @@ class TokenLengths:
         Of each window that the model runs; as many as texts, unless long ones have more.
     counts : ndarray of int64, shape (texts,)
         Windows of each text.
-    limit : int
+    limit : int, optional
         Most tokens of a window.
     """
 
     whole: np.ndarray
     windows: np.ndarray
     counts: np.ndarray
-    limit: int
+    limit: int | None
 
 
 class Runner(ABC):
@@ -129,7 +131,7 @@ class Runner(ABC):
 
     Parameters
     ----------
-    options : ModelOptions
+    options : TextOptions
     model : PinnedModel
     own_module : OwnModule, optional
         Instead of the network that the checkpoint describes.
@@ -166,13 +168,67 @@ class Runner(ABC):
         """The model in memory for the length of a ``with`` block; loaded once a process."""
 
     @abstractmethod
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """Device and dtype that the model runs on and in, in this process; both have a name."""
+
+    @abstractmethod
+    def batch_bytes(self) -> int | None:
+        """About what the largest batch takes beside the weights; None where that is not known."""
+
     def check_weights(self) -> None:
-        """Raise CheckpointError if the headers of the weights do not fit the network."""
+        """Raise CheckpointError if the headers of the weights do not fit the model."""
+        return
+
+    def check_tokenizer(self) -> None:
+        """Raise NotEligibleError if the GPU is to tokenize, and cannot by what the files say."""
+        return
+
+    def check_library(self, frame: Any) -> None:
+        """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
+        return
+
+    def takes_device_texts(self, frame: Any) -> bool:
+        """Whether the texts of `frame` stay on the GPU."""
+        return False
+
+    @property
+    def takes_gpu(self) -> bool:
+        """Whether the model runs on a GPU where there is one."""
+        return False
 
     @property
     def resident_key(self) -> Hashable:
         """With what the keys begin by which models in memory are known that this one uses."""
         return self.model.checkpoint
+
+    def evict(self) -> None:
+        """Give the memory of the model back, in this process."""
+        from gpuclassify.inference.residency import MODELS
+
+        if self.model.is_described:  # else nothing was loaded
+            MODELS.evict(self._is_own)
+
+    def _is_own(self, key: Any) -> bool:
+        return key[0] == self.resident_key
+
+
+class NetworkRunner(Runner):
+    """Runs a network of torch over the tokens of texts."""
+
+    @property
+    def takes_gpu(self) -> bool:
+        """Whether the network runs on a GPU where there is one."""
+        return self.options.device.startswith(("auto", "cuda"))
+
+    @abstractmethod
+    def check_weights(self) -> None:
+        """Raise CheckpointError if the headers of the weights do not fit the network."""
+
+    def batch_bytes(self) -> int | None:
+        """The tokens that a batch holds at most; see `largest_batch_bytes`."""
+        from gpuclassify.inference.batch_memory import largest_batch_bytes
+
+        return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
 
     def device_and_dtype(self) -> tuple[Any, Any]:
         """The torch device and dtype that the model runs on and in, in this process."""
@@ -200,22 +256,12 @@ class Runner(ABC):
     @property
     def changes_texts(self) -> bool:
         """Whether the model is given other texts than those of the column."""
-        return bool(self.model.prompt)
+        return self.options.text_template is not None or bool(self.model.prompt)
 
     def _refuse_changed_texts(self) -> None:
         if self.changes_texts:
             reason = "it is given other texts than those of the column: tokenize on the host"
             raise refused(self.options, reason)
-
-    def evict(self) -> None:
-        """Give the memory of the model back, in this process."""
-        from gpuclassify.inference.residency import MODELS
-
-        if self.model.is_described:  # else nothing was loaded
-            MODELS.evict(self._is_own)
-
-    def _is_own(self, key: Any) -> bool:
-        return key[0] == self.resident_key
 
     def batch_settings(self) -> BatchSettings:
         """How batches are to be cut."""
@@ -231,7 +277,7 @@ class Runner(ABC):
         )
 
 
-class EncoderRunner(Runner):
+class EncoderRunner(NetworkRunner):
     """Runs a network that gives every text, or every window of it, a row of numbers."""
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
@@ -261,7 +307,8 @@ class EncoderRunner(Runner):
 
         options, tokenizer = self.options, self.model.new_tokenizer()
         limit = options.max_seq_length or longest_input(self.model.checkpoint, tokenizer)
-        encode = TextTokenizer(tokenizer, limit, options.overlap_of(limit)).encode
+        cut = {"overlap": options.overlap_of(limit), "end_chars": options.chars_of_ends}
+        encode = TextTokenizer(tokenizer, limit, **cut).encode
         pick = all_windows if self._scores_windows else first_windows
         whole, windows, counts = [], [], []
         for start in range(0, len(texts), _TEXTS_AT_A_TIME):
@@ -343,8 +390,12 @@ class EncoderRunner(Runner):
     def _text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
         options = self.options
         length = options.max_seq_length or model.max_tokens
-        counts_rest = options.seen_field is not None
-        return model.text_tokenizer(length, options.overlap_of(length), counts_rest=counts_rest)
+        return model.text_tokenizer(
+            length,
+            options.overlap_of(length),
+            counts_rest=options.seen_field is not None,
+            end_chars=options.chars_of_ends,
+        )
 
     @property
     def _scores_windows(self) -> bool:

@@ -42,7 +42,7 @@ def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> No
     owner.__signature__ = signature  # type: ignore[attr-defined]
     explained: dict[str, str] = {}
     for kind in reversed((owner, *options.__mro__)):
-        explained |= dict(_explanations(vars(kind).get("__doc__") or ""))
+        explained |= dict(explanations(vars(kind).get("__doc__") or ""))
     lines = [_entry(f"{name}{explained.get(name, '')}") for name in signature.parameters]
     if own := vars(owner).get("__doc__"):
         text, *rest = NEXT_SECTION.split(SECTION.sub("", inspect.cleandoc(own)), maxsplit=1)
@@ -67,7 +67,7 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
     return parameter.replace(default=default, annotation=kind)
 
 
-def _explanations(doc: str) -> Iterator[tuple[str, str]]:
+def explanations(doc: str) -> Iterator[tuple[str, str]]:
     """Arguments that a docstring in NumPy's style explains, with choices and the explanation."""
     for section in SECTION.findall(inspect.cleandoc(doc)):
         for names, kind, text in ENTRY.findall(section):

@@ -168,7 +168,9 @@ def count_rows(rows: int, reasons: np.ndarray | None, drops_rows: bool) -> dict[
 
 
 def count_values(column: Any) -> dict[str, int]:
-    """Rows by value, the most frequent `MOST_LABELS` first; nulls are not counted."""
+    """Rows by value, of lists by each value, the most frequent `MOST_LABELS` first; not nulls."""
+    if pa.types.is_list(column.type):
+        column = pc.list_flatten(column)
     pairs = pc.value_counts(column.drop_null()).to_pylist()
     pairs.sort(key=lambda pair: (-pair["counts"], str(pair["values"])))
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}

@@ -19,13 +19,13 @@ import pyarrow as pa
 from gpuclassify import hub
 from gpuclassify.checks import nearest
 from gpuclassify.code_digest import code_digest
-from gpuclassify.columns import arrow_array, check_column_types
+from gpuclassify.columns import LABELS, arrow_array, check_column_types
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.options import ModelOptions, parse_options
+from gpuclassify.options import ModelOptions, TextOptions, parse_options, setting_names
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
@@ -41,6 +41,7 @@ from gpuclassify.stage_counts import (
     row_reasons,
 )
 from gpuclassify.tables import html_table
+from gpuclassify.text_template import fill_template
 from gpuclassify.workers.run_stats import RunStats, publish
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class TextMapper(PartitionMap):
         *("describe", "labels", "options", "published_labels"),
         *("schema", "setup", "teardown"),
     )
-    Options: ClassVar[type[ModelOptions]] = ModelOptions
+    Options: ClassVar[type[TextOptions]] = ModelOptions
     model_type: ClassVar[type[PinnedModel]] = PinnedModel
     runner_type: ClassVar[type[Runner]] = EncoderRunner
     head_type: ClassVar[type[Head]]
@@ -103,8 +104,11 @@ class TextMapper(PartitionMap):
         given = modern_spellings(owner, self.family, arguments)
         token = given.pop("token", None)  # before anything could show or keep it
         defaults = dict(self.defaults)
-        if given.get("long_text") == "windows":
-            defaults.pop("max_chars", None)  # windows are there to read the whole text
+        if given.get("long_text", "truncate") != "truncate":
+            defaults.pop("max_chars", None)  # windows are there to read more of the text
+        if "text_template" in defaults and "text_field" in given:
+            template = defaults["text_template"]
+            defaults["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
         self.options: Any = parse_options(owner, self.Options, defaults, given)
         self.model = self.model_type(
             self.options,
@@ -180,7 +184,7 @@ class TextMapper(PartitionMap):
 
     def _settings(self, always: Collection[str]) -> dict[str, Any]:
         """Settings by name: `always` these, and those that are not the class's defaults."""
-        values = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        values = {name: getattr(self.options, name) for name in setting_names(self.options)}
         defaults = {field.name: field.default for field in fields(self.options)} | self.defaults
         return {
             name: value
@@ -191,12 +195,11 @@ class TextMapper(PartitionMap):
     def describe(self) -> dict[str, Any]:
         """Settings as JSON values, and the model's commit or digest if in reach."""
         described = {
-            field.name: _as_json(getattr(self.options, field.name))
-            for field in fields(self.options)
+            name: _as_json(getattr(self.options, name)) for name in setting_names(self.options)
         }
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
-            described["model_revision"] = self.model.identity.revision
+            described |= self.model.describe()
         return described
 
     @property
@@ -206,6 +209,11 @@ class TextMapper(PartitionMap):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
+        """The text column, or those of the template."""
+        return self.options.text_fields
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
         """The text column."""
         return (self.text_field,)
 
@@ -222,15 +230,16 @@ class TextMapper(PartitionMap):
     @property
     def labels(self) -> list[Any]:
         """Every label that a row can get; empty for a mapper that gives none."""
-        return self.heads[0].labels
+        return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     @property
     def label_fields(self) -> tuple[str, ...]:
-        """New columns whose values a report counts: labels, whole numbers and decisions."""
+        """New columns whose values a report counts: labels, whole numbers and decisions.
+
+        Of a column of lists every label of a row counts.
+        """
         named = [head.label_field for head in self.heads if head.label_field is not None]
-        counted = [
-            f.name for f in self.schema() if pa.types.is_boolean(f.type) or f.type == pa.int64()
-        ]
+        counted = [f.name for f in self.schema() if f.type in (pa.bool_(), pa.int64(), LABELS)]
         return tuple(dict.fromkeys([*named, *counted]))
 
     @property
@@ -258,7 +267,8 @@ class TextMapper(PartitionMap):
 
     def check(self, frame: Any) -> None:
         """Raise unless the frame has the columns that are needed, and the filters a meaning."""
-        self._check_text_column(frame)
+        for name in self.text_fields:
+            self._check_text_column(frame, name)
         self._check_new_columns(frame)
         if self.options.plans_without_model or self.model.is_readable():
             for head in self.heads:
@@ -282,7 +292,7 @@ class TextMapper(PartitionMap):
 
     def _check_model(self) -> None:
         for head in self.heads:
-            head.check_model(self.model.checkpoint)
+            head.check_model(head.model.checkpoint)
 
     def _check_published_labels(self) -> None:
         """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
@@ -312,25 +322,27 @@ class TextMapper(PartitionMap):
         """The dtype of new string columns; a partition without strings may suggest another."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
-    def _check_text_column(self, frame: Any) -> None:
+    def _check_text_column(self, frame: Any, name: str) -> None:
         columns = list(frame.columns)
-        count = columns.count(self.text_field)
+        count = columns.count(name)
         if count == 0:
+            setting = "text_field" if self.options.text_template is None else "text_template"
             raise ValueError(
-                f"no text column {self.text_field!r}; columns are {columns}."
-                f"{nearest(self.text_field, map(str, columns))} Pass text_field= to name yours."
+                f"no text column {name!r}; columns are {columns}."
+                f"{nearest(name, map(str, columns))} Pass {setting}= to name yours."
             )
         if count > 1:
-            raise ValueError(f"{count} columns are called {self.text_field!r}: rename all but one")
-        backend_of(frame).check_text_column(frame, self.text_field)
+            raise ValueError(f"{count} columns are called {name!r}: rename all but one")
+        backend_of(frame).check_text_column(frame, name)
 
     def _check_new_columns(self, frame: Any) -> None:
         schema = self.schema()
-        if self.text_field in schema.names:
-            raise ValueError(
-                f"output column {self.text_field!r} is the text column, which stays as it is: "
-                "choose another output name"
-            )
+        for name in self.text_fields:
+            if name in schema.names:
+                raise ValueError(
+                    f"output column {name!r} is a text column, which stays as it is: choose "
+                    "another output name"
+                )
         repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
         if repeated:
             raise ValueError(f"output columns need different names; given twice: {repeated}")
@@ -374,11 +386,18 @@ class TextMapper(PartitionMap):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Any) -> Any:
-        """The text column: a list of its strings, or `DeviceTexts` if the GPU is to tokenize."""
-        backend = backend_of(frame)
+        """The rows' texts: a list of strings, or `DeviceTexts` if the GPU is to tokenize."""
         if self.runner.takes_device_texts(frame):
-            return backend.device_texts(frame, self.text_field, self.max_chars)
-        return HostTexts(backend.texts(frame, self.text_field, self.max_chars))
+            return backend_of(frame).device_texts(frame, self.text_field, self.max_chars)
+        return HostTexts(self.list_texts(frame, self.max_chars))
+
+    def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:
+        """The rows' texts, of columns that are cut to `max_chars` characters; None where null."""
+        template, texts = self.options.text_template, backend_of(frame).texts
+        columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
+        if template is None:
+            return columns[self.text_field]
+        return fill_template(template, columns, self.text_field)
 
     def compute(
         self, texts: Any, name_row: Callable[[int], str]
@@ -436,7 +455,7 @@ class TextMapper(PartitionMap):
             outputs = self.runner.run(texts, stats, name_text)
             read = outputs.read
             for head in self.heads:
-                values = outputs.by_text(head.activate)
+                values = outputs.by_text(head.activate, head.outputs)
                 arrays |= _checked(head, head.columns(values), len(values))
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing

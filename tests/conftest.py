@@ -14,6 +14,7 @@ import torch
 
 from gpuclassify.testing import (
     write_checkpoint,
+    write_gte,
     write_safety_models,
     write_sequence_classifier,
 )
@@ -69,6 +70,8 @@ SLOW = {
     "test_documents.py",
     "test_golden.py",
     "test_hub_models.py",
+    "test_pages.py",
+    "test_site.py",
     "test_testing.py",
     "test_testing_decoders.py",
 }
@@ -102,9 +105,17 @@ def one_torch_thread():
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """The directory of a published layout's small copy, by family; each is written once."""
-    return functools.cache(
-        lambda family: write_checkpoint(tmp_path_factory.mktemp("family") / family, family)
-    )
+
+    @functools.cache
+    def write(family):
+        folder = tmp_path_factory.mktemp("family") / family
+        if family in ("topic", "format"):
+            from gpuclassify.classifiers import FAMILIES  # imports Dask, as below
+
+            return write_gte(folder, FAMILIES[family].published_labels)
+        return write_checkpoint(folder, family)
+
+    return write
 
 
 @pytest.fixture
@@ -134,6 +145,14 @@ def sequence_classifier(tmp_path_factory):
 def safety_models(tmp_path_factory):
     """Small copies of the safety models: a decoder, two adapters and a guard."""
     return write_safety_models(tmp_path_factory.mktemp("safety") / "models")
+
+
+@pytest.fixture(scope="session")
+def fasttext_model(tmp_path_factory):
+    """The file of a small classifier, by how fastText trains it; each is trained once."""
+    from tests.fasttext_models import train_fasttext  # imports fastText, as above
+
+    return functools.cache(functools.partial(train_fasttext, tmp_path_factory.mktemp("fasttext")))
 
 
 @pytest.fixture(params=["pandas", pytest.param("cudf", marks=pytest.mark.gpu)])

@@ -14,7 +14,16 @@ from typing import NamedTuple
 PACKAGE = "gpuclassify"
 # From low to high. A file imports its own layer and lower ones.
 LAYERS = (
-    {"_version", "checks", "code_digest", "signatures", "tables"},
+    {
+        "_version",
+        "activations",
+        "checks",
+        "code_digest",
+        "pages",
+        "signatures",
+        "tables",
+        "text_template",
+    },
     {"workers"},
     {"hub"},
     {"options", "old_spellings", "columns", "read_share"},
@@ -31,9 +40,10 @@ LAYERS = (
         "partition_map",
         "text_mapper",
     },
+    {"fasttext"},
     {"classifiers", "safety"},
     {"dedup"},
-    {"scores"},
+    {"scores", "training"},
     {"cluster", "testing"},
     {"jobs"},
     {"demo", "commands", "curator"},

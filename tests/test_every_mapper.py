@@ -1,5 +1,6 @@
 """The contract on every mapper of the package, both loaders: what test_contract.py shows on two."""
 
+import inspect
 import pickle
 
 import dask
@@ -12,18 +13,28 @@ from gpuclassify import (
     AegisClassifier,
     DistributedDataClassifier,
     Embedder,
+    HeadClassifier,
     InstructionDataGuardClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.partition_map import Chain
 from gpuclassify.testing import safety_template, sample_texts
+from tests.classifiers.test_head_classifier import save_heads
 from tests.oracle import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 PUBLISHED = [
     name for name in FAMILIES if name not in ("checkpoint", "aegis", "instruction-data-guard")
 ]
-MAPPERS = [*PUBLISHED, "aegis", "instruction-data-guard", "checkpoint", "embedder", "chain"]
+MAPPERS = [
+    *PUBLISHED,
+    "aegis",
+    "instruction-data-guard",
+    "checkpoint",
+    "embedder",
+    "heads",
+    "chain",
+]
 TEXTS = [*sample_texts(14, seed=4, max_words=40), "", "twice", "twice", "\n\t ", None, "天気 🙂"]
 INDEX = [3, 3, *range(10, 28)]
 FRAME = pd.DataFrame(
@@ -31,12 +42,21 @@ FRAME = pd.DataFrame(
 ).set_axis(INDEX)
 
 
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    return save_heads(tmp_path_factory.mktemp("heads"), 32)
+
+
 @pytest.fixture
-def mapper_of(checkpoint, sequence_classifier, safety_models):
+def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, heads):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
     def make(name, **options):
         options = {"autocast": False, "truncated_field": "cut", "seen_field": "seen", **options}
+        if name in ("fasttext", "language"):  # without what is about networks
+            known = inspect.signature(FAMILIES[name]).parameters
+            options = {key: value for key, value in options.items() if key in known}
+            return FAMILIES[name](model=fasttext_model("chars"), top_k=2, **options)
         if name == "chain":
             first = FAMILIES["quality"](model=checkpoint("quality"), autocast=False)
             return Chain((first, make("fineweb-edu", **options)))
@@ -57,9 +77,20 @@ def mapper_of(checkpoint, sequence_classifier, safety_models):
             )
         if name == "embedder":
             return Embedder(model=sequence_classifier("roberta"), pooling="mean", **options)
+        if name == "heads":
+            backbone = sequence_classifier("roberta")
+            return HeadClassifier(
+                heads=heads,
+                backbone=backbone,
+                embedding_field="e",
+                labels_field="{head}s",
+                **options,
+            )
         if name == "checkpoint":
             model = sequence_classifier("modernbert")
             return DistributedDataClassifier(model=model, score_field="scores", **options)
+        if name in ("topic", "format"):
+            options = {"text_template": None, **options}
         return FAMILIES[name](model=checkpoint(name), **options)
 
     return make
@@ -143,7 +174,7 @@ def test_equal_settings_give_equal_keys_and_small_pickles(mapper_of, name):
     assert restored == one
     assert dask.base.tokenize(restored) == dask.base.tokenize(one)
     assert len(pickle.dumps(one)) < 20_000
-    assert mapper_of(name, max_seq_length=500)(ddf)._name != one(ddf)._name
+    assert mapper_of(name, max_chars=500)(ddf)._name != one(ddf)._name
 
 
 @pytest.mark.parametrize("name", MAPPERS)
@@ -158,3 +189,22 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
     read = pd.read_parquet(tmp_path / "out").sort_values("id")
     assert read["id"].tolist() == frame["id"].tolist()
     assert set(lazy.columns) <= set(read.columns)
+
+
+@pytest.mark.parametrize("name", [name for name in MAPPERS if name != "chain"])
+def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
+    frame = FRAME.assign(url=[f"u{n % 3}.org" for n in range(19)] + [None])
+    texts = zip(frame["url"].fillna(""), frame["text"], strict=True)
+    filled = [None if pd.isna(text) else f"{url}: {text}" for url, text in texts]
+    expected = mapper_of(name)(
+        frames.plain(frame.assign(text=pd.Series(filled, dtype="str", index=INDEX)))
+    )
+
+    found = frames.to_pandas(
+        mapper_of(name, text_template="{url}: {text}")(
+            frames.lazy(frame, npartitions=3, sort=False)
+        )
+    )
+
+    assert found["text"].dropna().tolist() == FRAME["text"].dropna().tolist()
+    assert_same_values(found.drop(columns="text"), frames.to_pandas(expected).drop(columns="text"))

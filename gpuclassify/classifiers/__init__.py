@@ -14,7 +14,9 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
+from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
+from gpuclassify.classifiers.web_page import FormatClassifier, TopicClassifier
 from gpuclassify.safety.aegis import AegisClassifier
 from gpuclassify.safety.guard import InstructionDataGuardClassifier
 from gpuclassify.text_mapper import TextMapper
@@ -24,6 +26,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "multilingual-domain": MultilingualDomainClassifier,
     "quality": QualityClassifier,
     "content-type": ContentTypeClassifier,
+    "topic": TopicClassifier,
+    "format": FormatClassifier,
     "prompt-task-complexity": PromptTaskComplexityClassifier,
     "fineweb-edu": FineWebEduClassifier,
     "fineweb-mixtral-edu": FineWebMixtralEduClassifier,
@@ -31,6 +35,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "aegis": AegisClassifier,
     "instruction-data-guard": InstructionDataGuardClassifier,
     "checkpoint": DistributedDataClassifier,
+    "fasttext": FastTextClassifier,
+    "language": LanguageIdentifier,
 }
 
 __all__ = [
@@ -39,11 +45,15 @@ __all__ = [
     "ContentTypeClassifier",
     "DistributedDataClassifier",
     "DomainClassifier",
+    "FastTextClassifier",
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "FormatClassifier",
     "InstructionDataGuardClassifier",
+    "LanguageIdentifier",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",
+    "TopicClassifier",
 ]

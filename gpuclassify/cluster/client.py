@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.checks import check_choice
+from gpuclassify.checks import check_choice, with_plain_values
 from gpuclassify.cluster.check_options import check_options, check_whole, names_of
 from gpuclassify.cluster.connect import connect
 from gpuclassify.cluster.security import make_security
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
 
 
+@with_plain_values
 def get_client(
     cluster_type: str = "auto",
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,13 +13,15 @@ from typing import Any, NamedTuple
 
 import click
 
-from gpuclassify.jobs.settings import JobSettings
+from gpuclassify.jobs.settings import JobSettings, families
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
+TRAINING, BUCKETS = "Training", "Buckets"
 REPORT = "Report"
+LABELLED = "[LABEL=]NUMBER"  # of an argument that may be a dict
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
@@ -40,8 +43,17 @@ class Argument(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
+def with_new_lines(template: str) -> str:
+    """A template of the command line, where a new line is hard to type."""
+    return template.replace("\\n", "\n")
+
+
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
+    Argument("heads", MODEL, "Directory or Hub name of a head on embeddings, and the name of its "
+             "columns; repeatable.", "NAME=PATH", dict),
+    Argument("backbone", MODEL, "Hub name or directory of what embeds for heads. Default: what "
+             "they were trained on.", "NAME"),
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
              "not tell its sizes.", "NAME"),
     Argument("revision", MODEL, "Branch, tag or commit of the model."),
@@ -49,6 +61,8 @@ ARGUMENTS = (
              True),
     Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
     Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
+    Argument("text_template", MODEL, "What the model is given of columns of strings, such as "
+             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE", with_new_lines, True),
     Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
     Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
     Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),
@@ -59,14 +73,19 @@ ARGUMENTS = (
     Argument("label_field", ROWS, "Output column of the label.", "COLUMN"),
     Argument("score_field", ROWS, "Output column of the scores.", "COLUMN"),
     Argument("confidence_field", ROWS, "Output column of the label's probability.", "COLUMN"),
+    Argument("labels_field", ROWS, "Output column of all labels that score their threshold, of a "
+             "multi-label model.", "COLUMN"),
+    Argument("thresholds", ROWS, "Least score of a label of --labels-field. Default: 0.5.",
+             LABELLED, float),
     Argument("score_format", ROWS, "list or struct: the scores of several labels in id order, or "
              "by name. Default: list.", "NAME"),
     Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
-    Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
-    Argument("min_score", ROWS, "Keep only rows that score at least this.", "[LABEL=]NUMBER",
-             float),
+    Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "[HEAD=]LABEL",
+             list),
+    Argument("min_score", ROWS, "Keep only rows that score at least this, for a label or by a head "
+             "alone.", LABELLED, float),
     Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
-             "1.", "NUMBER", float),
+             "1.", "[HEAD=]NUMBER", float),
     Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
              "kept.", "COLUMN"),
 )  # fmt: skip
@@ -130,6 +149,13 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a job's files and cluster alone, for a `JobCommand`."""
     for option in reversed(list(_setting_options({FILES, CLUSTER}))):
+        command = option(command)
+    return command
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a cluster alone, for a `JobCommand`."""
+    for option in reversed(list(_setting_options({CLUSTER}))):
         command = option(command)
     return command
 
@@ -244,7 +270,7 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
             value = given[argument.name]
             if not argument.is_shared:
                 value = _value(argument, _own(argument.flag, value, family, names), family)
-            if value is not None:
+            if value is not None and _is_meant(argument, family, names):
                 arguments[argument.name] = value
         others = _own("--set", given["others"], family, names)
         arguments.update(named_values("--set", "truncated_field=is_cut", others))
@@ -305,16 +331,37 @@ def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) 
     return own
 
 
+def _is_meant(argument: Argument, family: Any, names: Sequence[Any]) -> bool:
+    """Whether an argument is one of this classifier, or of none, which is then its to refuse.
+
+    What all share may mean nothing to some: fastText has no batches.
+    """
+    known = families()
+    having = [
+        name
+        for name in names
+        if name in known and argument.name in inspect.signature(known[name]).parameters
+    ]
+    return not (argument.is_shared and having) or family in having
+
+
 def _value(argument: Argument, values: list[str], family: Any) -> Any:
     """The argument that the values of its option mean; None if there are none."""
     if not values:
         return None
+    if argument.kind is dict:
+        return dict(_named(argument.flag, "NAME=PATH, such as edu=heads/edu", values))
+    if argument.kind is list and family == "heads":
+        by_head: dict[str, list[str]] = {}
+        for head, label in _named(argument.flag, "HEAD=LABEL, such as topic=News", values):
+            by_head.setdefault(head, []).append(label)
+        return by_head
     if argument.kind is list:
         decisions = {"true": True, "false": False}  # the guard's labels
         if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
             return [decisions[value.lower()] for value in values]
         return values
-    if argument.name == "min_score" and all("=" in value for value in values):
+    if argument.kind is float and all("=" in value for value in values):
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
@@ -325,15 +372,21 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
     """Arguments that have no option of their own, from NAME=VALUE."""
     given = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or not name:
-            raise ValueError(f"{option} {setting!r}: pass NAME=VALUE, such as {example}")
+    for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
             given[name.replace("-", "_")] = json.loads(text)
         except ValueError:
             given[name.replace("-", "_")] = text
     return given
+
+
+def _named(option: str, form: str, settings: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names and values, from NAME=VALUE."""
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{option} {setting!r}: pass {form}")
+        yield name, value
 
 
 def _types(settings: Iterable[str]) -> dict[str, str]:
@@ -351,5 +404,5 @@ def _number(argument: Argument, text: str, given: str) -> float:
     try:
         return float(text)
     except ValueError as err:
-        hint = ", or LABEL=NUMBER" if argument.name == "min_score" else ""
+        hint = ", or LABEL=NUMBER" if argument.metavar == LABELLED else ""
         raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err

@@ -14,7 +14,14 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.checks import check_count, check_number, check_optional_texts, check_text, nearest
+from gpuclassify.checks import (
+    check_count,
+    check_number,
+    check_optional_texts,
+    check_text,
+    nearest,
+    plain_value,
+)
 from gpuclassify.dedup.corpus import (
     MEMBERS_GATHERED,
     Corpus,
@@ -109,6 +116,8 @@ class Duplicates(Public):
     libraries: ClassVar[tuple[str, ...]] = ()  # that only this class needs
 
     def __post_init__(self) -> None:
+        for own in fields(self):
+            object.__setattr__(self, own.name, plain_value(getattr(self, own.name)))
         check_text("text_field", self.text_field, "the name of a column")
         check_optional_texts(self, ("id_field", "by", "source_field"), "the name of a column")
         keep_by = (self.keep_by,) if isinstance(self.keep_by, str) else tuple(self.keep_by)

@@ -131,9 +131,10 @@ class SemanticDuplicates(Duplicates):
             return
         if self.embedder is None:
             object.__setattr__(self, "embedder", Embedder.defaults["model"])
-        if isinstance(self.embedder, Embedder) and self.embedder.text_field != self.text_field:
+        fields = self.embedder.text_fields if isinstance(self.embedder, Embedder) else ()
+        if fields not in ((), (self.text_field,)):
             raise ValueError(
-                f"the embedder reads {self.embedder.text_field!r} and text_field is "
+                f"the embedder reads {', '.join(map(repr, fields))} and text_field is "
                 f"{self.text_field!r}: pass the same to both"
             )
         if not isinstance(self.embedder, Embedder):

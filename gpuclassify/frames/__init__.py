@@ -12,6 +12,7 @@ Arrow field           pandas                          cudf
 string                the text column's string dtype  str
 float32               float32, null as NaN            float32 with a null mask
 list<float32>         ArrowDtype(list<float32>)       ListDtype(float32)
+list<string>          ArrowDtype(list<string>)        ListDtype(str)
 list<float16>         ArrowDtype(list<halffloat>)     refused
 struct of float32     ArrowDtype(struct)              StructDtype of float32
 int64                 Int64                           int64 with a null mask

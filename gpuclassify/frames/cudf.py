@@ -19,7 +19,7 @@ def check_text_column(frame: cudf.DataFrame, column: str) -> None:
     if not cudf.api.types.is_string_dtype(dtype):
         raise TypeError(
             f"column {column!r} holds {dtype}, not strings: "
-            f'convert it with df[{column!r}].astype("str"), or name another column as text_field='
+            f'convert it with df[{column!r}].astype("str"), or name another column'
         )
 
 

@@ -25,7 +25,7 @@ def check_text_column(frame: pd.DataFrame, column: str) -> None:
     if not (_is_arrow_text(dtype) or is_object_dtype(dtype)):
         raise TypeError(
             f"column {column!r} holds {dtype}, not strings: "
-            f'convert it with df[{column!r}].astype("str"), or name another column as text_field='
+            f'convert it with df[{column!r}].astype("str"), or name another column'
         )
 
 

@@ -39,11 +39,12 @@ class HostTexts(list[Any]):
 
     def fold(self, max_chars: int | None) -> tuple[HostTexts, np.ndarray]:
         """Distinct texts in order of appearance; see `Texts.fold`."""
-        found: dict[str, int] = {}
-        cut = (text if text is None else text[:max_chars] for text in self)
-        places = (-1 if text is None else found.setdefault(text, len(found)) for text in cut)
-        positions = np.fromiter(places, dtype=np.int64, count=len(self))
-        return HostTexts(found), positions
+        cut = self if max_chars is None else [text and text[:max_chars] for text in self]
+        distinct = dict.fromkeys(cut)
+        distinct.pop(None, None)
+        places = {text: place for place, text in enumerate(distinct)} | {None: -1}
+        positions = np.fromiter(map(places.__getitem__, cut), dtype=np.int64, count=len(self))
+        return HostTexts(distinct), positions
 
     def take(self, places: np.ndarray) -> HostTexts:
         """The texts at these places, in that order."""

@@ -82,7 +82,7 @@ def read_text(
     ModelNotFoundError, ModelAccessError, HubUnreachableError
         As in `resolve`.
     """
-    path = _local_or_fetched(identity, filename, cache_dir)
+    path = local_or_fetched(identity, filename, cache_dir)
     if path is None:
         return None
     try:
@@ -203,7 +203,7 @@ def weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
     return files
 
 
-def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
+def local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
     """Path of one small file, fetched if need be; None if the model has no such file."""
     name, revision = identity.name, identity.revision
     if identity.is_directory:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpuclassify.inference.memory import BatchLimits, ScoreRule
+from gpuclassify.inference.memory import (
+    CPU_MAX_TOKENS,
+    CPU_SCORE_BYTES,
+    BatchLimits,
+    ScoreRule,
+)
+from gpuclassify.models.checkpoint import first_size, state_width
 from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
+# Of a token's width, alive together in a layer: input, residual, three projections, result.
+STATES_A_LAYER = 6
+# What configurations call the width of the feed-forward network.
+INNER_WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim")
 # On a GPU more tokens than this fill the device no better, while padding grows.
 GPU_MAX_TOKENS = 65_536
 GPU_ENOUGH_TOKENS = 16_384
@@ -27,6 +40,33 @@ PROBE_TOKENS = 8_192
 PROBE_RATIO = 4  # of the larger batch to the smaller
 # A measurement is not believed to be wrong by more; what runs out beyond has other reasons.
 MOST_SAFETY_PERCENT = 800
+
+
+def largest_batch_bytes(
+    sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> int | None:
+    """About what the largest batch takes beside the weights; None for a network of other sizes.
+
+    The tokens that a batch holds at most, with the states of one layer, and for attention that
+    materialises its scores what is allowed for them. A GPU with less free memory gets smaller
+    batches.
+
+    Parameters
+    ----------
+    sizes : mapping
+        The configuration of the network.
+    device : torch.device
+    dtype : torch.dtype
+    """
+    width = state_width(sizes)
+    if width is None:
+        return None
+    numbers = STATES_A_LAYER * width + 2 * (first_size(sizes, INNER_WIDTHS) or 4 * width)
+    is_gpu = device.type == "cuda"
+    tokens = GPU_MAX_TOKENS if is_gpu else CPU_MAX_TOKENS
+    scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
+    has_scores = bool(sizes.get("relative_attention"))
+    return tokens * numbers * dtype.itemsize + (scores if has_scores else 0)
 
 
 @dataclass(frozen=True)

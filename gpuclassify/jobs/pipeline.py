@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.checks import check_choice, check_count
+from gpuclassify.checks import check_choice, check_count, with_plain_values
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.output.writers import FileWriter
@@ -56,6 +56,7 @@ class Pipeline:
     ... ]).run()  # doctest: +SKIP
     """
 
+    @with_plain_values
     def __init__(
         self,
         stages: Iterable[Any] = (),
@@ -165,6 +166,7 @@ class Pipeline:
         with JobProgress(job.spec.chain.__name__, client=client) as progress:
             return job.run(client, progress.parts)
 
+    @with_plain_values
     def plan(
         self,
         *,

@@ -8,7 +8,6 @@ from typing import Any
 
 import dask
 
-from gpuclassify import hub
 from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.text_mapper import TextMapper
@@ -28,8 +27,7 @@ class ModelProbe:
     def fetch(self) -> None:
         """Download every model, once for the machine."""
         for mapper in self.mappers:
-            for identity in mapper.model.identities:
-                hub.download(identity, cache_dir=mapper.options.cache_dir)
+            mapper.model.fetch()
 
     def run(self, memory_bytes: int) -> None:
         """Load each model in turn and run it on a text.
@@ -63,8 +61,7 @@ def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> 
 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
     """Whether a job takes a GPU where a worker has one."""
-    devices = [mapper.options.device for mapper in mappers]
-    return backend == "cudf" or any(device.startswith(("auto", "cuda")) for device in devices)
+    return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
 
 def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
@@ -72,14 +69,13 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
 
     Where models are loaded already, loading another one makes room for itself.
     """
-    from gpuclassify.inference.memory import free_bytes
     from gpuclassify.inference.residency import MODELS
 
     if MODELS.keys():
         return
     device, dtype = mapper.runner.device_and_dtype()
     needed = sum(mapper.model.weights_bytes(dtype).values())
-    free = memory_bytes if device.type == "cpu" else free_bytes(device)
+    free = memory_bytes if str(device) == "cpu" else _free_device_bytes(device)
     if needed > free:
         raise MisfitError(
             f"memory of {device}",
@@ -87,3 +83,9 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
             f"{needed / 1e9:.2f} GB for {mapper.model.identities[0].name}",
             "fewer workers a machine, a higher memory_limit, or end what else runs there",
         )
+
+
+def _free_device_bytes(device: Any) -> int:
+    from gpuclassify.inference.memory import free_bytes  # imports torch
+
+    return free_bytes(device)

@@ -15,6 +15,7 @@ from gpuclassify import hub
 from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
+from gpuclassify.models.gte import gte_problems, gte_sizes, is_published_gte
 
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"
@@ -148,8 +149,22 @@ class Checkpoint:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The configuration that holds the network's sizes."""
-        return json.loads(self.backbone_json or self.config_json)
+        """The configuration that holds the network's sizes, as transformers takes it.
+
+        Raises
+        ------
+        CheckpointError
+            It asks for what transformers' classes of the architecture do not do.
+        """
+        sizes = json.loads(self.backbone_json or self.config_json)
+        if not is_published_gte(sizes):
+            return sizes
+        if problems := gte_problems(sizes):
+            raise CheckpointError(
+                f"{self.identity.name} has {', '.join(problems)}, which transformers' GteModel "
+                "does not do: run it with the code in its repository"
+            )
+        return gte_sizes(sizes)
 
 
 def read_checkpoint(
@@ -381,6 +396,16 @@ def read_backbone(
             "unknown: pass base_model= with a directory or Hub name that has one"
         )
     return backbone
+
+
+def state_width(sizes: Mapping[str, Any]) -> int | None:
+    """Numbers of a token's state, by the configuration of a network; None if it has other names."""
+    return first_size(sizes, ("hidden_size", "dim", "n_embd"))
+
+
+def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The first of these sizes that a configuration has."""
+    return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:

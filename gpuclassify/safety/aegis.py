@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.checks import check_flag, check_optional_texts
+from gpuclassify.columns import LABELS
 from gpuclassify.frames.texts import Texts
 from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.options import StrPath
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from gpuclassify.tokenizing.token_batch import TokenBatch
 
 MAX_NEW_TOKENS = 100
-CATEGORIES = pa.list_(pa.string())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ class AegisOptions(LoraOptions):
             full_digest(self.template_digest)
         if self.has_windows:
             raise ValueError(
-                'long_text="windows" has no meaning for a prompt: a document that is too long '
-                "loses its end, and truncated_field= says which ones did"
+                f'long_text="{self.long_text}" has no meaning for a prompt: a document that is too '
+                "long loses its end, and truncated_field= says which ones did"
             )
 
 
@@ -191,7 +191,7 @@ class AnswerHead(LabelHead):
         """Label, categories and answer, as far as they are asked for."""
         return named_fields(
             (self.label_field, pa.string()),
-            (self.options.categories_field, CATEGORIES),
+            (self.options.categories_field, LABELS),
             (self._raw_field, pa.string()),
         )
 
@@ -200,7 +200,7 @@ class AnswerHead(LabelHead):
         categories = [list(final_verdict(answer).categories) for answer in values]
         return named_columns(
             (self.label_field, _labels(values).tolist()),
-            (self.options.categories_field, pa.array(categories, CATEGORIES)),
+            (self.options.categories_field, pa.array(categories, LABELS)),
             (self._raw_field, values.tolist()),
         )
 

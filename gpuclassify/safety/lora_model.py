@@ -12,9 +12,9 @@ from gpuclassify import hub
 from gpuclassify.checks import check_optional_texts, check_text
 from gpuclassify.hub import Identity
 from gpuclassify.hub.tensors import WEIGHTS
-from gpuclassify.options import LabelOptions
+from gpuclassify.options import LabelOptions, ModelOptions
 from gpuclassify.pinned_model import PinnedModel
-from gpuclassify.runners import Runner
+from gpuclassify.runners import NetworkRunner
 from gpuclassify.safety.lora import (
     ADAPTER_WEIGHTS,
     LoraCheckpoint,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraOptions(LabelOptions):
+class LoraOptions(LabelOptions, ModelOptions):
     """Settings of mappers with an adapter on a decoder, beside those of `LabelOptions`.
 
     Attributes
@@ -90,7 +90,7 @@ class LoraModel(PinnedModel):
         return self.identity
 
 
-class DecoderRunner(Runner):
+class DecoderRunner(NetworkRunner):
     """What runs a decoder with an adapter.
 
     The decoder is in memory once, whichever adapters and mappers use it.

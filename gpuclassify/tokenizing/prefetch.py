@@ -217,7 +217,7 @@ class TokenStream:
         new = self._fold(windows.tokens)
         self.blocks.append(windows)
         stats.windows += len(windows.tokens)
-        stats.truncated_texts += windows.tokens.truncated
+        stats.truncated_texts += windows.truncated
         stats.folded_windows += len(windows.tokens) - len(new)
         stats.tokenize_seconds += time.perf_counter() - started
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)

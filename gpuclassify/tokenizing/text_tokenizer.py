@@ -26,12 +26,12 @@ class TextTokens:
     Attributes
     ----------
     windows : list of ndarray of int32
-        Special tokens included. One, unless the tokenizer was asked for overlapping windows.
+        Special tokens included. One, unless the tokenizer was asked for windows.
     type_ids : list of ndarray of int32, optional
         Segment ids of each window.
     whole_length : int
-        Tokens of the whole text, special tokens included. Where only a prefix was tokenized, those
-        of the prefix: also more than the only window has, because the text was cut.
+        Tokens of the whole text, special tokens included, those of both windows if it was read at
+        its ends. Where only parts were tokenized, more than the windows have.
     """
 
     windows: list[np.ndarray]
@@ -54,6 +54,10 @@ class TextTokenizer:
     counts_rest : bool
         Whether `TextTokens.whole_length` has to be known of texts that are cut. If not, no more
         of a long text is tokenized than a prefix that is proven to begin with the same tokens.
+    end_chars : int, optional
+        Read of texts with more than twice as many characters the first tokens of so many from the
+        beginning and the last tokens of so many from the end, and of others those of the beginning:
+        what FinePDFs reads, whose ``create_text_chunks`` also drops the word at a cut.
 
     Raises
     ------
@@ -68,10 +72,12 @@ class TextTokenizer:
         overlap: int | None = None,
         *,
         counts_rest: bool = True,
+        end_chars: int | None = None,
     ) -> None:
         self.max_tokens = max_tokens
         self.overlap = overlap
         self.counts_rest = counts_rest
+        self.end_chars = end_chars
         self._tokenizer = tokenizer
         self._special_tokens = tokenizer.num_special_tokens_to_add(pair=False)
         self._room = max_tokens - self._special_tokens
@@ -91,7 +97,8 @@ class TextTokenizer:
             self._backend.no_padding()
             self._backend.no_truncation()
             self._frame = _frame(self._backend)
-            reads_prefix = overlap is None and not counts_rest and not self.cuts_left
+            is_cut_once = overlap is None and end_chars is None
+            reads_prefix = is_cut_once and not counts_rest and not self.cuts_left
             if reads_prefix and ends_words_in_gaps(self._backend):
                 self._first_chars = _MOST_CHARS_PER_TOKEN * self._room
         fillers = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -124,7 +131,7 @@ class TextTokenizer:
         description.pop("truncation")
         description.pop("padding")
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        return (digest, self.cuts_left, self._has_type_ids, self._filler)
+        return (digest, self.cuts_left, self._has_type_ids, self._filler, self.end_chars)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
         """Tokenize `texts`, special tokens included: of each text its first window."""
@@ -135,7 +142,8 @@ class TextTokenizer:
 
     def char_counts(self, texts: Sequence[str]) -> np.ndarray:
         """Characters of each text that are tokenized unless they prove too few, int64 (texts,)."""
-        ends = (prefix_end(text, self._first_chars) for text in texts)
+        most = sys.maxsize if self.end_chars is None or self.counts_rest else 2 * self.end_chars
+        ends = (min(prefix_end(text, self._first_chars), most) for text in texts)
         return np.fromiter(ends, dtype=np.int64, count=len(texts))
 
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
@@ -144,10 +152,26 @@ class TextTokenizer:
         An empty text of a tokenizer without special tokens becomes its first-or-last-of-text token,
         because a model cannot read nothing.
         """
+        if self.end_chars is not None:
+            return [self._read_ends(text, self.end_chars) for text in texts]
+        return list(map(self.cut_ids, self._all_ids(texts)))
+
+    def _read_ends(self, text: str, chars: int) -> TextTokens:
+        """The windows at both ends of a text, or at the beginning of a shorter one."""
+        parts = [text[:chars], text[-chars:]] if len(text) > 2 * chars else [text[:chars]]
+        ends = self._all_ids(parts)
+        count = sum(map(len, ends))
+        if len(text) > chars:
+            count = len(self._all_ids([text])[0]) if self.counts_rest else count + 1
+        read = [ids[: self._room] if n == 0 else ids[-self._room :] for n, ids in enumerate(ends)]
+        return self._windows(read, count + len(read) * self._special_tokens)
+
+    def _all_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text without special tokens, or those of a prefix that is long enough."""
         if self._backend is not None:
-            return list(map(self._cut, self._ids(texts, self._first_chars)))
+            return self._ids(texts, self._first_chars)
         ids_of = functools.partial(self._tokenizer, add_special_tokens=False, verbose=False)
-        return [self._cut(ids_of(text)["input_ids"]) for text in texts]
+        return [ids_of(text)["input_ids"] for text in texts]
 
     def _ids(self, texts: Sequence[str], chars: int) -> list[list[int]]:
         """Ids of each text, or of a prefix of about `chars` characters and more ids than fit.
@@ -169,19 +193,24 @@ class TextTokenizer:
                 rows[place] = ids
         return rows
 
-    def _cut(self, ids: list[int]) -> TextTokens:
+    def cut_ids(self, ids: list[int]) -> TextTokens:
         """The windows, or the only one, of a text with these ids."""
         overlap, room = self.overlap or 0, self._room
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)
         bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
         if self.cuts_left:
             bounds = [(max(len(ids) - stop, 0), len(ids) - start) for start, stop in bounds]
-        framed = [self._framed(ids[start:stop]) for start, stop in bounds]
+        parts = [ids[start:stop] for start, stop in bounds]
+        return self._windows(parts, len(ids) + self._special_tokens)
+
+    def _windows(self, parts: list[list[int]], whole_length: int) -> TextTokens:
+        """Windows of these ids, with the special tokens of each."""
+        framed = [self._framed(ids) for ids in parts]
         windows = [np.asarray(own or [self._filler], dtype=np.int32) for own, _ in framed]
         types = None
         if self._has_type_ids:
             types = [np.asarray(own or [0], dtype=np.int32) for _, own in framed]
-        return TextTokens(windows, types, max(len(ids) + self._special_tokens, 1))
+        return TextTokens(windows, types, max(whole_length, 1))
 
     def _framed(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """Ids with the special tokens around them, and the segment ids of all."""

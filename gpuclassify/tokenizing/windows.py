@@ -23,18 +23,19 @@ class Windows:
         How many of them each text has; at least one.
     found : ndarray of int64, shape (texts,)
         How many it would have; more than `counts` where only the first one is run.
+    seen_share : ndarray of float32, shape (texts,)
+        Share of each text's tokens that is run, as `TokenBatch.seen_share` tells it.
     """
 
     tokens: TokenBatch
     counts: np.ndarray
     found: np.ndarray
+    seen_share: np.ndarray
 
     @property
-    def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that is run, as `TokenBatch.seen_share` tells it."""
-        if self.tokens.whole_lengths is None:
-            return np.ones(len(self.counts), dtype=np.float32)
-        return self.tokens.seen_share
+    def truncated(self) -> int:
+        """How many texts are not run to the full."""
+        return int((self.seen_share < 1).sum())
 
 
 def all_windows(texts: Sequence[TextTokens]) -> Windows:
@@ -42,7 +43,8 @@ def all_windows(texts: Sequence[TextTokens]) -> Windows:
     counts = _window_counts(texts)
     types = [ids for text in texts if text.type_ids is not None for ids in text.type_ids]
     tokens = flat_batch([ids for text in texts for ids in text.windows], types)
-    return Windows(tokens, counts, counts)
+    shares = [min(1, sum(map(len, text.windows)) / text.whole_length) for text in texts]
+    return Windows(tokens, counts, counts, np.array(shares, dtype=np.float32))
 
 
 def first_windows(texts: Sequence[TextTokens]) -> Windows:
@@ -50,13 +52,14 @@ def first_windows(texts: Sequence[TextTokens]) -> Windows:
     whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
     types = [text.type_ids[0] for text in texts if text.type_ids is not None]
     tokens = flat_batch([text.windows[0] for text in texts], types, whole)
-    return Windows(tokens, np.ones(len(texts), dtype=np.int64), _window_counts(texts))
+    ones = np.ones(len(texts), dtype=np.int64)
+    return Windows(tokens, ones, _window_counts(texts), tokens.seen_share)
 
 
 def only_windows(tokens: TokenBatch) -> Windows:
     """The windows of texts that have one each, cut or not."""
     ones = np.ones(len(tokens), dtype=np.int64)
-    return Windows(tokens, ones, ones)
+    return Windows(tokens, ones, ones, tokens.seen_share)
 
 
 def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -123,8 +124,9 @@ def with_memory_released(action: Callable[[], Result]) -> Result:
 
 def release_memory() -> None:
     """Give cached memory of the device back."""
-    import torch
-
     gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is None:  # which nothing was loaded with
+        return
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -10,7 +10,8 @@ from benchmarks.names import RESULTS
 
 ROOT = RESULTS.parents[1]
 COMMITTED = sorted(RESULTS.glob("*.json"))
-PAGES = ("README.md", "benchmarks/README.md")
+DOCS = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+PAGES = ["README.md", "benchmarks/README.md", *sorted(DOCS)]
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)

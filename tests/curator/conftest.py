@@ -76,4 +76,4 @@ def small_models(monkeypatch, checkpoint, safety_models):
     monkeypatch.setitem(guard, "adapter", str(safety_models.defensive))
 
 
-OTHERS = ("checkpoint", "aegis", "instruction-data-guard")
+OTHERS = ("checkpoint", "aegis", "instruction-data-guard", "fasttext", "language")

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuclassify.cluster.sizing import shown_cpu_cluster
 from gpuclassify.frames import backend_of
-from gpuclassify.jobs.estimate.memory import batch_bytes, limit_warnings, list_columns
+from gpuclassify.jobs.estimate.memory import limit_warnings, list_columns
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
 from gpuclassify.jobs.estimate.sample import Sample, sample_files, sample_partitions
 from gpuclassify.jobs.estimate.trial import time_stages
@@ -133,9 +133,9 @@ def _reached(
 
 
 def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> _Count:
-    """Tokenize the mapper's column of text with the mapper's own tokenizer."""
-    options, most = mapper.options, mapper.options.max_chars
-    column = backend_of(frame).texts(frame, mapper.text_field, None)
+    """Tokenize the mapper's texts with the mapper's own tokenizer."""
+    most = mapper.options.max_chars
+    column = mapper.list_texts(frame, None)
     texts = [text for text in column if text is not None]
     has_text = np.array([text is not None for text in column], dtype=bool)
     lengths = mapper.runner.token_lengths([text[:most] for text in texts])
@@ -148,7 +148,7 @@ def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> 
     weights = mapper.model.weights_bytes(dtype)
     plan = ClassifierPlan(
         name=mapper.__name__,
-        model=options.model,
+        model=mapper.runner.options.model,
         limit_tokens=lengths.limit,
         limit_chars=most,
         **_shape_of(
@@ -158,7 +158,7 @@ def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> 
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         weights_bytes=sum(weights.values()) or None,
-        batch_bytes=batch_bytes(mapper.model.checkpoint.sizes, device, dtype),
+        batch_bytes=mapper.runner.batch_bytes(),
     )
     return _Count(plan, tokens, nulls, weights, list_columns(mapper))
 

@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
 from gpuclassify.text_mapper import TextMapper
 
-if TYPE_CHECKING:
-    import torch
-
 # cudf counts a column's rows, a list column's elements and, with 32-bit offsets, the bytes of a
 # column of strings as int32.
 COLUMN_LIMIT = 2**31 - 1
 NEAR_LIMIT = 0.5  # of it: what is estimated from a sample may be larger
-# Of a token's width, alive together in a layer: input, residual, three projections, result.
-STATES_A_LAYER = 6
-# What configurations call the width of the states, and that of the feed-forward network.
-WIDTHS = ("hidden_size", "dim", "n_embd")
-INNER_WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim")
-
-
-def batch_bytes(sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> int | None:
-    """About what the largest batch takes beside the weights; None for a network of other sizes.
-
-    The tokens that a batch holds at most, with the states of one layer, and for attention that
-    materialises its scores what `gpuclassify.inference` allows for them. A GPU with less free
-    memory gets smaller batches.
-
-    Parameters
-    ----------
-    sizes : mapping
-        The configuration of the network.
-    device : torch.device
-    dtype : torch.dtype
-    """
-    from gpuclassify.inference.batch_memory import GPU_MAX_TOKENS, GPU_SCORE_BYTES
-    from gpuclassify.inference.memory import CPU_MAX_TOKENS, CPU_SCORE_BYTES
-
-    width = _first(sizes, WIDTHS)
-    if width is None:
-        return None
-    numbers = STATES_A_LAYER * width + 2 * (_first(sizes, INNER_WIDTHS) or 4 * width)
-    is_gpu = device.type == "cuda"
-    tokens = GPU_MAX_TOKENS if is_gpu else CPU_MAX_TOKENS
-    scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
-    has_scores = bool(sizes.get("relative_attention"))
-    return tokens * numbers * dtype.itemsize + (scores if has_scores else 0)
 
 
 def list_columns(mapper: TextMapper) -> list[tuple[str, int]]:
     """Output columns of lists of numbers, and how many numbers a row of each has."""
-    checkpoint = mapper.model.checkpoint
-    count = checkpoint.output_count
-    if checkpoint.sentence is not None:
-        count = _first(checkpoint.sizes, WIDTHS) or 0
     return [
-        (field.name, count)
-        for field in mapper.schema()
-        if count and pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type)
+        (field.name, head.list_size)
+        for head in mapper.heads
+        for field in head.fields()
+        if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type)
     ]
 
 
@@ -99,7 +59,3 @@ def limit_warnings(
                 f"the largest part is too large or near to it: {what} has about {size:,.0f} "
                 f"{unit}, and a column of cudf holds at most {limit:,}: {cure}"
             )
-
-
-def _first(sizes: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)

@@ -9,7 +9,7 @@ from typing import Any
 from dask.utils import format_bytes
 
 from gpuclassify.jobs.estimate.sample import Estimate
-from gpuclassify.jobs.report.readable import readable_time, short_number
+from gpuclassify.pages.readable import readable_time, short_number
 from gpuclassify.tables import html_table, text_table
 
 BAR_WIDTH = 40  # characters
@@ -22,7 +22,7 @@ class ClassifierPlan:
     Attributes
     ----------
     name, model : str
-    limit_tokens : int
+    limit_tokens : int, optional
         Most tokens of a text, or of a window of it.
     limit_chars : int, optional
         Most characters of a text.
@@ -44,7 +44,7 @@ class ClassifierPlan:
 
     name: str
     model: str
-    limit_tokens: int
+    limit_tokens: int | None
     limit_chars: int | None
     mean_tokens: float
     median_tokens: int
@@ -76,11 +76,12 @@ class ClassifierPlan:
             bar = "█" * round(BAR_WIDTH * share / largest) or ("▏" if share else "")
             line = f"{low:>8,} to {high - 1:<8,} {share:>6.1%} {bar}".rstrip()
             yield "", line
-        chars = "" if self.limit_chars is None else f", {self.limit_chars:,} characters"
+        limits = {"tokens": self.limit_tokens, "characters": self.limit_chars}
+        limit = ", ".join(f"{most:,} {unit}" for unit, most in limits.items() if most is not None)
         yield (
             "",
             f"{self.truncated_share:.1%} of the texts are not read to their end "
-            f"(limit {self.limit_tokens:,} tokens{chars})",
+            f"({f'limit {limit}' if limit else 'no limit'})",
         )
         yield "", f"{short_number(self.tokens.value)} tokens to read{_range(self.tokens)}"
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_count, check_text
+from gpuclassify.checks import check_count, check_text, with_plain_values
 from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format
@@ -54,6 +54,7 @@ class FileReader:
     samples: ClassVar[int] = SAMPLES
     sample_bytes: ClassVar[int] = SAMPLE_BYTES
 
+    @with_plain_values
     def __init__(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

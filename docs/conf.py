@@ -1,0 +1,117 @@
+"""How the site is built: ``make docs``, without a network."""
+
+import inspect
+import re
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
+
+import tables  # noqa: E402
+import text_pages  # noqa: E402
+
+from gpuclassify import __version__  # noqa: E402
+from gpuclassify.options import ClassifierOptions  # noqa: E402
+from gpuclassify.text_mapper import TextMapper  # noqa: E402
+
+project, author, version = "gpuclassify", "The gpuclassify developers", __version__
+project_copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton"]
+nitpicky = True  # every reference has a target, or the build fails
+nitpick_ignore_regex = [("py:.*", ".*")]  # docstrings name what has no page, too
+default_role = "py:obj"
+smartquotes = False
+suppress_warnings = ["config.cache"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+copybutton_exclude = ".linenos, .gp, .go"
+toc_object_entries = False
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+numpydoc_show_class_members = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "gpuclassify"
+html_static_path = ["_static"]
+templates_path = ["_templates"]
+html_css_files = ["site.css"]
+html_show_sourcelink = html_copy_source = False
+html_sidebars = {"index": [], "contributing": [], "changelog": []}
+html_theme_options = {
+    "header_links_before_dropdown": 5,
+    "navbar_end": ["theme-switcher"],
+    "secondary_sidebar_items": ["page-toc", "markdown-link"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_toc_level": 2,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+
+# A setting as help() shows it, in one paragraph.
+SETTING = re.compile(
+    r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
+)
+NEXT_SECTION = re.compile(r"^(?=\w+\n-{4,})", re.MULTILINE)
+
+
+def fill_page(_app, docname, source):
+    """Put tables and drawings in their places, and take comments out, before a page is read."""
+    source[0] = text_pages.with_drawings(tables.fill(source[0], docname), HERE)
+
+
+def explain_settings(_app, what, _name, obj, _options, lines):
+    """Give numpydoc the settings of a class in its own form; of a mapper, those not all have."""
+    head, title, rest = "\n".join(lines).partition("Parameters\n----------\n")
+    if what != "class" or not title or not hasattr(obj, "__signature__"):
+        return
+    parameters = inspect.signature(obj).parameters
+    shared = set()
+    if issubclass(obj, TextMapper):
+        shared = set(inspect.signature(ClassifierOptions).parameters) - set(obj.defaults)
+    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
+    entries = [
+        f"{name} : {_kind(parameters[name], choices)}\n{textwrap.indent(text.strip(), '    ')}\n"
+        for name, choices, text in SETTING.findall(settings)
+        if name not in shared
+    ]
+    lines[:] = "".join([head, *([title, *entries, "\n"] if entries else []), *after]).splitlines()
+
+
+def _kind(parameter, choices):
+    kind = choices[2:-1] or str(parameter.annotation).removesuffix(" | None").replace(
+        "StrPath", "str or path"
+    )
+    if parameter.default is parameter.empty:
+        return kind
+    return (
+        f"{kind}, optional"
+        if parameter.default is None
+        else f"{kind}, default {parameter.default!r}"
+    )
+
+
+def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):
+    """A signature of forty settings says less than the list of them below it."""
+    if what == "class" and len(inspect.signature(obj).parameters) > 12:
+        return "(*, ...)", None
+    return None
+
+
+def write_text(app, error):
+    """Write each page as Markdown beside its HTML, and what an assistant should read first."""
+    if error is None and app.builder.name == "html":
+        text_pages.write(app.env, Path(app.outdir), HERE)
+        shutil.copytree(HERE / "drawings", Path(app.outdir, "drawings"), dirs_exist_ok=True)
+
+
+def setup(app):
+    """Connect what is above."""
+    app.connect("source-read", fill_page)
+    app.connect("autodoc-process-docstring", explain_settings, priority=400)  # before numpydoc
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("build-finished", write_text)

@@ -1,0 +1,344 @@
+"""Tables of the site: of classifiers from their declarations, of speed from committed results."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from layers import LAYERS
+
+from gpuclassify.cli import main
+from gpuclassify.jobs.settings import families
+from gpuclassify.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
+from gpuclassify.signatures import explanations
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+MARK = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
+COMMENT = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)
+BASELINE, SUBJECT = "pipeline held", "gpuclassify"
+# Which measured shape a published model has; what is not here was not measured.
+SHAPES = {
+    "deberta": ("domain", "multilingual-domain", "quality", "content-type"),
+    "bert": ("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu"),
+}
+
+
+def fill(text: str, page: str) -> str:
+    """The page with its tables, which name results by their place, and without comments."""
+    up = "../" * (page.count("/") + 1)
+    text = MARK.sub(
+        lambda mark: TABLES[mark[1]]().replace("RESULTS/", f"{up}benchmarks/results/"), text
+    )
+    return COMMENT.sub("", text)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def classifiers() -> str:
+    """What each published classifier is for, gives and reads."""
+    return table(
+        ["class", "what it tells", "new columns", "licence of the weights"],
+        (
+            [
+                f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>"
+                f"`{owner.defaults.get('model', 'model=')}`",
+                owner.purpose,
+                _columns(owner),
+                owner.licence,
+            ]
+            for name, owner in families().items()
+        ),
+    )
+
+
+def _columns(owner: Any) -> str:
+    if "model" not in owner.defaults:
+        return "those of the model"
+    names = [f"`{field.name}`" for field in owner().schema()]
+    more = [f"and {len(names) - 4} more"] if len(names) > 4 else []
+    return "<br>".join([*names[:4], *more])
+
+
+def lengths() -> str:
+    """How much of a text each published classifier reads, and how fast that was measured."""
+    speeds = {
+        family: f"{_variant(shape, SUBJECT)['real_tokens_per_second']:,.0f} tokens/s"
+        for shape, members in SHAPES.items()
+        for family in members
+    }
+    return table(
+        ["classifier", "characters", "tokens", "measured on 2 CPU cores"],
+        (
+            [
+                f"`{name}`",
+                f"{owner.defaults['max_chars']:,}" if owner.defaults.get("max_chars") else "all",
+                owner.defaults.get("max_seq_length") or "all that the model can",
+                speeds.get(name, "not yet"),
+            ]
+            for name, owner in families().items()
+        ),
+    )
+
+
+def labels() -> str:
+    """Every family with its model, columns and all labels."""
+    return "\n".join(_family(name, owner) for name, owner in families().items())
+
+
+def _family(name: str, owner: Any) -> str:
+    model = owner.defaults.get("model")
+    facts = [
+        ["class", f"{{py:class}}`~gpuclassify.{owner.__qualname__}`"],
+        ["tells", owner.purpose],
+        ["model", f"`{model}`" if model else "`model=`, `--model`"],
+        ["licence of the weights", owner.licence + (", gated" if owner.is_gated else "")],
+    ]
+    if model:
+        columns = "<br>".join(f"`{field.name}` ({field.type})" for field in owner().schema())
+        facts.append(["columns", columns])
+    known = ", ".join(f"`{label}`" for label in owner.published_labels)
+    of_model = "those of the model" if "label_field" in owner.defaults else "none"
+    facts.append(["labels", known or of_model])
+    return f"## `{name}`\n\n{table(['', ''], facts)}\n"
+
+
+def arguments() -> str:
+    """What every mapper takes, by the settings that declare it."""
+    titles = {
+        ModelOptions: "Of all classifiers and of the embedder",
+        LabelOptions: "Of all that give labels",
+        ScoreOptions: "Of all that give labels and scores",
+        ClassifierOptions: "Of all that give probabilities",
+    }
+    return "\n".join(f"## {title}\n\n{_settings(kind)}\n" for kind, title in titles.items())
+
+
+def _settings(kind: type) -> str:
+    parameters = inspect.signature(kind).parameters
+    return table(
+        ["argument", "default", "meaning"],
+        (
+            [f"`{name}`", f"`{_default(parameters[name])}`", text.lstrip(": ").replace("|", "\\|")]
+            for name, text in explanations(kind.__doc__)
+        ),
+    )
+
+
+def _default(parameter: Any) -> str:
+    return repr(parameter.default) if parameter.default != "" else "the class's own"
+
+
+def commands() -> str:
+    """The help of every command, as the terminal shows it."""
+    context = click.Context(main, info_name=main.name)
+    return "\n".join(
+        f"## {name}\n\n```none\n{command.get_help(click.Context(command, context, name))}\n```\n"
+        for name, command in main.commands.items()
+    )
+
+
+def layers() -> str:
+    """The layers of the package, as the test of imports declares them."""
+    return "\n".join(
+        f"{height}. {', '.join(f'`{room}`' for room in sorted(layer))}"
+        for height, layer in enumerate(LAYERS, 1)
+    )
+
+
+def throughput() -> str:
+    """Speed beside the recipe of Hugging Face, a row a committed result."""
+    return table(
+        [
+            "model, documents",
+            "recipe, tokens/s",
+            "gpuclassify, tokens/s",
+            "times",
+            "share of the matmul peak",
+            "result",
+        ],
+        (
+            [
+                f"{_model(result)}, {corpus['documents']} {kind}",
+                f"{ways[BASELINE]['real_tokens_per_second']:.0f}",
+                f"{ways[SUBJECT]['real_tokens_per_second']:.0f}",
+                f"**{corpus['speed_up'][BASELINE]['ratio_of_medians']:.1f}**",
+                f"{ways[BASELINE]['share_of_peak']:.0%} → {ways[SUBJECT]['share_of_peak']:.0%}",
+                _link(path),
+            ]
+            for path, result in _results("throughput")
+            for kind, corpus in result["corpora"].items()
+            for ways in [corpus["variants"]]
+        ),
+    )
+
+
+def other_ways() -> str:
+    """The other ways to batch in the same results."""
+    return table(
+        ["model, documents", "way", "tokens/s", "gpuclassify is so many times as fast", "result"],
+        (
+            [
+                f"{_model(result)}, {corpus['documents']} {kind}",
+                way,
+                f"{found['real_tokens_per_second']:.0f}",
+                f"{corpus['speed_up'][way]['ratio_of_medians']:.2f}",
+                _link(path),
+            ]
+            for path, result in _results("throughput")
+            for kind, corpus in result["corpora"].items()
+            for way, found in corpus["variants"].items()
+            if way not in (BASELINE, SUBJECT)
+        ),
+    )
+
+
+def footprints() -> str:
+    """Seconds to the first answers and memory, where they were measured."""
+    return table(
+        ["model", "way", "seconds to the first 8 answers", "memory at most", "result"],
+        (
+            [
+                _model(result),
+                "recipe" if way == BASELINE else way,
+                f"{found['first_seconds']:.1f}",
+                f"{found['peak_resident_bytes'] / 1e9:.1f} GB",
+                _link(path),
+            ]
+            for path, result in _results("throughput")
+            for corpus in result["corpora"].values()
+            for way, found in corpus["footprints"].items()
+        ),
+    )
+
+
+def deduplication() -> str:
+    """Fuzzy deduplication beside its peers."""
+    return table(
+        [
+            "way",
+            "seconds",
+            "memory at most",
+            "documents kept",
+            "times our verified seconds",
+            "result",
+        ],
+        (
+            [
+                way,
+                f"{found['median_seconds']:.1f}",
+                f"{found['peak_resident_bytes'] / 1e6:,.0f} MB",
+                f"{found['kept']:,}",
+                f"{found['median_seconds'] / ways['gpuclassify, verified']['median_seconds']:.1f}",
+                _link(path),
+            ]
+            for path, result in _results("deduplication")
+            for corpus in result["corpora"].values()
+            for ways in [corpus["variants"]]
+            for way, found in ways.items()
+        ),
+    )
+
+
+def precision_of_removal() -> str:
+    """Of what was removed, how much is alike to the document that stays."""
+    return table(
+        ["way", "removed", "at least 0.8 alike in words", "result"],
+        (
+            [
+                way,
+                f"{found['precision']['removed']:,}",
+                f"{found['precision']['words']['0.8']:.1%}",
+                _link(path),
+            ]
+            for path, result in _results("deduplication")
+            for bands, ways in result["recall"].items()
+            if "x" in bands
+            for way, found in ways.items()
+        ),
+    )
+
+
+def safety() -> str:
+    """AegisClassifier beside plain generate."""
+    return table(
+        ["way", "seconds", "documents/s", "times", "result"],
+        (
+            [
+                way,
+                f"{found['median_seconds']:.1f}",
+                f"{found['documents_per_second']:.2f}",
+                f"{result['speed_up'][way]['ratio_of_medians']:.1f}"
+                if way in result["speed_up"]
+                else "",
+                _link(path),
+            ]
+            for path, result in _results("safety")
+            for way, found in result["variants"].items()
+        ),
+    )
+
+
+def workers() -> str:
+    """The default number of workers beside others, while other programs are busy."""
+    return table(
+        ["model", "beside", "default", "speed of the default against the best other", "result"],
+        (
+            [
+                _model(result),
+                f"{result['settings']['busy']} busy programs",
+                result["default"],
+                f"{result['default_against_best']['ratio_of_medians']:.2f}",
+                _link(path),
+            ]
+            for path, result in _results("workers")
+        ),
+    )
+
+
+def _results(question: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(RESULTS.glob(f"{question}-*.json")):
+        yield path, json.loads(path.read_text(encoding="utf-8"))
+
+
+def _variant(shape: str, way: str) -> dict[str, Any]:
+    """The newest result with web documents of a shape."""
+    found = [
+        result["corpora"]["web"]["variants"][way]
+        for _, result in _results("throughput")
+        if result["settings"]["model"] == shape and "web" in result["corpora"]
+    ]
+    return found[-1]
+
+
+def _model(result: dict[str, Any]) -> str:
+    names = {"bert": "BERT-base", "deberta": "DeBERTa-v3-base", "minilm": "MiniLM"}
+    return names[result["settings"]["model"]]
+
+
+def _link(path: Path) -> str:
+    return f"[JSON](RESULTS/{path.name})"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "classifiers": classifiers,
+    "lengths": lengths,
+    "labels": labels,
+    "arguments": arguments,
+    "commands": commands,
+    "layers": layers,
+    "throughput": throughput,
+    "other-ways": other_ways,
+    "footprints": footprints,
+    "deduplication": deduplication,
+    "precision-of-removal": precision_of_removal,
+    "safety": safety,
+    "workers": workers,
+}

@@ -1,0 +1,76 @@
+"""Each page as Markdown beside its HTML, and llms.txt, which lists them."""
+
+import importlib
+import inspect
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tables
+
+DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.MULTILINE)
+DIRECTIVES = re.compile(r"^```\{(eval-rst|toctree)\}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+DIRECTIVE = re.compile(r"^\.\. auto(?:class|function):: (\S+)", re.MULTILINE)
+INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
+ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
+TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
+RESULT = re.compile(r"\((?:\.\./)+benchmarks/results/")
+SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs, in one line."
+
+
+def with_drawings(text: str, folder: Path) -> str:
+    """The page with its drawings in it, so that they take the colours of the theme."""
+
+    def drawn(found: re.Match[str]) -> str:
+        svg = (folder / "drawings" / Path(found[2]).name).read_text(encoding="utf-8")
+        figure = f'<figure class="drawing" role="img" aria-label="{found[1]}">\n{svg}</figure>'
+        return f"```{{raw}} html\n{figure}\n```"
+
+    return DRAWING.sub(drawn, text)
+
+
+def write(env: Any, output: Path, source: Path) -> None:
+    """Write ``PAGE.md`` for each page, ``llms.txt``, and the results that pages link."""
+    shutil.copytree(tables.RESULTS, output / "benchmarks/results", dirs_exist_ok=True)
+    for page in env.found_docs:
+        path = output / f"{page}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(plain(source / f"{page}.md", page), encoding="utf-8")
+    lines = ["# gpuclassify", "", f"> {SUMMARY}", ""]
+    for page in _in_order(env, env.config.root_doc):
+        title = env.titles[page].astext()
+        lines.append(f"- [{title}]({page}.md)")
+    (output / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def plain(path: Path, page: str) -> str:
+    """A page in Markdown alone: tables filled, comments gone, reference as text."""
+    text = tables.fill(path.read_text(encoding="utf-8"), page)
+    text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
+    text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2]), text)
+    up = os.path.relpath(".", Path(page).parent)
+    text = RESULT.sub(f"({up}/benchmarks/results/", TARGET.sub("", text))
+    return ROLE.sub(lambda found: f"`{found[1]}`", text)
+
+
+def _reference(kind: str, content: str) -> str:
+    if kind == "toctree":
+        pages = [line for line in content.splitlines() if line and not line.startswith(":")]
+        return "".join(f"- [{page}]({page}.md)\n" for page in pages)
+    return "\n".join(map(_described, DIRECTIVE.findall(content)))
+
+
+def _described(name: str) -> str:
+    """Signature and docstring of a Python name."""
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute)
+    signature = f"{attribute}{inspect.signature(found)}"
+    return f"```none\n{signature}\n\n{inspect.getdoc(found)}\n```\n"
+
+
+def _in_order(env: Any, page: str) -> list[str]:
+    """The page and all below it, as the table of contents has them."""
+    below = env.toctree_includes.get(page, [])
+    return [page, *(each for child in below for each in _in_order(env, child))]

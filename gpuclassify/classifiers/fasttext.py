@@ -1,0 +1,151 @@
+"""fastText models: any classifier, and language identification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuclassify.checks import check_count, check_number, check_optional_texts, check_probability
+from gpuclassify.fasttext.head import FastTextHead, LanguageHead
+from gpuclassify.fasttext.runner import FastTextModel, FastTextRunner
+from gpuclassify.options import LabelOptions
+from gpuclassify.signatures import takes
+from gpuclassify.text_mapper import TextMapper
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastTextOptions(LabelOptions):
+    """Settings of classifiers that fastText runs, beside those of `LabelOptions`.
+
+    Attributes
+    ----------
+    model : str
+        A ``.bin`` or ``.ftz`` file, a directory that holds it, or a Hub name.
+    file : str
+        Which file of a directory or repository with several.
+    confidence_field : str
+        Output column (float32) of the label's probability.
+    min_confidence : float
+        Keep only rows whose label is this probable, 0 to 1.
+    score_label : str
+        Label whose probability is `score_field`, whichever label is the most probable one.
+    score_field : str
+        Output column (float32) of the probability of `score_label`.
+    min_score : float
+        Keep only rows where that is at least this.
+    top_k : int
+        Also write lists of the so many most probable labels, and of their probabilities.
+    top_labels_field, top_scores_field : str
+        Their columns.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+
+    file: str | None = None
+    confidence_field: str | None = None
+    min_confidence: float | None = None
+    score_label: str | None = None
+    score_field: str | None = None
+    min_score: float | None = None
+    top_k: int | None = None
+    top_labels_field: str = "top_labels"
+    top_scores_field: str = "top_scores"
+
+    def check(self) -> None:
+        """See `TextOptions.check`."""
+        super().check()
+        names = ("confidence_field", "score_field", "top_labels_field", "top_scores_field")
+        check_optional_texts(self, names, "a column name or None")
+        check_optional_texts(self, ("file", "score_label"), "a text, or None")
+        check_count("top_k", self.top_k)
+        if self.min_confidence is not None:
+            check_probability("min_confidence", self.min_confidence)
+        if self.min_score is not None:
+            check_number("min_score", self.min_score)
+        if self.score_label is None and self.needs_score:
+            raise ValueError(
+                "score_field and min_score are about the probability of one label: pass "
+                'score_label= with them, such as score_label="__label__hq"'
+            )
+        if self.score_label is not None and not self.needs_score:
+            raise ValueError(
+                f"score_label={self.score_label!r} has no column to fill and no filter: pass "
+                "score_field= or min_score= with it"
+            )
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether the probability of a label is asked for by its name."""
+        return self.score_field is not None or self.min_score is not None
+
+
+class FastTextClassifier(TextMapper):
+    """Any classifier that fastText has trained, quantized ones too.
+
+    Labels are the library's, with their prefix. The probability of a label is
+    asked for by its name: ``score_label="__label__hq"`` fills `score_field`,
+    also where another label is more probable. Numbers are the library's, which
+    adds 1e-5 to each probability, so that they may exceed 1 by as much.
+
+    Newlines are read as spaces, as the library asks for. An empty text gets
+    what it gives one. If it knows no word of a text, label and numbers are
+    null, and no filter is passed.
+
+    Models run on the CPU, in a process that all workers of a machine share and
+    that forks one for each of their threads: the file is in memory once.
+
+    Parameters
+    ----------
+    top_k : int
+        Also write the so many most probable labels to ``top_labels``, list<str>, and their
+        probabilities to ``top_scores``, list<float32>.
+
+    Examples
+    --------
+    >>> quality = FastTextClassifier(
+    ...     model="mlfoundations/fasttext-oh-eli5",
+    ...     score_label="__label__hq",
+    ...     score_field="hq_score",
+    ...     min_score=0.018,
+    ... )
+    >>> ddf = ddf.pipe(quality)  # doctest: +SKIP
+    """
+
+    Options = FastTextOptions
+    model_type = FastTextModel
+    runner_type = FastTextRunner
+    head_type = FastTextHead
+    family = "fasttext"
+    purpose = "any classifier of fastText"
+    licence = "the model's"
+    defaults: ClassVar[dict[str, Any]] = {"label_field": "fasttext_pred"}
+
+    if TYPE_CHECKING:
+
+        @takes(FastTextOptions)
+        def __init__(self, **settings: Any) -> None: ...
+
+
+class LanguageIdentifier(FastTextClassifier):
+    """Gives text its language, and how probable that is, by a model of fastText.
+
+    Languages are the model's labels without ``__label__``: ``deu_Latn`` of the
+    default model and of GlotLID (``model="cis-lmu/glotlid",
+    file="model_v3.bin"``), ``de`` of ``lid.176.bin``, which is no model of the
+    Hub: download it, and pass its path.
+
+    Examples
+    --------
+    >>> ddf = LanguageIdentifier()(ddf)  # doctest: +SKIP
+    >>> german_or_french = LanguageIdentifier(model="lid.176.bin", filter_by=["de", "fr"])
+    """
+
+    head_type = LanguageHead
+    family = "language"
+    purpose = "language of text, 217 labels"
+    licence = "CC-BY-NC-4.0"
+    defaults: ClassVar[dict[str, Any]] = {
+        "model": "facebook/fasttext-language-identification",
+        "label_field": "language",
+        "confidence_field": "language_confidence",
+    }

@@ -1,0 +1,121 @@
+"""The labels of fastText, and their probabilities, as columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.columns import SCORES
+from gpuclassify.fasttext.model_file import FastTextFile
+from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+
+PREFIX = "__label__"
+
+
+class FastTextHead(LabelHead):
+    """The most probable label with its probability, that of a label by its name, and the first k.
+
+    Reads the records of `FastTextRunner`. Where the library gives a text no label, because it knows
+    none of its words, label and numbers are null, and the text passes no filter.
+    """
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels as the library has them, in its order."""
+        return list(self.model.checkpoint.labels)
+
+    @property
+    def list_size(self) -> int:
+        """Probabilities in a list."""
+        return self.options.top_k or 0
+
+    def fields(self) -> list[pa.Field]:
+        """Label, confidence, score and the first k, as far as they are asked for."""
+        options = self.options
+        fields = named_fields(
+            (self.label_field, pa.string()),
+            (options.confidence_field, pa.float32()),
+            (options.score_field, pa.float32()),
+        )
+        if options.top_k is not None:
+            fields += [pa.field(options.top_labels_field, pa.list_(pa.string()))]
+            fields += [pa.field(options.top_scores_field, SCORES)]
+        return fields
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for records, (texts,)."""
+        options, ids = self.options, values["label"]
+        columns = named_columns(
+            (self.label_field, self._texts(ids[:, 0])),
+            (options.confidence_field, _or_null(self._confidences(values))),
+            (options.score_field, _or_null(self._scores(values))),
+        )
+        if options.top_k is not None:
+            ids, probabilities = ids[:, : options.top_k], values["probability"][:, : options.top_k]
+            is_given = ids >= 0
+            offsets = np.concatenate([[0], np.cumsum(is_given.sum(axis=1))]).astype(np.int32)
+            names = self._texts(ids[is_given]).dictionary_decode()
+            columns[options.top_labels_field] = pa.ListArray.from_arrays(offsets, names)
+            numbers = pa.array(probabilities[is_given])
+            columns[options.top_scores_field] = pa.ListArray.from_arrays(offsets, numbers)
+        return columns
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Which texts have a wanted label, confidence and score."""
+        options = self.options
+        passed = {}
+        if options.filter_by is not None:
+            wanted = [self.labels.index(label) for label in options.filter_by]
+            passed["label"] = np.isin(values["label"][:, 0], wanted)
+        if options.min_confidence is not None:
+            passed["confidence"] = self._confidences(values) >= np.float32(options.min_confidence)
+        if options.min_score is not None:
+            passed["score"] = self._scores(values) >= np.float32(options.min_score)
+        return passed
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """The probability of each text's label."""
+        return np.nan_to_num(self._confidences(values))
+
+    def check_model(self, checkpoint: Checkpoint | FastTextFile) -> None:
+        """Raise CheckpointError if there are fewer labels than `top_k`."""
+        wanted, there = self.options.top_k, len(checkpoint.labels)
+        if wanted is not None and wanted > there:
+            raise CheckpointError(
+                f"top_k={wanted}, and {self.options.model} has {there} labels: pass at most {there}"
+            )
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the labels that settings name exist."""
+        super().check_settings()
+        if self.options.score_label is not None:
+            self._check_labels(self.options.score_label)
+
+    def _texts(self, ids: np.ndarray) -> pa.DictionaryArray:
+        codes = pa.array(ids, mask=ids < 0)
+        return pa.DictionaryArray.from_arrays(codes, pa.array(self.labels, pa.string()))
+
+    def _confidences(self, values: np.ndarray) -> np.ndarray:
+        return values["probability"][:, 0]
+
+    def _scores(self, values: np.ndarray) -> np.ndarray:
+        """The probability of `score_label`, 0 where the library leaves it out as too small."""
+        if self.options.score_label is None:
+            return np.zeros(0, dtype=np.float32)
+        is_meant = values["label"] == self.labels.index(self.options.score_label)
+        scores = np.where(is_meant, values["probability"], np.float32(0)).sum(axis=1)
+        return np.where(values["label"][:, 0] >= 0, scores, np.float32(np.nan))
+
+
+class LanguageHead(FastTextHead):
+    """As `FastTextHead`, with labels that are names of languages: without their prefix."""
+
+    @property
+    def labels(self) -> list[str]:
+        """Languages, in the library's order."""
+        return [label.removeprefix(PREFIX) for label in super().labels]
+
+
+def _or_null(values: np.ndarray) -> pa.Array:
+    return pa.array(values, mask=np.isnan(values))

@@ -1,0 +1,182 @@
+"""What a fastText file declares, read without its matrices, and whether it is whole.
+
+The library believes whatever a file says: a truncated one crashes the process that loads it. The
+format is that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, ``args.cc``,
+``dictionary.cc``, ``densematrix.cc``, ``quantmatrix.cc``, ``productquantizer.cc``).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+from gpuclassify.hub import Identity, ModelFile
+from gpuclassify.models.checkpoint import CheckpointError
+
+PATTERNS = ("*.bin", "*.ftz")
+MAGIC = 793712314
+VERSIONS = (11, 12)
+WORD_VECTORS, SUPERVISED = (1, 2), 3  # cbow and skip-gram; the other kind of model
+CENTROIDS = 256  # of a product quantizer
+_ENTRY_TAIL = 9  # bytes behind a word's zero byte: a count of 8, and its type
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class FastTextFile:
+    """A fastText classifier pinned and described; equal for equal files.
+
+    Attributes
+    ----------
+    identity : Identity
+    filename : str
+    labels : tuple of str
+        In the library's order, with their prefix.
+    size_bytes : int
+        Of the file.
+    """
+
+    identity: Identity
+    filename: str
+    labels: tuple[str, ...]
+    size_bytes: int
+
+
+def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
+    """Read what a file declares, and hold its length against that.
+
+    Parameters
+    ----------
+    file : binary file
+        At its beginning. Of it header and dictionary are read, and the sizes of its matrices.
+    model : ModelFile
+
+    Raises
+    ------
+    CheckpointError
+        It is no fastText classifier, of another version, or not whole.
+    """
+    return _Reader(file, model).read()
+
+
+class _Reader:
+    """Reads the blocks of a file one after another."""
+
+    def __init__(self, file: BinaryIO, model: ModelFile) -> None:
+        self.file, self.model = file, model
+        self.size_bytes = file.seek(0, 2)
+        file.seek(0)
+
+    def read(self) -> FastTextFile:
+        """All blocks; see `read_fasttext`."""
+        self._read_head()
+        settings = self._numbers("12i", "settings")
+        dim, word_ngrams, kind, bucket, max_chars = (settings[n] for n in (0, 5, 7, 8, 10))
+        self._skip(8, "settings")  # a sampling threshold, float64
+        if kind in WORD_VECTORS:
+            self._refuse("holds word vectors, not a classifier: name a supervised model")
+        has_ngrams = word_ngrams > 1 or max_chars > 0
+        if kind != SUPERVISED or min(dim, bucket - has_ngrams) < 0:
+            self._corrupt("settings")
+        size, words, label_count, _tokens, pruned = self._numbers("3i2q", "dictionary")
+        if min(words, label_count) < 0 or not size == words + label_count > words:
+            self._corrupt("dictionary")
+        labels = self._labels(words, label_count)
+        self._skip(8 * max(pruned, 0), "dictionary")  # pairs of int32
+        is_quantized = self._flag("input matrix")
+        if pruned >= 0 and not is_quantized:
+            self._corrupt("dictionary")
+        ngrams = bucket if pruned < 0 else pruned
+        self._skip_matrix("input matrix", words + ngrams, dim, is_quantized)
+        is_output_quantized = self._flag("output matrix") and is_quantized
+        self._skip_matrix("output matrix", label_count, dim, is_output_quantized)
+        if rest := self.size_bytes - self.file.tell():
+            self._refuse(f"has {rest:,} bytes more than its header announces: copy it again")
+        return FastTextFile(*self.model, labels, self.size_bytes)
+
+    def _read_head(self) -> None:
+        head = self.file.read(8)
+        magic, version = struct.unpack("<2i", head) if len(head) == 8 else (0, 0)
+        if magic != MAGIC:
+            cure = "; it is a Git LFS pointer: run `git lfs pull`" if head == b"version " else ""
+            self._refuse(f"is no fastText model, which begins with other bytes{cure}")
+        if version not in VERSIONS:
+            self._refuse(
+                f"has version {version} of the format, and versions {VERSIONS} can be read"
+            )
+
+    def _labels(self, words: int, count: int) -> tuple[str, ...]:
+        """The labels, which stand behind the words, each with its count and its type."""
+        data, start, found = b"", 0, []
+        for entry in range(words + count):
+            end = data.find(b"\0", start)
+            while end < 0 or len(data) < end + 1 + _ENTRY_TAIL:
+                more = self.file.read(_READ_BYTES)
+                if not more:
+                    self._truncated("dictionary")
+                data, start = data[start:] + more, 0
+                end = data.find(b"\0")
+            is_label = entry >= words
+            if data[end + _ENTRY_TAIL] != is_label:
+                self._corrupt("dictionary")
+            if is_label:
+                found.append(data[start:end])
+            start = end + 1 + _ENTRY_TAIL
+        self.file.seek(start - len(data), 1)
+        try:
+            return tuple(label.decode() for label in found)
+        except UnicodeDecodeError:
+            self._corrupt("dictionary")
+
+    def _skip_matrix(self, block: str, rows: int, columns: int, is_quantized: bool) -> None:
+        has_norms = is_quantized and self._flag(block)
+        shape = self._numbers("2q", block)
+        if shape != (rows, columns):
+            self._corrupt(block)
+        if not is_quantized:
+            self._skip(4 * rows * columns, block)
+            return
+        (code_bytes,) = self._numbers("i", block)
+        parts = self._skip_codes(block, code_bytes, columns)
+        if code_bytes != rows * parts:
+            self._corrupt(block)
+        if has_norms:
+            self._skip_codes(block, rows, 1)
+
+    def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
+        """Skip codes and the product quantizer that made them; returns the codes of a row."""
+        self._skip(max(code_bytes, 0), block)
+        dim, parts, part, last = self._numbers("4i", block)
+        if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):
+            self._corrupt(block)
+        self._skip(4 * dim * CENTROIDS, block)
+        return parts
+
+    def _flag(self, block: str) -> bool:
+        (value,) = self._numbers("B", block)
+        if value > 1:
+            self._corrupt(block)
+        return bool(value)
+
+    def _numbers(self, layout: str, block: str) -> tuple[Any, ...]:
+        data = self.file.read(struct.calcsize(f"<{layout}"))
+        try:
+            return struct.unpack(f"<{layout}", data)
+        except struct.error:
+            self._truncated(block)
+
+    def _skip(self, count: int, block: str) -> None:
+        if self.file.tell() + count > self.size_bytes:
+            self._truncated(block)
+        self.file.seek(count, 1)
+
+    def _truncated(self, block: str) -> NoReturn:
+        self._refuse(f"ends within its {block}, at byte {self.size_bytes:,}: copy it again")
+
+    def _corrupt(self, block: str) -> NoReturn:
+        self._refuse(f"has a {block} that no classifier of fastText has: copy it again")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        identity, filename = self.model
+        raise CheckpointError(f"{filename} of {identity.name} {reason}")

@@ -1,0 +1,172 @@
+"""The parts of a mapper that know a fastText model: the pinned file, and what runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+
+from gpuclassify import hub
+from gpuclassify.fasttext.client import HostClient, check_library
+from gpuclassify.fasttext.model_file import PATTERNS, FastTextFile, read_fasttext
+from gpuclassify.frames.texts import Texts
+from gpuclassify.hub import Identity, ModelFile
+from gpuclassify.pinned_model import PinnedModel
+from gpuclassify.read_share import ReadShare
+from gpuclassify.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
+from gpuclassify.workers.part_progress import advance
+from gpuclassify.workers.run_stats import RunStats
+
+# Texts, and characters of them, that are sent at once: the copies of more would take memory.
+BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
+
+
+class FastTextModel(PinnedModel):
+    """A fastText file: a path, or one of a directory or of a repository of the Hub."""
+
+    @property
+    def repositories(self) -> list[str]:
+        """The model alone."""
+        return [self.options.model]
+
+    @property
+    def identity(self) -> Identity:
+        """The file's commit on the Hub; or its directory and its digest."""
+        return self.checkpoint.identity
+
+    @property
+    def checkpoint(self) -> FastTextFile:  # type: ignore[override]
+        """What the file declares, read once from its header and dictionary."""
+        return cast(FastTextFile, super().checkpoint)
+
+    @property
+    def file(self) -> ModelFile:
+        """Where the file is."""
+        return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
+
+    def read(self) -> FastTextFile:  # type: ignore[override]
+        """Read what the file declares; no matrix."""
+        options = self.options
+        cache_dir = options.cache_dir
+        model = hub.resolve_file(
+            options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
+        )
+        return hub.read_file(model, lambda file: read_fasttext(file, model), cache_dir=cache_dir)
+
+    def check(self, checkpoint: Any) -> None:
+        """Nothing in the settings can contradict a file; its labels are the head's."""
+
+    def check_directories(self) -> None:
+        """Raise if a local file is not the one that was described."""
+        if self.checkpoint.identity.is_directory:
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Download the file, once for the machine."""
+        hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
+
+    def weights_bytes(self, dtype: Any) -> dict[str, int]:
+        """Bytes of the file, which a node has in memory once."""
+        identity, filename = self.file
+        return {f"{identity.name}@{identity.revision}/{filename}": self.checkpoint.size_bytes}
+
+
+class FastTextRunner(Runner):
+    """Asks the library, in a process that all processes of a node share.
+
+    Outputs are records, one for each text, of two fields: ``label``, int32 (k,), ids of the most
+    probable labels, -1 where the library gives fewer; and ``probability``, float32 (k,), as the
+    library has them, which adds 1e-5 to each.
+    """
+
+    model: FastTextModel
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """The most probable labels of distinct texts; see `Runner.run`."""
+        labels, options = self.model.checkpoint.labels, self.options
+        k = len(labels) if options.needs_score else options.top_k or 1
+        kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
+        values = np.empty(len(texts), dtype=kinds)
+        lines = [text.replace("\n", " ") for text in texts.to_list()]
+        started = time.perf_counter()
+        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
+        with (
+            self.lease(*self.device_and_dtype()) as host,
+            ThreadPoolExecutor(compute_threads()) as pool,
+        ):
+            answers = pool.map(lambda block: host.predict(lines[block], k), blocks)
+            for block, found in zip(blocks, answers, strict=True):
+                values["label"][block], values["probability"][block] = found
+                advance(block.stop - block.start)
+        stats.batches += len(blocks)
+        stats.model_seconds += time.perf_counter() - started
+        stats.windows += len(texts)
+        self._refuse_nan(values, name_text)
+        read = ReadShare(np.ones(len(texts), np.int64), np.ones(len(texts), np.float32))
+        return Outputs(values, np.arange(len(texts)), read)
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Words between white space, all of which the model reads; see `Runner.token_lengths`."""
+        words = np.array([len(text.encode().split()) for text in texts], dtype=np.int64)
+        return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
+
+    @contextlib.contextmanager
+    def lease(self, device: Any, dtype: Any) -> Iterator[HostClient]:
+        """The process that holds the model; see `Runner.lease`."""
+        from gpuclassify.inference.residency import MODELS
+
+        def load() -> HostClient:
+            path = hub.fetch_file(self.model.file, cache_dir=self.options.cache_dir)
+            client = HostClient(path, self.model.checkpoint.identity.revision)
+            client.warm_up()
+            return client
+
+        with MODELS.lease((self.resident_key, str(device), str(dtype)), load) as client:
+            yield client
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """The CPU and float32, without torch."""
+        return "cpu", np.dtype(np.float32)
+
+    def batch_bytes(self) -> int:
+        """A block of texts is small beside everything else."""
+        return 0
+
+    def check_weights(self) -> None:
+        """Raise ModuleNotFoundError unless fastText is installed."""
+        check_library()
+
+    def _refuse_nan(self, values: np.ndarray, name_text: Callable[[int], str]) -> None:
+        failed = (values["label"] >= 0) & ~np.isfinite(values["probability"])
+        for place in np.flatnonzero(failed.any(axis=1)):
+            raise NonFiniteOutputError(
+                f"{self.options.model} gives {values['probability'][place].tolist()} for "
+                f"{name_text(int(place))}: take another model, or remove the row"
+            )
+
+
+def compute_threads() -> int:
+    """Cores that one partition may take: those that torch would have, which need not be here."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return torch.get_num_threads()
+    from dask.system import cpu_count
+
+    return int(os.environ.get("OMP_NUM_THREADS") or cpu_count())
+
+
+def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of texts within `BLOCK_TEXTS` and, but for a single text, `BLOCK_CHARS`."""
+    ends = np.cumsum(char_counts)
+    start = 0
+    while start < len(ends):
+        before = ends[start - 1] if start else 0
+        fitting = int(np.searchsorted(ends, before + BLOCK_CHARS, side="right"))
+        stop = min(max(start + 1, fitting), start + BLOCK_TEXTS)
+        yield start, stop
+        start = stop

@@ -1,0 +1,149 @@
+"""One process holds a model for all of a machine, and what happens when somebody is killed."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pandas as pd
+import psutil
+import pytest
+
+from gpuclassify import FastTextClassifier
+from gpuclassify.fasttext import client
+from gpuclassify.fasttext.client import HostClient, HostError
+
+DEADLINE_SECONDS = 20
+
+
+@pytest.fixture
+def model(fasttext_model, tmp_path):
+    """A file of this test's own, so that nobody else's process holds it."""
+    path = tmp_path / "own.bin"
+    path.write_bytes(fasttext_model("chars").read_bytes())
+    return path
+
+
+def processes(model):
+    """The process that holds a model and its children, the oldest first."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(model) in process.cmdline() and "gpuclassify.fasttext.host" in process.cmdline():
+                found.append(process)
+    alive = [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+    return sorted(alive, key=lambda one: (one.create_time(), one.pid))
+
+
+def wait_for(is_so):
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ask_in_threads(own, count):
+    """What so many threads are told that ask at the same time, however few cores there are."""
+    barrier, answers = threading.Barrier(count), []
+
+    def ask():
+        connection = own.connect()
+        barrier.wait()
+        own._idle.append(connection)
+        answers.append(own.predict(["buy"], 1)[0].item())
+
+    threads = [threading.Thread(target=ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_threads_and_processes_share_one_model(model, run_python):
+    holder = [HostClient(model, "r")]
+    answers = ask_in_threads(holder[0], 3)
+    assert len(set(answers)) == 1
+    assert len(processes(model)) == 4
+    out = run_python(f"""
+from pathlib import Path
+from gpuclassify.fasttext.client import HostClient
+import psutil
+other = HostClient(Path({str(model)!r}), "r")
+print(other.predict(["buy"], 1)[0].item())
+print(sum({str(model)!r} in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])))
+""")
+    assert out.split() == [str(answers[0]), "5"]
+    holder.clear()
+    wait_for(lambda: not processes(model))
+
+
+def test_a_killed_client_takes_child_and_host_along(model, run_python):
+    code = f"""
+import os, signal
+import pandas as pd
+from gpuclassify import FastTextClassifier
+FastTextClassifier(model={str(model)!r})(pd.DataFrame({{"text": ["buy"]}}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with pytest.raises(AssertionError):  # it was killed
+        run_python(code)
+    wait_for(lambda: not processes(model))
+
+
+def test_a_killed_child_or_host_is_started_again(model, caplog):
+    classifier, frame = FastTextClassifier(model=model), pd.DataFrame({"text": ["buy", "proof"]})
+    expected = classifier(frame)
+    host, child = processes(model)
+    child.kill()
+    wait_for(lambda: len(processes(model)) == 1)
+    pd.testing.assert_frame_equal(classifier(frame), expected)
+    assert processes(model)[0] == host
+    for process in processes(model):
+        process.kill()
+    wait_for(lambda: not processes(model))
+    pd.testing.assert_frame_equal(classifier(frame), expected)
+    assert len(processes(model)) == 2
+    classifier.teardown()
+    wait_for(lambda: not processes(model))
+
+
+def test_a_child_that_ends_each_time_it_is_asked_is_an_error(model, monkeypatch, caplog):
+    own = HostClient(model, "r")
+
+    def connect(path, revision):
+        connection = client.connect(path, revision)
+        wait_for(lambda: len(processes(model)) == 2)
+        os.kill(processes(model)[-1].pid, signal.SIGKILL)
+        return connection
+
+    monkeypatch.setattr(own, "connect", lambda: connect(model, "r"))
+    with pytest.raises(HostError, match="ended twice while it was asked about 1 texts"):
+        own.predict(["buy"], 1)
+    assert "started again" in caplog.text
+
+
+def test_a_model_that_the_library_refuses_says_why(tmp_path):
+    path = tmp_path / "no.bin"
+    path.write_bytes(b"no model")
+    with pytest.raises(HostError, match=r"no.bin cannot be loaded: .*wrong file format"):
+        HostClient(path, "r").warm_up()
+
+
+def test_what_the_library_raises_reaches_the_client(model):
+    with pytest.raises(ValueError, match="k needs to be 1 or higher"):
+        HostClient(model, "r").predict(["buy"], 0)
+
+
+def test_others_sockets_are_not_trusted(model, monkeypatch, tmp_path):
+    monkeypatch.setattr(client.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / f"gpuclassify-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="open to other users"):
+        HostClient(model, "r").warm_up()
+
+
+def test_without_the_library_the_message_names_what_to_install(model, monkeypatch):
+    monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"gpuclassify\[fasttext\]"):
+        FastTextClassifier(model=model)(pd.DataFrame({"text": ["buy"]}))

