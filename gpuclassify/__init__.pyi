@@ -8,18 +8,22 @@ from .classifiers import FastTextClassifier as FastTextClassifier
 from .classifiers import FineWebEduClassifier as FineWebEduClassifier
 from .classifiers import FineWebMixtralEduClassifier as FineWebMixtralEduClassifier
 from .classifiers import FineWebNemotronEduClassifier as FineWebNemotronEduClassifier
+from .classifiers import FormatClassifier as FormatClassifier
 from .classifiers import InstructionDataGuardClassifier as InstructionDataGuardClassifier
 from .classifiers import LanguageIdentifier as LanguageIdentifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
+from .classifiers import TopicClassifier as TopicClassifier
 from .classifiers.embedder import Embedder as Embedder
+from .classifiers.head_classifier import HeadClassifier as HeadClassifier
 from .classifiers.own_model import ModelMapper as ModelMapper
 from .cluster import get_client as get_client
 from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates
 from .dedup.removal import remove_duplicates as remove_duplicates
 from .dedup.semantic import SemanticDuplicates as SemanticDuplicates
+from .jobs.buckets import AssignBuckets as AssignBuckets
 from .jobs.deduplicate import Deduplicate as Deduplicate
 from .jobs.input.readers import FileReader as FileReader
 from .jobs.input.readers import JsonlReader as JsonlReader
@@ -39,5 +43,6 @@ from .scores.buckets import ScoreEdges as ScoreEdges
 from .scores.buckets import add_buckets as add_buckets
 from .scores.buckets import keep_top as keep_top
 from .scores.buckets import score_edges as score_edges
+from .training.head import Head as Head
 
 __version__: str

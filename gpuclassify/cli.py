@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from gpuclassify._version import __version__
+from gpuclassify.commands.buckets import buckets
 from gpuclassify.commands.classify import classify, report
 from gpuclassify.commands.console import (
     FAILED,
@@ -25,11 +26,13 @@ from gpuclassify.commands.console import (
     print_summary,
     quiet_dask,
 )
+from gpuclassify.commands.convert import convert
 from gpuclassify.commands.dedup import dedup
 from gpuclassify.commands.models import models
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.preview import preview
 from gpuclassify.commands.slurm_script import slurm_script
+from gpuclassify.commands.train import train
 
 
 class Commands(click.Group):
@@ -69,13 +72,16 @@ def main(context: click.Context, debug: bool) -> None:
     warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
 
 
+main.add_command(buckets)
 main.add_command(classify)
+main.add_command(convert)
 main.add_command(dedup)
 main.add_command(models)
 main.add_command(plan)
 main.add_command(preview)
 main.add_command(report)
 main.add_command(slurm_script)
+main.add_command(train)
 
 
 @main.command(short_help="Examine what is installed, and GPUs.")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.activations import sigmoid, softmax
 from gpuclassify.checks import nearest
 from gpuclassify.columns import (
     COLUMN_TYPES,
@@ -38,12 +39,18 @@ class Head(ABC):
         Name of the mapper, for messages.
     options : ModelOptions
     model : PinnedModel
+        Says what the outputs mean.
+    outputs : slice
+        Which of the runner's outputs the head reads. Default: all.
     """
 
-    def __init__(self, owner: str, options: Any, model: PinnedModel) -> None:
+    def __init__(
+        self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
+    ) -> None:
         self.owner = owner
         self.options = options
         self.model = model
+        self.outputs = outputs
 
     @property
     def labels(self) -> list[Any]:
@@ -424,15 +431,3 @@ def check_labels_given(
             f"labels={list(given)} are not those of {checkpoint.identity.name}, which are "
             f"{list(expected)}: pass them in this order, or leave labels out"
         )
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of each row, float32, from float32 (texts, classes)."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-    return shifted / shifted.sum(axis=1, keepdims=True)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Independent probabilities, float32; in a form that overflows on neither side."""
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

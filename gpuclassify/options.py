@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import MISSING, InitVar, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.checks import (
@@ -93,9 +93,7 @@ class TextOptions:
 
     def check(self) -> None:
         """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
-        check_text(
-            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
-        )
+        self.check_model_name()
         check_text("text_field", self.text_field, 'a column name such as "text"')
         check_optional_texts(
             self, ("text_template",), 'a text such as "{url}\\n\\n{text}", or None'
@@ -111,6 +109,12 @@ class TextOptions:
         check_optional_texts(self, ("revision", "cache_dir"), "a string, or None")
         check_optional_texts(self, ("seen_field", "truncated_field"), "a column name or None")
         check_flag("overwrite", self.overwrite)
+
+    def check_model_name(self) -> None:
+        """Raise TypeError unless a model is named."""
+        check_text(
+            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
+        )
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -420,6 +424,11 @@ class ClassifierOptions(ScoreOptions):
 Options = TypeVar("Options")
 
 
+def setting_names(options: Any) -> list[str]:
+    """Names of the settings that a class of options, or one of its objects, is made with."""
+    return [field.name for field in fields(options) if field.init]
+
+
 def parse_options(
     owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Options:
@@ -432,7 +441,7 @@ def parse_options(
     ValueError
         A value out of range.
     """
-    names = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
+    names = setting_names(options_type)
     for name in given:
         if name not in names:
             known = [*names, "token"]
@@ -441,6 +450,9 @@ def parse_options(
                 f"Arguments are {', '.join(known)}."
             )
     settings = {**defaults, **given}
+    for field in fields(options_type):  # type: ignore[arg-type]
+        if field.init and field.default is MISSING and field.name not in settings:
+            raise TypeError(f"{owner} needs {field.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     for name, given_value in settings.items():  # equal settings are equal however they are given
@@ -454,6 +466,8 @@ def parse_options(
 
 def _by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
     """A number, or numbers by label."""
+    if isinstance(value, tuple):  # as this function gave it
+        value = dict(value)
     if isinstance(value, Mapping):
         if not value:
             raise ValueError(f"{name}={{}} names no label: pass at least one, or None")

@@ -165,6 +165,10 @@ class PinnedModel:
             self._is_out_of_reach = True
         return not self._is_out_of_reach
 
+    def describe(self) -> dict[str, Any]:
+        """Its commit or digest, as JSON values."""
+        return {"model_revision": self.identity.revision}
+
     def key(self) -> Any:
         """What tells this model from every other: its description, or as much as is known."""
         if not self._is_out_of_reach:

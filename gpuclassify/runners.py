@@ -92,9 +92,11 @@ class Outputs:
     lengths: np.ndarray | None = None
     aggregation: str = "mean"
 
-    def by_text(self, activate: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """One row a text, in the order of the texts, of activated values."""
-        values = activate(self.values)
+    def by_text(
+        self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
+    ) -> np.ndarray:
+        """One row a text, in the order of the texts, of activated values of these outputs."""
+        values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
             from gpuclassify.tokenizing.windows import aggregate
 

@@ -25,7 +25,7 @@ from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.options import ModelOptions, TextOptions, parse_options
+from gpuclassify.options import ModelOptions, TextOptions, parse_options, setting_names
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
@@ -106,6 +106,9 @@ class TextMapper(PartitionMap):
         defaults = dict(self.defaults)
         if given.get("long_text", "truncate") != "truncate":
             defaults.pop("max_chars", None)  # windows are there to read more of the text
+        if "text_template" in defaults and "text_field" in given:
+            template = defaults["text_template"]
+            defaults["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
         self.options: Any = parse_options(owner, self.Options, defaults, given)
         self.model = self.model_type(
             self.options,
@@ -181,7 +184,7 @@ class TextMapper(PartitionMap):
 
     def _settings(self, always: Collection[str]) -> dict[str, Any]:
         """Settings by name: `always` these, and those that are not the class's defaults."""
-        values = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        values = {name: getattr(self.options, name) for name in setting_names(self.options)}
         defaults = {field.name: field.default for field in fields(self.options)} | self.defaults
         return {
             name: value
@@ -192,12 +195,11 @@ class TextMapper(PartitionMap):
     def describe(self) -> dict[str, Any]:
         """Settings as JSON values, and the model's commit or digest if in reach."""
         described = {
-            field.name: _as_json(getattr(self.options, field.name))
-            for field in fields(self.options)
+            name: _as_json(getattr(self.options, name)) for name in setting_names(self.options)
         }
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
-            described["model_revision"] = self.model.identity.revision
+            described |= self.model.describe()
         return described
 
     @property
@@ -228,7 +230,7 @@ class TextMapper(PartitionMap):
     @property
     def labels(self) -> list[Any]:
         """Every label that a row can get; empty for a mapper that gives none."""
-        return self.heads[0].labels
+        return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     @property
     def label_fields(self) -> tuple[str, ...]:
@@ -290,7 +292,7 @@ class TextMapper(PartitionMap):
 
     def _check_model(self) -> None:
         for head in self.heads:
-            head.check_model(self.model.checkpoint)
+            head.check_model(head.model.checkpoint)
 
     def _check_published_labels(self) -> None:
         """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
@@ -453,7 +455,7 @@ class TextMapper(PartitionMap):
             outputs = self.runner.run(texts, stats, name_text)
             read = outputs.read
             for head in self.heads:
-                values = outputs.by_text(head.activate)
+                values = outputs.by_text(head.activate, head.outputs)
                 arrays |= _checked(head, head.columns(values), len(values))
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing

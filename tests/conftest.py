@@ -14,6 +14,7 @@ import torch
 
 from gpuclassify.testing import (
     write_checkpoint,
+    write_gte,
     write_safety_models,
     write_sequence_classifier,
 )
@@ -102,9 +103,17 @@ def one_torch_thread():
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """The directory of a published layout's small copy, by family; each is written once."""
-    return functools.cache(
-        lambda family: write_checkpoint(tmp_path_factory.mktemp("family") / family, family)
-    )
+
+    @functools.cache
+    def write(family):
+        folder = tmp_path_factory.mktemp("family") / family
+        if family in ("topic", "format"):
+            from gpuclassify.classifiers import FAMILIES  # imports Dask, as below
+
+            return write_gte(folder, FAMILIES[family].published_labels)
+        return write_checkpoint(folder, family)
+
+    return write
 
 
 @pytest.fixture

@@ -14,7 +14,16 @@ from typing import NamedTuple
 PACKAGE = "gpuclassify"
 # From low to high. A file imports its own layer and lower ones.
 LAYERS = (
-    {"_version", "checks", "code_digest", "signatures", "tables", "text_template"},
+    {
+        "_version",
+        "activations",
+        "checks",
+        "code_digest",
+        "pages",
+        "signatures",
+        "tables",
+        "text_template",
+    },
     {"workers"},
     {"hub"},
     {"options", "old_spellings", "columns", "read_share"},
@@ -34,7 +43,7 @@ LAYERS = (
     {"fasttext"},
     {"classifiers", "safety"},
     {"dedup"},
-    {"scores"},
+    {"scores", "training"},
     {"cluster", "testing"},
     {"jobs"},
     {"demo", "commands", "curator"},

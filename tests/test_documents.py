@@ -64,7 +64,8 @@ def block_with(words):
 
 
 @pytest.mark.parametrize(
-    "words", ["keep_field=", "window_aggregation=", 'filter_by="safe", token=']
+    "words",
+    ["keep_field=", 'aggregation="mean"', 'filter_by="safe", token=', 'heads={"edu"'],
 )
 def test_the_readme_shows_constructor_calls_that_exist(words):
     exec(block_with(words), dict(PUBLIC))

@@ -85,6 +85,15 @@ class Taking(Labelled):
         return DictBag(config["vocabulary"], config["outputs"])
 
 
+class Tied(Labelled):
+    """Whose module has its weights under a second name too, as encoders with a decoder have."""
+
+    def build_module(self, config):
+        module = super().build_module(config)
+        module.reader = module.out
+        return module
+
+
 def loaded():
     """Keys of the models in this process."""
     return MODELS.keys()
@@ -157,6 +166,22 @@ def test_declared_columns_are_written_and_announced(saved, frames):
     assert found.iloc[-1].isna().sum() == 5
     if frames.name == "pandas":
         assert found.dtypes.to_dict() == lazy._meta.dtypes.to_dict()
+
+
+@pytest.mark.parametrize("first", ["out", "reader"])
+def test_a_tensor_with_two_names_is_saved_under_either(saved, first):
+    folder = saved()
+    expected = torch.from_numpy(expected_outputs(folder, TEXTS)).softmax(1).numpy()
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("out.", f"{first}."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "model.safetensors")
+
+    found = Tied(model=folder, score_field="s", autocast=False)(FRAME)
+
+    assert_close(stacked(found["s"].iloc[:-1]), expected)
+    save_file({"embed.weight": tensors["embed.weight"]}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"4 tensors are missing: out\.bias, out\.wei"):
+        Tied(model=folder)(FRAME)
 
 
 def test_an_empty_partition_needs_no_model(saved, frames):

@@ -32,6 +32,8 @@ def test_every_published_classifier_knows_its_labels():
         "multilingual-domain": 26,
         "quality": 3,
         "content-type": 11,
+        "topic": 24,
+        "format": 24,
         "prompt-task-complexity": 12,
         "fineweb-edu": 2,
         "fineweb-mixtral-edu": 2,

@@ -40,6 +40,7 @@ InstructionDataGuardClassifier(filter_by=False, adapter="a")
 PromptTaskComplexityClassifier(batch_size=8)
 DistributedDataClassifier(model="a", problem_type="regression")
 Embedder(pooling="cls", prompt="query: ")
+HeadClassifier(heads={"a": Path("a"), "b": "o/b"}, backbone="m", min_score={"a": 3, "b": {"x": 1}})
 ModelMapper(model="a", unpack_inference_batch=False)
 ExactDuplicates(id_field="id", keep_by=["quality"])
 FuzzyDuplicates(keep_by="quality", measure="containment")
@@ -65,6 +66,8 @@ InstructionDataGuardClassifier(filter_by="False")  # arg-type
 PromptTaskComplexityClassifier(filter_by="a")  # call-arg
 DistributedDataClassifier(problem_type="regresion")  # arg-type
 Embedder(label_field="a")  # call-arg
+HeadClassifier()  # call-arg
+HeadClassifier(heads={"a": 3})  # dict-item
 Embedder(normalize="yes")  # arg-type
 ModelMapper(label_field="a")  # call-arg
 ExactDuplicates(threshold=0.5)  # call-arg

@@ -16,6 +16,7 @@ from gpuclassify.classifiers.education import (
 )
 from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
+from gpuclassify.classifiers.web_page import FormatClassifier, TopicClassifier
 from gpuclassify.safety.aegis import AegisClassifier
 from gpuclassify.safety.guard import InstructionDataGuardClassifier
 from gpuclassify.text_mapper import TextMapper
@@ -25,6 +26,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "multilingual-domain": MultilingualDomainClassifier,
     "quality": QualityClassifier,
     "content-type": ContentTypeClassifier,
+    "topic": TopicClassifier,
+    "format": FormatClassifier,
     "prompt-task-complexity": PromptTaskComplexityClassifier,
     "fineweb-edu": FineWebEduClassifier,
     "fineweb-mixtral-edu": FineWebMixtralEduClassifier,
@@ -46,9 +49,11 @@ __all__ = [
     "FineWebEduClassifier",
     "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier",
+    "FormatClassifier",
     "InstructionDataGuardClassifier",
     "LanguageIdentifier",
     "MultilingualDomainClassifier",
     "PromptTaskComplexityClassifier",
     "QualityClassifier",
+    "TopicClassifier",
 ]

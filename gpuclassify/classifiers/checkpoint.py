@@ -13,9 +13,10 @@ from gpuclassify.text_mapper import TextMapper
 class DistributedDataClassifier(TextMapper):
     """Any text classification checkpoint of the Hub or of a directory.
 
-    Reads the layouts of the published classifiers and every architecture that
-    transformers' ``AutoModelForSequenceClassification`` knows. What the outputs
-    mean comes from the checkpoint, or from `problem_type`:
+    Reads the layouts of the published classifiers, and the architectures of
+    transformers' ``AutoModelForSequenceClassification``, GTE as it was published
+    (``model_type`` "new") among them; code of a repository is never run. What the
+    outputs mean comes from the checkpoint, or from `problem_type`:
 
     ===========================  =================  =======================
     problem_type                 ``label_field``    ``score_field``

@@ -28,13 +28,11 @@ _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedderOptions(ModelOptions):
-    """Settings of `Embedder`, beside those of `ModelOptions`.
+class EmbeddingOptions(ModelOptions):
+    """Settings of what embeds texts, beside those of `ModelOptions`.
 
     Attributes
     ----------
-    embedding_field : str
-        Output column (list<float32>, as long as the model's states are wide).
     pooling : {"mean", "cls", "last"}
         Mean of a text's tokens, or its first or last one. Default: what the model's files say, else
         the last of a causal language model, and the mean of any other.
@@ -44,16 +42,12 @@ class EmbedderOptions(ModelOptions):
         Stands before every text, such as "query: "; "" for none. Default: the model's own.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
-    embedding_dtype : {"float32", "float16"}
-        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
-    embedding_field: str = "embedding"
     pooling: Pooling | None = None
     normalize: bool | None = None
     prompt: str | None = None
     prompt_name: str | None = None
-    embedding_dtype: EmbeddingDtype = "float32"
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -63,9 +57,7 @@ class EmbedderOptions(ModelOptions):
     def check(self) -> None:
         """See `ModelOptions.check`."""
         super().check()
-        check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
         check_choice("pooling", self.pooling, (None, *POOLINGS))
-        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
         check_optional_texts(self, ("prompt_name",), "a prompt's name or None")
         if self.normalize is not None:
             check_flag("normalize", self.normalize)
@@ -81,6 +73,28 @@ class EmbedderOptions(ModelOptions):
                 f"base_model={self.base_model!r} has no meaning for embeddings, whose model "
                 "carries its own sizes: leave it out"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedderOptions(EmbeddingOptions):
+    """Settings of `Embedder`, beside those of `EmbeddingOptions`.
+
+    Attributes
+    ----------
+    embedding_field : str
+        Output column (list<float32>, as long as the model's states are wide).
+    embedding_dtype : {"float32", "float16"}
+        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
+    """
+
+    embedding_field: str = "embedding"
+    embedding_dtype: EmbeddingDtype = "float32"
+
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
+        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
+        check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
 
 
 class EmbeddingModel(PinnedModel):

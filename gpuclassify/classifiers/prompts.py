@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.heads import Columns, Head, softmax
+from gpuclassify.activations import softmax
+from gpuclassify.heads import Columns, Head
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.text_mapper import TextMapper
 

@@ -9,6 +9,7 @@ import click
 
 from gpuclassify.commands.console import wrong_call_exits
 from gpuclassify.jobs.settings import families, find_family
+from gpuclassify.options import setting_names
 
 if TYPE_CHECKING:
     from gpuclassify.text_mapper import TextMapper
@@ -45,14 +46,14 @@ def models(family: str | None, as_json: bool) -> None:
 
 
 def _describe(name: str, family: type[TextMapper]) -> dict[str, Any]:
-    columns = {}
+    columns, needed = {}, "model" if "model" in setting_names(family.Options) else "heads"
     if "model" in family.defaults:
         columns = {field.name: str(field.type) for field in family().schema()}
     return {
         "family": name,
         "class": family.__qualname__,
         "purpose": family.purpose,
-        "model": family.defaults.get("model", "--model"),
+        "model": family.defaults.get("model", f"--{needed}"),
         "licence": family.licence,
         "is_gated": family.is_gated,
         "columns": columns,

@@ -17,10 +17,11 @@ from gpuclassify.jobs.settings import JobSettings, families
 from gpuclassify.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
+TRAINING, BUCKETS = "Training", "Buckets"
 REPORT = "Report"
 LABELLED = "[LABEL=]NUMBER"  # of an argument that may be a dict
 CLUSTER = "Cluster"  # the group of options that a plan has no use for
-GROUPS = (MODEL, ROWS, DUPLICATES, FILES, REPORT, CLUSTER, "Settings", "Options")
+GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
 
 
 class Argument(NamedTuple):
@@ -49,6 +50,10 @@ def with_new_lines(template: str) -> str:
 
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
+    Argument("heads", MODEL, "Directory or Hub name of a head on embeddings, and the name of its "
+             "columns; repeatable.", "NAME=PATH", dict),
+    Argument("backbone", MODEL, "Hub name or directory of what embeds for heads. Default: what "
+             "they were trained on.", "NAME"),
     Argument("base_model", MODEL, "Hub name or directory of the backbone, where the model does "
              "not tell its sizes.", "NAME"),
     Argument("revision", MODEL, "Branch, tag or commit of the model."),
@@ -75,10 +80,12 @@ ARGUMENTS = (
     Argument("score_format", ROWS, "list or struct: the scores of several labels in id order, or "
              "by name. Default: list.", "NAME"),
     Argument("overwrite", ROWS, "Replace columns that exist.", None, bool, True),
-    Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "LABEL", list),
-    Argument("min_score", ROWS, "Keep only rows that score at least this.", LABELLED, float),
+    Argument("filter_by", ROWS, "Keep only rows with this label; repeatable.", "[HEAD=]LABEL",
+             list),
+    Argument("min_score", ROWS, "Keep only rows that score at least this, for a label or by a head "
+             "alone.", LABELLED, float),
     Argument("min_confidence", ROWS, "Keep only rows whose label is at least this probable, 0 to "
-             "1.", "NUMBER", float),
+             "1.", "[HEAD=]NUMBER", float),
     Argument("keep_field", ROWS, "Drop no rows, and write to this column whether each would be "
              "kept.", "COLUMN"),
 )  # fmt: skip
@@ -142,6 +149,13 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a job's files and cluster alone, for a `JobCommand`."""
     for option in reversed(list(_setting_options({FILES, CLUSTER}))):
+        command = option(command)
+    return command
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a cluster alone, for a `JobCommand`."""
+    for option in reversed(list(_setting_options({CLUSTER}))):
         command = option(command)
     return command
 
@@ -335,12 +349,19 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
     """The argument that the values of its option mean; None if there are none."""
     if not values:
         return None
+    if argument.kind is dict:
+        return dict(_named(argument.flag, "NAME=PATH, such as edu=heads/edu", values))
+    if argument.kind is list and family == "heads":
+        by_head: dict[str, list[str]] = {}
+        for head, label in _named(argument.flag, "HEAD=LABEL, such as topic=News", values):
+            by_head.setdefault(head, []).append(label)
+        return by_head
     if argument.kind is list:
         decisions = {"true": True, "false": False}  # the guard's labels
         if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
             return [decisions[value.lower()] for value in values]
         return values
-    if argument.metavar == LABELLED and all("=" in value for value in values):
+    if argument.kind is float and all("=" in value for value in values):
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
@@ -351,15 +372,21 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
     """Arguments that have no option of their own, from NAME=VALUE."""
     given = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or not name:
-            raise ValueError(f"{option} {setting!r}: pass NAME=VALUE, such as {example}")
+    for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
             given[name.replace("-", "_")] = json.loads(text)
         except ValueError:
             given[name.replace("-", "_")] = text
     return given
+
+
+def _named(option: str, form: str, settings: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names and values, from NAME=VALUE."""
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{option} {setting!r}: pass {form}")
+        yield name, value
 
 
 def _types(settings: Iterable[str]) -> dict[str, str]:

@@ -71,20 +71,21 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
     """The classifiers, with a column of the confidence for each that can give one."""
     classifiers = []
     for given, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
-        if _confidence(mapper) == {mapper.heads[0].label_field: None}:
-            given = {**given, "confidence_field": f"{mapper.heads[0].label_field}_confidence"}
+        if None in _confidence(mapper).values():
+            given = {**given, "confidence_field": f"{mapper.options.label_field}_confidence"}
         classifiers.append(given)
     return replace(settings, classifiers=classifiers).mappers()
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """The column of the confidence by that of the label, if the mapper gives both."""
+    """The columns of confidences by those of labels, where the mapper can give both."""
     from gpuclassify.heads import CategoryHead
 
-    head = mapper.heads[0]
-    if not isinstance(head, CategoryHead) or head.label_field is None:
-        return {}
-    return {head.label_field: mapper.options.confidence_field}
+    return {
+        head.label_field: head.options.confidence_field
+        for head in mapper.heads
+        if isinstance(head, CategoryHead) and head.label_field is not None
+    }
 
 
 def _print_table(found: pd.DataFrame, chain: Chain, mappers: list[TextMapper], rows: int) -> None:

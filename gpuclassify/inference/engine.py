@@ -29,7 +29,7 @@ from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.inference.process_setting import gpu_settings
 from gpuclassify.inference.streams import run_in_streams, stream_count
-from gpuclassify.inference.to_device import stage, to_device
+from gpuclassify.inference.to_device import stage
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.device_errors import with_memory_released
 from gpuclassify.workers.part_progress import advance
@@ -106,10 +106,12 @@ def _run(
     texts = 0
     for tokens in filter(len, blocks):
         with _device_for(model, settings, stats):
-            for rows, values in _run_batches(model, key, tokens, settings, stats):
-                outputs.append(values)
-                places.append(rows + texts)
-                advance(len(rows))
+            for together in _groups(model, tokens):
+                part = tokens if len(together) == len(tokens) else tokens.take(together)
+                for rows, values in _run_batches(model, key, part, settings, stats):
+                    outputs.append(values)
+                    places.append(together[rows] + texts)
+                    advance(len(rows))
         texts += len(tokens)
         stats.tokens += int(tokens.offsets[-1])
     if not outputs:
@@ -163,6 +165,18 @@ def _device_for(model: LoadedModel, settings: BatchSettings, stats: RunStats) ->
     code = reference_forward() if is_reference else contextlib.nullcontext()
     with holding(model.device, model.dtype, stats), code:
         yield
+
+
+def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
+    """Rows that may share a batch: all, unless the model wants a token equally often in each."""
+    if model.counted_id is None:
+        return [np.arange(len(tokens))]
+    counts = np.add.reduceat(_on_host(tokens.ids == model.counted_id), tokens.offsets[:-1])
+    return [np.flatnonzero(counts == count) for count in np.unique(counts)]
+
+
+def _on_host(values: Any) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 def _run_batches(
@@ -230,10 +244,7 @@ def _batches(
 
 
 def _rows_of_only(token_id: int, tokens: TokenBatch) -> np.ndarray:
-    is_other = tokens.ids != token_id
-    if not tokens.is_on_host:
-        is_other = is_other.cpu().numpy()
-    has_other = np.logical_or.reduceat(is_other, tokens.offsets[:-1])
+    has_other = np.logical_or.reduceat(_on_host(tokens.ids != token_id), tokens.offsets[:-1])
     return np.flatnonzero(~has_other)
 
 
@@ -275,10 +286,8 @@ def _find_budget(
             lengths[0] = width
         elif rows > 1:
             lengths[-1] = 1
-        places = torch.arange(width, device=model.device)
-        mask = (places < to_device(lengths, model.device)[:, None]).long()
-        ids = torch.full_like(mask, model.pad_id)
-        batch = PaddedBatch(np.arange(len(lengths)), lengths, ids, mask, is_packed=is_packed)
+        batch = pad(model.probe(lengths), np.arange(len(lengths)), model.pad_id, side)
+        batch = replace(batch, is_packed=is_packed)
         model.forward(batch, side)
 
     return find_budget(

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,23 @@ from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.memory import ScoreRule
+from gpuclassify.inference.module_checks import (
+    config_of,
+    fresh_copy,
+    makeup_of,
+    probe_lengths,
+    scales_positions,
+)
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
-from gpuclassify.inference.packed.packing_check import find_packed_layers, probe_lengths
+from gpuclassify.inference.packed.packing_check import find_packed_layers
 from gpuclassify.inference.packed.speed_up import speed_up_deberta
 from gpuclassify.inference.to_device import StagedTokens, stage
 from gpuclassify.models.checkpoint import (
     LINEAR_HEAD,
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
+    CheckpointError,
 )
 from gpuclassify.models.loading import (
     Build,
@@ -36,12 +44,14 @@ from gpuclassify.models.loading import (
     refuse_wrong_outputs,
 )
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.token_batch import flat_batch
 from gpuclassify.workers.device_errors import with_memory_released
 
 logger = logging.getLogger(__name__)
 
-_PROBE_LENGTHS = (5, 17)
+# In parts of the outputs' size.
+_TOLERANCE = 1e-4
+_HALF_PRECISION_TOLERANCE = 0.1
 
 
 @dataclass
@@ -58,7 +68,7 @@ class LoadedModel:
     new_tokenizer : callable
         Gives a fresh Hugging Face tokenizer.
     tokenizer : transformers tokenizer
-        For its declarations only; never configured.
+        For its declarations, and the special tokens around a probe; no text is tokenized by it.
     pad_id : int
     max_tokens : int
         The longest input, special tokens included, unless the user asks for another length.
@@ -70,6 +80,8 @@ class LoadedModel:
         Outputs of a text; 0 if the module has to be run to know.
     needs_single_rows : bool
         Whether the model has no padding id to find the last token of a row by.
+    counted_id : int, optional
+        The token that every row of a batch must have equally often.
     unpacks : bool
         Whether the module takes tensors as keyword arguments, rather than in one dict.
     is_autocast : bool
@@ -90,6 +102,7 @@ class LoadedModel:
     score_rule: ScoreRule | None
     output_size: int
     needs_single_rows: bool
+    counted_id: int | None = None
     unpacks: bool = True
     is_autocast: bool = False
     identity: str | None = None
@@ -136,10 +149,33 @@ class LoadedModel:
         layout: Any = contextlib.nullcontext()
         if batch.is_packed:
             layout = self.packed_layers().running(batch.lengths, batch.width, self.device)
-        with layout, torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
-            outputs = self.module(**inputs) if self.unpacks else self.module(inputs)
-        found = refuse_wrong_outputs(self.module, outputs, len(batch.rows), self.output_size)
-        return found.float()
+        module = fresh_copy(self.module) if self.adapts_to_length else self.module
+        with layout:
+            return self._outputs(module, inputs)
+
+    def _outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
+            outputs = module(**inputs) if self.unpacks else module(inputs)
+        rows = len(inputs["input_ids"])
+        return refuse_wrong_outputs(module, outputs, rows, self.output_size).float()
+
+    @functools.cached_property
+    def adapts_to_length(self) -> bool:
+        """Whether a batch's length changes how the module runs; measured once.
+
+        BigBird reads all of a text in full after it has met a short one, and some rotary positions
+        stretch with the longest row. Of such a module each batch runs a copy of its own, and has
+        texts of equal length only, so that every text is the first that the module reads.
+
+        Raises
+        ------
+        CheckpointError
+            The module gives the same text other outputs each time.
+        """
+        is_own = self.identity is None or config_of(self.module) is None
+        if is_own or fast_encoder(self.module) is not None:
+            return False
+        return with_memory_released(self._measure_adapting)
 
     def is_padding_safe(self, side: str) -> bool:
         """Whether padding leaves this model's outputs as they are; measured once a side.
@@ -147,6 +183,8 @@ class LoadedModel:
         Some architectures let padding leak into real tokens (through convolutions, or positions
         counted from the row's end). Their texts are then batched by equal length only.
         """
+        if self.adapts_to_length:
+            return False
         if side not in self._padding_safety:
             measure = functools.partial(self._measure_padding, side)
             self._padding_safety[side] = with_memory_released(measure)
@@ -189,8 +227,9 @@ class LoadedModel:
         encoder = fast_encoder(self.module)
         if encoder is not None and not self.is_autocast:
             return encoder
-        config = getattr(_backbone(self.module), "config", None)
-        tokens = self._probe(probe_lengths(config, self.max_tokens))
+        if self.adapts_to_length:
+            raise NotPackableError("it runs texts of other lengths in other ways")
+        tokens = self.probe(probe_lengths(config_of(self.module), self.max_tokens))
 
         def forward(rows: slice) -> torch.Tensor:
             numbers = np.arange(len(tokens))[rows]
@@ -198,22 +237,50 @@ class LoadedModel:
 
         return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
 
-    def _probe(self, lengths: Sequence[int]) -> StagedTokens:
-        """Texts of these lengths, of random tokens."""
+    def probe(self, lengths: Iterable[int]) -> StagedTokens:
+        """Texts of about these lengths, of random tokens between the tokenizer's special ones."""
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
-        ids = np.random.default_rng(0).choice(np.asarray(usable, dtype=np.int32), sum(lengths))
-        return stage(TokenBatch(ids, np.cumsum([0, *lengths])), self.device)
+        draw = np.random.default_rng(0).choice
+        cut = TextTokenizer(self.tokenizer, self.max_tokens).cut_ids
+        texts = [cut(draw(usable, length).tolist()) for length in lengths]
+        types = [text.type_ids[0] for text in texts if text.type_ids is not None]
+        return stage(flat_batch([text.windows[0] for text in texts], types), self.device)
+
+    @torch.inference_mode()
+    def _measure_adapting(self) -> bool:
+        config = config_of(self.module)
+        if scales_positions(config):
+            return True
+        tokens = self.probe(probe_lengths(config, self.max_tokens))
+        first, other = fresh_copy(self.module), fresh_copy(self.module)
+
+        def run(module: nn.Module, row: int) -> torch.Tensor:
+            batch = pad(tokens, np.array([row]), self.pad_id)
+            return self._outputs(module, {"input_ids": batch.ids, "attention_mask": batch.mask})
+
+        if not self._are_close(run(first, 0), run(other, 0)):
+            raise CheckpointError(
+                f"{type(self.module).__name__} gives the same text other outputs each time, as "
+                "models do that draw random numbers: give config.json a seed if the architecture "
+                "takes one (Reformer's is hash_seed), or use another model"
+            )
+        run(first, len(tokens) - 1)
+        return makeup_of(first) != makeup_of(self.module)
 
     @torch.inference_mode()
     def _measure_padding(self, side: str) -> bool:
-        tokens = self._probe([min(length, self.max_tokens) for length in _PROBE_LENGTHS])
-        together = self.forward(pad(tokens, np.array([0, 1]), self.pad_id, side), side)
-        alone = torch.cat(
-            [self.forward(pad(tokens, np.array([row]), self.pad_id, side), side) for row in (0, 1)]
+        tokens = self.probe(probe_lengths(config_of(self.module), self.max_tokens))
+        numbers = np.arange(len(tokens))
+        together, *alone = (
+            self.forward(pad(tokens, rows, self.pad_id, side), side)
+            for rows in (numbers, *numbers[:, None])
         )
-        tolerance = 1e-4 if self.dtype == torch.float32 else 0.1
-        return bool((together - alone).abs().max() <= tolerance * (1 + alone.abs().max()))
+        return self._are_close(together, torch.cat(alone))
+
+    def _are_close(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
+        return bool((found - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
 
 
 def load_model(
@@ -275,6 +342,7 @@ def load_model(
         score_rule=None if is_fast else _score_rule(config, dtype),
         output_size=checkpoint.output_count,
         needs_single_rows=_needs_single_rows(checkpoint, config),
+        counted_id=_counted_id(checkpoint, config),
         unpacks=unpacks,
         is_autocast=is_autocast,
         # What tells the model from all others that are not modules of one's own.
@@ -322,3 +390,10 @@ def _needs_single_rows(checkpoint: Checkpoint, config: Any) -> bool:
     """Decoders find a row's last token by the padding id; without one they take single rows."""
     has_padding = getattr(config, "pad_token_id", None) is not None
     return checkpoint.layout == SEQUENCE_CLASSIFICATION and not has_padding
+
+
+def _counted_id(checkpoint: Checkpoint, config: Any) -> int | None:
+    """Heads of encoders with a decoder read the last of these, and refuse unequal counts."""
+    if checkpoint.layout != SEQUENCE_CLASSIFICATION or not config.is_encoder_decoder:
+        return None
+    return config.eos_token_id if isinstance(config.eos_token_id, int) else None

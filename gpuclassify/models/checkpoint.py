@@ -15,6 +15,7 @@ from gpuclassify import hub
 from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
+from gpuclassify.models.gte import gte_problems, gte_sizes, is_published_gte
 
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"
@@ -148,8 +149,22 @@ class Checkpoint:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The configuration that holds the network's sizes."""
-        return json.loads(self.backbone_json or self.config_json)
+        """The configuration that holds the network's sizes, as transformers takes it.
+
+        Raises
+        ------
+        CheckpointError
+            It asks for what transformers' classes of the architecture do not do.
+        """
+        sizes = json.loads(self.backbone_json or self.config_json)
+        if not is_published_gte(sizes):
+            return sizes
+        if problems := gte_problems(sizes):
+            raise CheckpointError(
+                f"{self.identity.name} has {', '.join(problems)}, which transformers' GteModel "
+                "does not do: run it with the code in its repository"
+            )
+        return gte_sizes(sizes)
 
 
 def read_checkpoint(

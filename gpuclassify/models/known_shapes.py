@@ -1,7 +1,7 @@
 """Tensors of the architectures of the published classifiers, told without building a network.
 
 Nothing here imports torch, which takes seconds of a client that plans. The names and shapes are
-those that transformers gives its `BertModel` and `DebertaV2Model`.
+those that transformers gives its `BertModel` and `DebertaV2Model`, and GTE's published ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gpuclassify.models.checkpoint import (
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
 )
+from gpuclassify.models.gte import gte_shapes, is_published_gte
 from gpuclassify.models.tensors import Shapes
 
 _DEBERTA, _BERT = "deberta-v2", "bert"
@@ -45,11 +46,14 @@ def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
     Returns
     -------
     dict of str to tuple of int, optional
-        None for other architectures than BERT and DeBERTa-v3, and for unusual settings of these.
+        None for other architectures than BERT, DeBERTa-v3 and GTE as it was published, and for
+        unusual settings of these.
     """
     sizes = checkpoint.sizes
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, SEQUENCE_CLASSIFICATION, EMBEDDING):
         return None
+    if is_published_gte(checkpoint.config):
+        return _published_gte(checkpoint)
     try:
         backbone = dict(_backbone(sizes))
     except KeyError:  # a size that the configuration leaves to transformers' default
@@ -76,6 +80,15 @@ def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
     prefix = "bert." if is_bert else "deberta."
     pooler = _bert_pooler(prefix, width, is_bert) or _linear("pooler.dense", width, width)
     return prefix, pooler | _linear("classifier", outputs, width)
+
+
+def _published_gte(checkpoint: Checkpoint) -> Shapes:
+    backbone, width = dict(gte_shapes(checkpoint.sizes)), checkpoint.sizes["hidden_size"]
+    if checkpoint.layout == EMBEDDING:
+        return backbone
+    named = {f"new.{name}": shape for name, shape in backbone.items()}
+    pooler = _linear("new.pooler.dense", width, width)
+    return named | pooler | _linear("classifier", checkpoint.output_count, width)
 
 
 def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -145,16 +146,28 @@ def check_tensors(
     CheckpointError
         Names the tensors that are missing, unknown or of another shape.
     """
-    check_headers(checkpoint, expected_shapes(checkpoint, build), cache_dir)
+    module = _build_without_memory(checkpoint, build)
+    check_headers(checkpoint, _shapes(module.state_dict()), cache_dir, _tied_names(module))
 
 
 def expected_shapes(
     checkpoint: Checkpoint, build: Build | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that the architecture needs, found without memory."""
+    return _shapes(_build_without_memory(checkpoint, build).state_dict())
+
+
+def _build_without_memory(checkpoint: Checkpoint, build: Build | None) -> nn.Module:
     with building_lock, torch.device("meta"):
-        module = _build(checkpoint, build)
-    return _shapes(module.state_dict())
+        return _build(checkpoint, build)
+
+
+def _tied_names(module: nn.Module) -> list[list[str]]:
+    """All names of each tensor; safetensors keeps a tensor once, under one of its names."""
+    names = defaultdict(list)
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names[id(tensor)].append(name)
+    return list(names.values())
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -278,6 +291,9 @@ def _load_strictly(
 ) -> nn.Module:
     module = _build(checkpoint, build)
     tensors = _read_tensors(directory, dtype)
+    for names in _tied_names(module):
+        held = next((tensors[name] for name in names if name in tensors), None)
+        tensors |= {} if held is None else dict.fromkeys(set(names) - tensors.keys(), held)
     expected = module.state_dict()
     compare_shapes(checkpoint.identity.name, _shapes(tensors), _shapes(expected))
     module.load_state_dict(tensors, assign=True)

@@ -29,7 +29,10 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def check_headers(
-    checkpoint: Checkpoint, expected: Shapes | None, cache_dir: str | None = None
+    checkpoint: Checkpoint,
+    expected: Shapes | None,
+    cache_dir: str | None = None,
+    ties: Iterable[Collection[str]] = (),
 ) -> None:
     """Compare the safetensors headers of a checkpoint with the tensors that it must have.
 
@@ -39,6 +42,8 @@ def check_headers(
     expected : mapping of str to tuple of int, optional
         None if they are not known here: the headers are read, and nothing is compared.
     cache_dir : str, optional
+    ties : iterable of collections of str
+        Names that share one tensor, which a file holds under any of them.
 
     Raises
     ------
@@ -50,7 +55,8 @@ def check_headers(
     found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
     if expected is None:
         return
-    missing = needed_tensors(checkpoint, set(expected) - set(found))
+    held = {name for names in ties if found.keys() & names for name in names}
+    missing = needed_tensors(checkpoint, set(expected) - set(found) - held)
     unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
     if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
         # transformers renames tensors of older checkpoints while loading, so with unknown names

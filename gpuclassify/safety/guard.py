@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
+from gpuclassify.activations import sigmoid
 from gpuclassify.checks import check_optional_texts, check_text
-from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields, sigmoid
+from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes

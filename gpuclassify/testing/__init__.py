@@ -4,6 +4,7 @@
 `write_sequence_classifier` any small ``AutoModelForSequenceClassification``. Each directory
 holds weights, configuration and a trained tokenizer, and loads like a download. Weights are
 random; the last layer is fitted so that different texts get clearly different answers.
+`write_gte` writes GTE encoders, for labels or embeddings, as their authors publish them.
 `write_safety_models` writes a decoder that answers a safety prompt, adapters to it and a guard.
 """
 
@@ -15,6 +16,7 @@ from gpuclassify.testing.configs import (
     category_config,
     education_config,
 )
+from gpuclassify.testing.gte import write_gte
 from gpuclassify.testing.safety import SafetyModels, safety_template, write_safety_models
 from gpuclassify.testing.texts import sample_texts
 
@@ -28,6 +30,7 @@ __all__ = [
     "safety_template",
     "sample_texts",
     "write_checkpoint",
+    "write_gte",
     "write_safety_models",
     "write_sequence_classifier",
 ]

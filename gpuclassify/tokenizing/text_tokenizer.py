@@ -154,7 +154,7 @@ class TextTokenizer:
         """
         if self.end_chars is not None:
             return [self._read_ends(text, self.end_chars) for text in texts]
-        return list(map(self._cut, self._all_ids(texts)))
+        return list(map(self.cut_ids, self._all_ids(texts)))
 
     def _read_ends(self, text: str, chars: int) -> TextTokens:
         """The windows at both ends of a text, or at the beginning of a shorter one."""
@@ -193,7 +193,7 @@ class TextTokenizer:
                 rows[place] = ids
         return rows
 
-    def _cut(self, ids: list[int]) -> TextTokens:
+    def cut_ids(self, ids: list[int]) -> TextTokens:
         """The windows, or the only one, of a text with these ids."""
         overlap, room = self.overlap or 0, self._room
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)

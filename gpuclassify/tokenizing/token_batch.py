@@ -46,7 +46,7 @@ class TokenBatch:
         """Whether the ids can be read without waiting for a GPU."""
         return isinstance(self.ids, np.ndarray)
 
-    def take(self, rows: Sequence[int]) -> TokenBatch:
+    def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
         """Some of the texts, on the host."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
         types = () if self.type_ids is None else [self.type_ids[own] for own in bounds]

@@ -1,4 +1,4 @@
-"""The page of a job's report in a real browser."""
+"""The pages of a job's report and of an evaluation in a real browser."""
 
 import html
 import json
@@ -15,6 +15,8 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.page import page
 from gpuclassify.testing import sample_texts
+from gpuclassify.training.evaluation import evaluate
+from gpuclassify.training.tasks import TASKS
 
 pytestmark = pytest.mark.system
 BLUE = np.array([0x2F, 0x6F, 0xDE]) / 255  # of bars
@@ -75,13 +77,30 @@ def test_no_text_leaves_its_picture(output, tmp_path, factor, width):
     large["labels"]["long"] = {name: 10**9 // n for n, name in enumerate(LONG_NAMES, 1)}
     large["agreements"]["long"] = dict.fromkeys(LONG_NAMES, large["labels"]["long"])
     large["text_lengths"]["long"] = [[2**n, 2 ** (n + 1), 10**9 // (n + 1)] for n in range(31)]
-    content = page({**report, **large}).replace("</body>", f"{OUTSIDE}</body>")
-    (tmp_path / "page.html").write_text(content)
-    dom = browse(tmp_path / "page.html", "--dump-dom", width)
+    assert_all_is_inside(page({**report, **large}), tmp_path / "page.html", width, 100)
+
+
+@pytest.mark.parametrize("width", [500, 1200])
+@pytest.mark.parametrize("task", ["classes", "regression"])
+def test_no_text_leaves_the_pictures_of_an_evaluation(tmp_path, task, width):
+    random = np.random.default_rng(0)
+    scores = random.normal(size=(5_000, len(LONG_NAMES)), scale=1e5).astype(np.float32)
+    labels, targets = LONG_NAMES, random.integers(0, len(LONG_NAMES), 5_000)
+    if task == "regression":
+        scores, targets = scores[:, :1], targets.astype(np.float32)
+    about = {"Settings": {"backbone": LONG_NAMES[0], "label_field": LONG_NAMES[3]}}
+    found = evaluate(TASKS[task]("label"), scores, targets, labels, bounds=(0, 3), about=about)
+    assert_all_is_inside(found.html(), tmp_path / "page.html", width, 12)
+
+
+def assert_all_is_inside(content, path, width, least):
+    """Every text is within its picture, every box within its place, and there are that many."""
+    path.write_text(content.replace("</body>", f"{OUTSIDE}</body>"))
+    dom = browse(path, "--dump-dom", width)
     found = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom, re.DOTALL)[1]))
     assert found["outside"] == [], found
     assert found["width"] == width
-    assert found["seen"] > 100
+    assert found["seen"] > least
 
 
 def scaled(value, factor):

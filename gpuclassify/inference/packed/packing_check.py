@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +11,6 @@ from torch import nn
 from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 
-_WINDOWS = ("sliding_window", "local_attention")
-_WITHOUT_WINDOW = 16
-_BEYOND_WINDOW = (23, 7)
-_SHORT = 5
 # Root mean squares, in parts of the outputs' size and of how far the states of tokens lie apart.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
@@ -25,14 +20,6 @@ _HALF_PRECISION_ROUNDING = 1e-2
 _FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
 Forward = Callable[[slice], torch.Tensor]
-
-
-def probe_lengths(config: Any, most: int) -> list[int]:
-    """Lengths of texts that go beyond every local window that a text of `most` tokens exceeds."""
-    found = (getattr(config, name, None) for name in _WINDOWS)
-    windows = [window for window in found if isinstance(window, int) and 0 < window < most]
-    widest = max(windows, default=_WITHOUT_WINDOW)
-    return [min(widest + more, most) for more in _BEYOND_WINDOW] + [min(_SHORT, most)]
 
 
 def find_packed_layers(

@@ -134,7 +134,7 @@ def _reached(
 
 def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> _Count:
     """Tokenize the mapper's texts with the mapper's own tokenizer."""
-    options, most = mapper.options, mapper.options.max_chars
+    most = mapper.options.max_chars
     column = mapper.list_texts(frame, None)
     texts = [text for text in column if text is not None]
     has_text = np.array([text is not None for text in column], dtype=bool)
@@ -148,7 +148,7 @@ def _count(mapper: TextMapper, frame: Any, rows: np.ndarray, sample: Sample) -> 
     weights = mapper.model.weights_bytes(dtype)
     plan = ClassifierPlan(
         name=mapper.__name__,
-        model=options.model,
+        model=mapper.runner.options.model,
         limit_tokens=lengths.limit,
         limit_chars=most,
         **_shape_of(

@@ -9,7 +9,7 @@ from typing import Any
 from dask.utils import format_bytes
 
 from gpuclassify.jobs.estimate.sample import Estimate
-from gpuclassify.jobs.report.readable import readable_time, short_number
+from gpuclassify.pages.readable import readable_time, short_number
 from gpuclassify.tables import html_table, text_table
 
 BAR_WIDTH = 40  # characters

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from gpuclassify.jobs.report.counts import add_counts
-from gpuclassify.jobs.report.readable import readable_time, short_number
+from gpuclassify.pages import page_template
+from gpuclassify.pages.readable import short_number
 
 MOST_LABELS, MOST_BARS, MOST_CROSSED = 30, 40, 12
 _REASONS = {
@@ -53,24 +54,15 @@ def page(report: dict[str, Any]) -> str:
 
 @functools.cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("gpuclassify.jobs", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return page_template(
+        "gpuclassify.jobs",
+        "report",
+        "page.html.j2",
+        binned=unit_bins,
+        cross=most_crossed,
+        edge=_edge,
+        joined=join_bins,
     )
-    environment.filters |= {
-        "binned": unit_bins,
-        "cross": most_crossed,
-        "edge": _edge,
-        "joined": join_bins,
-        "percent": "{:.1%}".format,
-        "short": short_number,
-        "thousands": "{:,.0f}".format,
-        "time": readable_time,
-    }
-    return environment.get_template("page.html.j2")
 
 
 def join_bins(

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.pages.readable import readable_time, short_number
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class JobProgress:
         """How busy each GPU is, as its worker reported last."""
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
-            workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+            workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
         return self._gpus
 

@@ -19,10 +19,10 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.counts import add_counts, count_lengths, count_scores
 from gpuclassify.jobs.report.page import join_bins, page
 from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
-from gpuclassify.jobs.report.readable import readable_time, short_number
 from gpuclassify.jobs.report.report import report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
+from gpuclassify.pages.readable import readable_time, short_number
 from gpuclassify.stage_counts import count_labels
 from gpuclassify.testing import sample_texts
 

@@ -1,0 +1,79 @@
+"""The command ``gpuclassify convert``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, get_args
+
+import click
+
+from gpuclassify.commands.console import wrong_call_exits
+from gpuclassify.models.embedding_head import (
+    HIDDEN_ACTIVATIONS,
+    OUTPUT_ACTIVATIONS,
+    Backbone,
+)
+from gpuclassify.models.sentence_transformers import POOLINGS
+from gpuclassify.options import ProblemType
+
+HIDDEN = [name for name in HIDDEN_ACTIVATIONS if name]
+OUTPUT = [name or "none" for name in OUTPUT_ACTIVATIONS]
+
+
+@click.command(short_help="Make a head's directory of a .pt, .ckpt, .npz or .safetensors file.")
+@click.argument("source", type=click.Path(exists=True, dir_okay=False))
+@click.argument("directory")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="LABEL",
+    help="Name of an output, in order; repeatable. Default: score, of a regression.",
+)
+@click.option(
+    "--problem-type",
+    type=click.Choice(get_args(ProblemType)),
+    help="Default: one label a text if there are labels, else a regression.",
+)
+@click.option("--hidden-activation", type=click.Choice(HIDDEN), help="Between two layers.")
+@click.option("--output-activation", type=click.Choice(OUTPUT), help="Of a regression's score.")
+@click.option(
+    "--backbone",
+    "model",
+    metavar="NAME",
+    help="Hub name or directory of the model whose embeddings the head reads.",
+)
+@click.option("--revision", help="Commit of that model on the Hub.")
+@click.option("--pooling", type=click.Choice(POOLINGS), help="Default: the model's own.")
+@click.option(
+    "--normalize/--no-normalize",
+    default=None,
+    help="Whether embeddings have length 1. Default: the model's own.",
+)
+@click.option("--prompt", help="What stands before every text. Default: the model's own.")
+@click.option("--max-seq-length", type=int, help="Tokens that are read. Default: the model's own.")
+def convert(source: str, directory: str, **given: Any) -> None:
+    """Write the head in SOURCE into DIRECTORY, as the classifier `heads` reads it.
+
+    SOURCE holds the tensors of linear layers; of pickles (.pt, .ckpt) no code is run. What no such
+    file says is known of the layouts of JQL and FineWeb2-HQ, and given by options for others.
+
+    \b
+    gpuclassify convert edu-gemma-snowflake-balanced.ckpt heads/edu-gemma
+    gpuclassify convert probe.npz heads/topic --label News --label Fiction --backbone MODEL
+    """  # fmt: skip
+    from gpuclassify.models.head_conversion import convert_head
+
+    names = {own.name for own in fields(Backbone)}
+    backbone = {name: given[name] for name in names if given[name] is not None}
+    settings = {name: value for name, value in given.items() if name not in names}
+    with wrong_call_exits():
+        head, layout = convert_head(source, directory, backbone=backbone, **settings)
+    widths = [head.layers[0][0].shape[1], *(len(bias) for _, bias in head.layers)]
+    known = "" if layout is None else f", the layout of {layout}"
+    click.echo(f"{directory}: {'-'.join(map(str, widths))}, {head.problem_type}{known}")
+    if head.backbone is None:
+        click.echo("What embeds for it is not known: HeadClassifier has to be given a backbone=")
+    else:
+        shown = (f"{name} {value!r}" for name, value in asdict(head.backbone).items())
+        click.echo(f"It reads embeddings of {', '.join(shown)}")

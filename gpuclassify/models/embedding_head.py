@@ -1,0 +1,313 @@
+"""A head on embeddings: a few dense layers, stored as config.json and safetensors, run by numpy.
+
+The directory or Hub repository of a head holds
+
+``config.json``
+    ``model_type`` "embedding_head", ``problem_type``, ``id2label``, ``hidden_activation``,
+    ``output_activation``, and ``backbone``: the model that embeds and how, or null.
+``model.safetensors``
+    ``layers.0.weight`` float32 (outputs, inputs), ``layers.0.bias`` (outputs,), ``layers.1.weight``
+    and so on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from gpuclassify import hub
+from gpuclassify.activations import relu, sigmoid
+from gpuclassify.checks import nearest
+from gpuclassify.hub import Identity
+from gpuclassify.hub.identity import matches
+from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, labels_in_order, some_of
+from gpuclassify.options import REGRESSION, ProblemType, StrPath
+
+EMBEDDING_HEAD = "embedding_head"
+CONFIG = "config.json"
+Activation = Callable[[np.ndarray], np.ndarray]
+HIDDEN_ACTIVATIONS: dict[str | None, Activation] = {
+    None: np.asarray,
+    "relu": relu,
+    "tanh": np.tanh,
+}
+OUTPUT_ACTIVATIONS: dict[str | None, Activation] = {None: np.asarray, "sigmoid": sigmoid}
+CONVERT = "`gpuclassify convert SOURCE DIRECTORY` makes a head's directory of such a file"
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The model whose embeddings a head was trained on, and how it embedded.
+
+    Attributes
+    ----------
+    model : str
+        Hub name or directory.
+    revision : str, optional
+        Commit on the Hub.
+    pooling : {"mean", "cls", "last"}, optional
+        This and what follows: None is as the model's own files have it.
+    normalize : bool, optional
+        Embeddings have length 1.
+    prompt : str, optional
+        Stands before every text.
+    max_seq_length : int, optional
+        Tokens of a text that are read.
+    """
+
+    model: str
+    revision: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    prompt: str | None = None
+    max_seq_length: int | None = None
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint(Checkpoint):
+    """A head pinned and described, without its weights.
+
+    Attributes
+    ----------
+    widths : tuple of int
+        Numbers of an embedding, of each hidden layer, and outputs.
+    """
+
+    widths: tuple[int, ...] = ()
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """What the head was trained on, if its configuration says so."""
+        described = self.config.get("backbone")
+        return None if described is None else Backbone(**described)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseHead:
+    """A head in memory.
+
+    Attributes
+    ----------
+    layers : sequence of (weight, bias)
+        Weights (outputs, inputs) and biases (outputs,) of each dense layer; kept as float32.
+    problem_type : str
+        "single_label_classification", "multi_label_classification" or "regression".
+    labels : sequence of str
+        A name for each output, in order.
+    hidden_activation : {"relu", "tanh"}, optional
+        Between two layers.
+    output_activation : {"sigmoid"}, optional
+        Of a regression whose score is a probability. Outputs of other heads are logits.
+    backbone : Backbone, optional
+
+    Raises
+    ------
+    CheckpointError
+        Layers, labels and activations do not fit each other, or a weight is not finite.
+    """
+
+    layers: tuple[tuple[np.ndarray, np.ndarray], ...]
+    problem_type: ProblemType
+    labels: tuple[str, ...]
+    hidden_activation: str | None = None
+    output_activation: str | None = None
+    backbone: Backbone | None = None
+
+    def __post_init__(self) -> None:
+        layers = tuple(
+            (np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(bias, np.float32))
+            for weight, bias in self.layers
+        )
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "labels", tuple(self.labels))
+        tensors = self.tensors()
+        _check_config(self.config(), "the head")
+        _check_widths({name: tensor.shape for name, tensor in tensors.items()}, self.labels, "it")
+        if broken := [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]:
+            raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
+
+    def apply(self, embeddings: np.ndarray) -> np.ndarray:
+        """Outputs, float32 (texts, outputs), of embeddings, float32 (texts, numbers)."""
+        activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
+        for place, (weight, bias) in enumerate(self.layers):
+            values = (activate(values) if place else values) @ weight.T + bias
+        return OUTPUT_ACTIVATIONS[self.output_activation](values)
+
+    def config(self) -> dict[str, Any]:
+        """What ``config.json`` holds."""
+        return {
+            "model_type": EMBEDDING_HEAD,
+            "problem_type": self.problem_type,
+            "id2label": {str(place): label for place, label in enumerate(self.labels)},
+            "hidden_activation": self.hidden_activation,
+            "output_activation": self.output_activation,
+            "backbone": None if self.backbone is None else asdict(self.backbone),
+        }
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """What ``model.safetensors`` holds."""
+        return {
+            f"layers.{place}.{kind}": tensor
+            for place, layer in enumerate(self.layers)
+            for kind, tensor in zip(("weight", "bias"), layer, strict=True)
+        }
+
+    def save(self, directory: StrPath) -> Path:
+        """Write the two files into a directory, over those of another head.
+
+        Raises
+        ------
+        FileExistsError
+            The directory holds a model of another kind.
+        """
+        from safetensors.numpy import save_file
+
+        folder = Path(os.fspath(directory)).expanduser()
+        _refuse_other_model(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = json.dumps(self.config(), indent=2, ensure_ascii=False)
+        (folder / CONFIG).write_text(f"{config}\n", encoding="utf-8")
+        save_file(self.tensors(), folder / WEIGHTS, metadata={"format": "np"})
+        return folder
+
+
+def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
+    """Describe the head at `identity` by its ``config.json`` and the header of its weights.
+
+    Raises
+    ------
+    CheckpointError
+        No head on embeddings, or tensors, labels and activations that do not fit each other.
+    ModelNotFoundError, ModelAccessError, HubUnreachableError, ValueError
+        See `gpuclassify.hub.read_tensor_shapes`.
+    """
+    name, files = identity.name, hub.list_files(identity, cache_dir=cache_dir)
+    if missing := [file for file in (CONFIG, WEIGHTS) if file not in files]:
+        pickles = [file for file in files if matches(file, hub.PICKLE_PATTERNS)]
+        cure = f", and {some_of(pickles)} is never read in its place: {CONVERT}" if pickles else ""
+        raise CheckpointError(
+            f"{name} has no {' and no '.join(missing)}, so it is no head on embeddings; its files "
+            f"are {some_of(files) or 'none'}{cure}"
+        )
+    config = hub.read_json(identity, CONFIG, cache_dir=cache_dir) or {}
+    _check_config(config, name)
+    labels = labels_in_order(config, name)
+    widths = _check_widths(hub.read_tensor_shapes(identity, cache_dir=cache_dir), labels, name)
+    return HeadCheckpoint(
+        identity,
+        EMBEDDING_HEAD,
+        labels,
+        config["problem_type"],
+        json.dumps(config),
+        widths=widths,
+    )
+
+
+def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> DenseHead:
+    """The head in memory, with the weights at its pinned identity.
+
+    Raises
+    ------
+    CheckpointError
+        A weight is not finite.
+    ModelChangedError, ModelNotFoundError, ModelAccessError, HubUnreachableError
+        See `gpuclassify.hub.download`.
+    """
+    from safetensors.numpy import load_file
+
+    config = checkpoint.config
+    tensors = load_file(hub.download(checkpoint.identity, cache_dir=cache_dir) / WEIGHTS)
+    return DenseHead(
+        layers=tuple(
+            (tensors[f"layers.{place}.weight"], tensors[f"layers.{place}.bias"])
+            for place in range(len(checkpoint.widths) - 1)
+        ),
+        problem_type=config["problem_type"],
+        labels=checkpoint.labels,
+        hidden_activation=config.get("hidden_activation"),
+        output_activation=config.get("output_activation"),
+        backbone=checkpoint.backbone,
+    )
+
+
+def _check_config(config: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError unless this is the configuration of a head."""
+    if config.get("model_type") != EMBEDDING_HEAD:
+        raise CheckpointError(
+            f"{name} is no head on embeddings: its model_type is {config.get('model_type')!r}, and "
+            f"a head's is {EMBEDDING_HEAD!r}. A whole classifier is run by "
+            "DistributedDataClassifier(model=...)"
+        )
+    choices: dict[str, Any] = {
+        "problem_type": get_args(ProblemType),
+        "hidden_activation": tuple(HIDDEN_ACTIVATIONS),
+        "output_activation": tuple(OUTPUT_ACTIVATIONS),
+    }
+    for key, known in choices.items():
+        if (value := config.get(key)) not in known:
+            raise CheckpointError(
+                f"{key} of {name} is {value!r}.{nearest(str(value), filter(None, known))} It must "
+                f"be one of {', '.join(map(repr, known))}"
+            )
+    if config.get("output_activation") and config["problem_type"] != REGRESSION:
+        raise CheckpointError(
+            f"{name} has the output_activation {config['output_activation']!r} and is a "
+            f"{config['problem_type']} head, whose outputs are logits: set it to null"
+        )
+    try:
+        Backbone(**config["backbone"]) if config.get("backbone") is not None else None
+    except TypeError as err:
+        raise CheckpointError(
+            f"backbone of {name} is {config['backbone']!r}: it must be null, or have the keys "
+            f"{', '.join(Backbone.__dataclass_fields__)}"
+        ) from err
+
+
+def _check_widths(
+    shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
+) -> tuple[int, ...]:
+    """Numbers that go into each layer and come out of the last one.
+
+    Raises
+    ------
+    CheckpointError
+        A tensor is missing, unknown or does not follow from the one before.
+    """
+    count = max(len(shapes) // 2, 1)
+    weights = [shapes.get(f"layers.{place}.weight", ()) for place in range(count)]
+    biases = [shapes.get(f"layers.{place}.bias", ()) for place in range(count)]
+    found = ", ".join(f"{key} {tuple(shape)}" for key, shape in sorted(shapes.items()))
+    if len(shapes) != 2 * count or not all(len(shape) == 2 for shape in weights):
+        raise CheckpointError(
+            f"the tensors of {name} are {found or 'none'}: a head's are layers.0.weight (outputs, "
+            "inputs), layers.0.bias (outputs,), layers.1.weight and so on"
+        )
+    outputs = [shape[0] for shape in weights]
+    inputs = [shape[1] for shape in weights]
+    if outputs[:-1] != inputs[1:] or biases != [(width,) for width in outputs]:
+        raise CheckpointError(f"the layers of {name} do not fit each other: {found}")
+    if outputs[-1] != len(labels):
+        raise CheckpointError(
+            f"{name} has {outputs[-1]} outputs, and its id2label names {len(labels)}: "
+            f"{some_of(labels)}"
+        )
+    return (*inputs, outputs[-1])
+
+
+def _refuse_other_model(folder: Path) -> None:
+    path = folder / CONFIG
+    if not path.exists():
+        return
+    try:
+        is_head = json.loads(path.read_text(encoding="utf-8")).get("model_type") == EMBEDDING_HEAD
+    except (ValueError, AttributeError):
+        is_head = False
+    if not is_head:
+        raise FileExistsError(f"{folder} holds another model: name a directory for the head")

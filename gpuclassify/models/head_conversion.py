@@ -1,0 +1,281 @@
+"""Heads on embeddings out of other projects' files, once and by explicit command.
+
+Pickles are read by ``torch.load(weights_only=True)``, which runs no code of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuclassify.models.checkpoint import CheckpointError, some_of
+from gpuclassify.models.embedding_head import Backbone, DenseHead
+from gpuclassify.options import REGRESSION, SINGLE_LABEL, ProblemType, StrPath
+
+PICKLES = (".pt", ".pth", ".ckpt", ".bin")
+WEIGHT_NAMES, BIAS_NAMES = ("weight", "coef_", "coef"), ("bias", "intercept_", "intercept")
+WHERE_TENSORS_ARE = ("state_dict", "model_state_dict", "model")
+
+Layer = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A layout that is published, by the names of its layers and its widths.
+
+    Attributes
+    ----------
+    name : str
+    layers : tuple of str
+        What the tensors of each layer are called.
+    hidden_activation, output_activation : str, optional
+        What no file says: see `DenseHead`.
+    backbone : Backbone
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    hidden_activation: str | None
+    output_activation: str | None
+    backbone: Backbone
+
+    def fits(self, layers: Mapping[str, Layer]) -> bool:
+        """Whether layers have the names and the widths of this layout."""
+        weights = [weight for weight, _ in layers.values()]
+        is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
+        return tuple(layers) == self.layers and is_wide
+
+
+PUBLISHED = (
+    # JQL-AI/JQL-Annotation-Pipeline, src/utils/regression_head.py and embedder.py: a
+    # LightningModule of two linear layers with a ReLU, on the first token's state, normalised.
+    Published(
+        "JQL",
+        ("layer1", "layer2"),
+        "relu",
+        None,
+        Backbone(
+            "Snowflake/snowflake-arctic-embed-m-v2.0",
+            pooling="cls",
+            normalize=True,
+            prompt="",
+            max_seq_length=8192,
+        ),
+    ),
+    # epfml/fineweb2-hq, src/fineweb2_hq/mlp.py and xlmr_embeddings.py: 768-256-1 with a ReLU and a
+    # dropout, and a sigmoid at the end, on the mean of the first 512 tokens.
+    Published(
+        "FineWeb2-HQ",
+        ("classifier.0", "classifier.3"),
+        "relu",
+        "sigmoid",
+        Backbone(
+            "FacebookAI/xlm-roberta-base",
+            pooling="mean",
+            normalize=False,
+            prompt="",
+            max_seq_length=512,
+        ),
+    ),
+)
+
+
+def convert_head(
+    source: StrPath,
+    directory: StrPath,
+    *,
+    labels: Sequence[str] = (),
+    problem_type: ProblemType | None = None,
+    hidden_activation: str | None = None,
+    output_activation: str | None = None,
+    backbone: Mapping[str, Any] | None = None,
+) -> tuple[DenseHead, str | None]:
+    """Write the head in a file as a directory that `HeadClassifier` reads.
+
+    Parameters
+    ----------
+    source : str or path
+        A ``.pt``, ``.pth``, ``.ckpt`` (Lightning), ``.bin`` or ``.safetensors`` file of the
+        weights and biases of linear layers, or an ``.npz`` with scikit-learn's ``coef_`` and
+        ``intercept_``.
+    directory : str or path
+    labels : sequence of str
+        A name for each output, in order; two for one output that tells two classes apart. Default:
+        "score", of a regression.
+    problem_type : str, optional
+        Default: "single_label_classification" with several labels, else "regression".
+    hidden_activation : {"relu", "tanh"}, optional
+        Default: that of the published layout that the file has.
+    output_activation : {"sigmoid", "none"}, optional
+        Default: as `hidden_activation`, else none.
+    backbone : mapping, optional
+        Values of `Backbone`, which replace those of the published layout.
+
+    Returns
+    -------
+    head : DenseHead
+    layout : str or None
+        The published layout, if the file has one.
+
+    Raises
+    ------
+    CheckpointError
+        The file holds no such head, or cannot be read without running its code.
+    ValueError
+        Something about the head is neither known nor given.
+    """
+    path = Path(os.fspath(source)).expanduser()
+    layers = _find_layers(path, _read_tensors(path))
+    published = next((layout for layout in PUBLISHED if layout.fits(layers)), None)
+    if published is not None:
+        hidden_activation = hidden_activation or published.hidden_activation
+        output_activation = output_activation or published.output_activation
+    if len(layers) > 1 and hidden_activation is None:
+        raise ValueError(
+            f"{path} has {len(layers)} layers ({', '.join(layers)}), and no file says what stands "
+            "between them: pass hidden_activation= (--hidden-activation), relu or tanh"
+        )
+    labels = tuple(labels) or ("score",)
+    kind = problem_type or (SINGLE_LABEL if len(labels) > 1 else REGRESSION)
+    has_end = kind == REGRESSION and output_activation != "none"
+    head = DenseHead(
+        layers=_with_both_classes(list(layers.values()), labels, kind),
+        problem_type=kind,
+        labels=labels,
+        hidden_activation=hidden_activation,
+        output_activation=output_activation if has_end else None,
+        backbone=_backbone(backbone or {}, published),
+    )
+    head.save(directory)
+    return head, None if published is None else published.name
+
+
+def _read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Tensors by name, in the order of the layers as far as the file keeps one."""
+    kind = path.suffix.lower()
+    if kind == ".safetensors":
+        from safetensors.torch import load_file  # numpy has no bfloat16
+
+        by_name = load_file(path)
+        return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=_natural)}
+    if kind == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    if kind in PICKLES:
+        return _tensors_in(_read_pickle(path))
+    raise CheckpointError(
+        f"{path} is none of .safetensors, .npz, {', '.join(PICKLES)}. Of a scikit-learn model save "
+        "np.savez('head.npz', coef_=model.coef_, intercept_=model.intercept_)"
+    )
+
+
+class _Omitted:
+    """Makes an empty dictionary of what a pickle would make with a function that is not known."""
+
+    def __new__(cls, *_: Any) -> Any:
+        return OrderedDict()
+
+
+def _read_pickle(path: Path) -> Any:
+    """What torch reads of a pickle without running code of others.
+
+    Lightning's checkpoints hold hyper-parameters and states of callbacks of any class. Nothing of
+    them is needed, so that an empty dictionary stands for each.
+    """
+    import torch
+    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+    names: list[str] = []
+    try:
+        if zipfile.is_zipfile(path):
+            names = get_unsafe_globals_in_checkpoint(path)
+        with safe_globals([(_Omitted, name) for name in names]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, TypeError, ValueError, EOFError) as err:
+        holds = f"holds objects of {some_of(names)}, and " if names else ""
+        raise CheckpointError(
+            f"{path} {holds}cannot be read as tensors alone. If it is a checkpoint of torch that "
+            'you trust, save its tensors: torch.save(torch.load(FILE, weights_only=False)["state_'
+            'dict"], "head.pt")'
+        ) from err
+
+
+def _tensors_in(loaded: Any) -> dict[str, np.ndarray]:
+    """The tensors of what a pickle holds: at the top, or where Lightning and others keep them."""
+    import torch
+
+    places = [loaded]
+    if isinstance(loaded, dict):
+        places += [loaded.get(name) for name in WHERE_TENSORS_ARE]
+    for place in places:
+        tensors = place.items() if isinstance(place, dict) else ()
+        found = {k: _as_numpy(v) for k, v in tensors if isinstance(v, torch.Tensor)}
+        if found:
+            return found
+    return {}
+
+
+def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
+    """Weights (outputs, inputs) and biases (outputs,) of linear layers, by their names.
+
+    Raises
+    ------
+    CheckpointError
+        There is any other tensor.
+    """
+    weights: dict[str, np.ndarray] = {}
+    biases: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        if kind in WEIGHT_NAMES and tensor.ndim in (1, 2):
+            weights[layer] = np.atleast_2d(tensor)
+        elif kind in BIAS_NAMES and tensor.ndim < 2:
+            biases[layer] = np.atleast_1d(tensor)
+    pairs = [(weights[layer], biases.get(layer)) for layer in weights]
+    is_linear = all(bias is None or len(bias) == len(weight) for weight, bias in pairs)
+    if not weights or not is_linear or len(weights) + len(biases) != len(tensors):
+        found = ", ".join(f"{name} {tensor.shape}" for name, tensor in tensors.items())
+        raise CheckpointError(
+            f"{path} holds no head of linear layers; its tensors are {found or 'none'}. A head has "
+            "a weight (outputs, inputs) and a bias (outputs,) for each layer, and nothing else"
+        )
+    zeros = {layer: np.zeros(len(weight), np.float32) for layer, weight in weights.items()}
+    return {layer: (weight, (zeros | biases)[layer]) for layer, weight in weights.items()}
+
+
+def _with_both_classes(
+    layers: list[Layer], labels: Sequence[str], kind: ProblemType
+) -> tuple[Layer, ...]:
+    """The layers, with an output of 0 for the first of two classes that one output tells apart."""
+    weight, bias = layers[-1]
+    if kind == SINGLE_LABEL and len(labels) == 2 and len(weight) == 1:
+        zeros = np.zeros_like(weight)
+        layers[-1] = (np.concatenate([zeros, weight]), np.concatenate([[0], bias]))
+    return tuple(layers)
+
+
+def _backbone(given: Mapping[str, Any], published: Published | None) -> Backbone | None:
+    """What was given, over what the published layout says."""
+    if published is not None:
+        return replace(published.backbone, **given)
+    if given and "model" not in given:
+        raise ValueError(f"{' and '.join(given)} say how a model embeds: name it, --backbone NAME")
+    return Backbone(**given) if given else None
+
+
+def _as_numpy(tensor: Any) -> np.ndarray:
+    return tensor.detach().float().numpy()
+
+
+def _natural(name: str) -> list[Any]:
+    """Sorts 10 after 9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,1 @@
+"""Heads of one's own: trained on the embeddings of annotated texts, evaluated, and saved."""

@@ -1,0 +1,193 @@
+"""Annotated texts as embeddings and labels, each text embedded once and its vector kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+from dask.base import tokenize
+
+from gpuclassify.checks import nearest
+from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.options import StrPath
+
+logger = logging.getLogger(__name__)
+
+_TENSOR = "embeddings"
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The rows of a dataset that have a text and a label, in its order.
+
+    Attributes
+    ----------
+    labels : pandas.Series
+        As the column holds them.
+    groups : numpy.ndarray
+        int64 (rows,), equal for rows that belong together: those of one value of the column of
+        groups; without such a column or value, those of one text.
+    vectors : numpy.ndarray
+        float32 (rows, numbers of an embedding).
+    null_texts, null_labels : int
+        Rows that were left out, for lack of a text, or of a label alone.
+    """
+
+    labels: pd.Series
+    groups: np.ndarray
+    vectors: np.ndarray
+    null_texts: int
+    null_labels: int
+
+
+@dataclass(frozen=True)
+class AnnotatedColumns:
+    """What the columns of annotations are called."""
+
+    text: str
+    label: str
+    group: str | None = None
+
+    @property
+    def beside_text(self) -> list[str]:
+        """Those that are read as they are."""
+        return [self.label] if self.group in (None, self.label) else [self.label, self.group]
+
+    def check(self, frame: Any) -> None:
+        """Raise unless a plain frame has them.
+
+        Raises
+        ------
+        TypeError
+            The texts are no strings.
+        ValueError
+            A column is not there, or the label is the text.
+        """
+        known = list(map(str, frame.columns))
+        arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
+        for argument, name in arguments.items():
+            if name is not None and known.count(name) != 1:
+                count = known.count(name) or "no"
+                raise ValueError(
+                    f"{count} column {name!r}; columns are {known}.{nearest(name, known)} Pass "
+                    f"{argument}= to name yours."
+                )
+        if self.text in self.beside_text:
+            raise ValueError(f"column {self.text!r} holds the texts: name that of labels or groups")
+        backend_of(frame).check_text_column(frame, self.text)
+
+
+def read_annotations(
+    dataset: Any, columns: AnnotatedColumns, embedder: Embedder, directory: StrPath | None = None
+) -> Annotations:
+    """The labels, groups and embeddings of a dataset.
+
+    A lazy dataset is kept by Dask's workers meanwhile, so that what made it runs once; its texts
+    stay there, and numbers come here.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    columns : AnnotatedColumns
+    embedder : Embedder
+        Whatever its own text column is called.
+    directory : path, optional
+        Where embeddings are kept, by the digest of the texts in their order, of the embedder's
+        settings, and of the model's commit or directory: what differs in any of these is embedded
+        anew.
+
+    Raises
+    ------
+    TypeError, ValueError
+        See `AnnotatedColumns.check`; or no row has a text and a label.
+    """
+    is_lazy = dask.is_dask_collection(dataset)
+    columns.check(dataset._meta if is_lazy else dataset)
+    rows = dataset[[columns.text, *columns.beside_text]]
+    if is_lazy:
+        rows = rows.persist()
+        described = rows.map_partitions(
+            _describe, columns, meta=_describe(rows._meta, columns)
+        ).compute()
+    else:
+        described = _describe(rows, columns)
+    has_text, has_label = described["_has_text"], described[columns.label].notna()
+    used = described[has_text & has_label].reset_index(drop=True)
+    null_texts, null_labels = int((~has_text).sum()), int((has_text & ~has_label).sum())
+    if used.empty:
+        raise ValueError(
+            f"none of {len(described)} rows has a text and a label ({null_texts} texts and "
+            f"{null_labels} other labels are null): give annotated texts"
+        )
+    if len(used) < len(described):
+        logger.warning(
+            "left out %d of %d rows: %d without a text, %d without a label",
+            *(len(described) - len(used), len(described), null_texts, null_labels),
+        )
+    texts = rows.dropna(subset=[columns.text, columns.label])[[columns.text]]
+    texts = texts.rename(columns={columns.text: embedder.text_field})
+    digests = used[["_digest", "_digest_end"]].to_numpy()
+    vectors = _kept(directory, embedder, digests, lambda: _embed(texts, embedder))
+    return Annotations(
+        used[columns.label],
+        _groups(digests, used[columns.group] if columns.group else None),
+        vectors,
+        null_texts,
+        null_labels,
+    )
+
+
+def _describe(frame: Any, columns: AnnotatedColumns) -> pd.DataFrame:
+    """The columns beside the text in pandas, and the text's digest."""
+    digests, _ = backend_of(frame).text_digests(frame, columns.text)
+    described = to_pandas(frame[columns.beside_text]).reset_index(drop=True)
+    has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
+    return described.assign(_digest=digests[:, 0], _digest_end=digests[:, 1], _has_text=has_text)
+
+
+def _embed(texts: Any, embedder: Embedder) -> np.ndarray:
+    """Embeddings of a frame of texts alone, float32 (texts, numbers)."""
+    field = embedder.options.embedding_field
+    made = embedder(texts)[[field]]
+    made = made.compute() if dask.is_dask_collection(made) else made
+    lists = backend_of(made).list_array(made, field)
+    return lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(made), -1)
+
+
+def _kept(
+    directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
+) -> np.ndarray:
+    """What `make` gives, from the directory if it is there."""
+    from safetensors.numpy import load_file, save_file
+
+    if directory is None:
+        return make()
+    folder = Path(os.fspath(directory)).expanduser()
+    path = folder / f"embeddings-{tokenize(embedder, digests)}.safetensors"
+    if path.exists():
+        logger.info("took the embeddings in %s", path)
+        return load_file(path)[_TENSOR]
+    vectors = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as workshop:
+        complete = Path(workshop, path.name)
+        save_file({_TENSOR: vectors}, complete)
+        complete.rename(path)
+    return vectors
+
+
+def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
+    texts = np.unique(digests, axis=0, return_inverse=True)[1].reshape(-1)
+    if values is None:
+        return texts
+    codes = pd.factorize(values)[0]  # -1 for null
+    return np.where(codes < 0, len(codes) + texts, codes)

@@ -1,0 +1,476 @@
+"""Head: the last layers of a classifier, trained on the embeddings of annotated texts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from gpuclassify import hub
+from gpuclassify._version import __version__
+from gpuclassify.checks import check_choice, check_count, check_flag, check_number
+from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.models.embedding_head import CONFIG, Backbone, DenseHead, load_head, read_head
+from gpuclassify.options import StrPath
+from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
+from gpuclassify.training.card import card
+from gpuclassify.training.evaluation import Evaluation, evaluate
+from gpuclassify.training.fitting import RECIPES, Examples, fit_linear, fit_mlp
+from gpuclassify.training.pooler import (
+    fit_pooler,
+    pooler_embedder,
+    read_layers,
+    save_classifier,
+)
+from gpuclassify.training.split import split
+from gpuclassify.training.tasks import (
+    TASKS,
+    Layer,
+    Task,
+    grades_of,
+    refuse_rare,
+    refuse_untrained,
+)
+
+Kind = Literal["linear", "mlp", "pooler"]
+TaskName = Literal["classes", "multilabel", "regression"]
+ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
+RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
+_WHAT = {
+    "linear": "A linear layer",
+    "mlp": "Two layers with a ReLU between them",
+    "pooler": "A BERT's pooler and a linear layer",
+}
+# Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
+_READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The last layers of a classifier, on the embeddings of a model that stays as it is.
+
+    `Head.fit` trains one, `evaluate` judges it, `save` writes what ``HeadClassifier`` runs, or for
+    ``kind="pooler"`` a whole classifier, and `load` reads it again.
+
+    Attributes
+    ----------
+    network : DenseHead
+        The layers.
+    embedder : Embedder
+        What makes the embeddings.
+    record : dict
+        How it was trained, as JSON values: settings, data, versions, and the evaluation of the
+        test part.
+
+    Examples
+    --------
+    >>> head = Head.fit(
+    ...     annotated, label_field="quality", backbone="intfloat/e5-base-v2"
+    ... )  # doctest: +SKIP
+    >>> print(head.evaluation)  # doctest: +SKIP
+    >>> head.save("quality-head")  # doctest: +SKIP
+    >>> ddf = HeadClassifier(heads={"quality": "quality-head"})(ddf)  # doctest: +SKIP
+    """
+
+    network: DenseHead
+    embedder: Embedder
+    record: dict[str, Any]
+
+    @classmethod
+    def fit(
+        cls,
+        annotated: Any,
+        *,
+        label_field: str,
+        backbone: StrPath | Embedder,
+        text_field: str = "text",
+        kind: Kind = "linear",
+        task: TaskName = "classes",
+        group: str | None = None,
+        embeddings: StrPath | None = None,
+        balanced: bool = False,
+        hidden_size: int = 256,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        seed: int = 0,
+    ) -> Head:
+        """Train a head on annotated texts.
+
+        Rows without a text or a label are left out, and counted. Of the others a tenth is the test
+        part, by which the head is judged, and a tenth the validation part, by which the penalty or
+        the epoch is chosen. Labels are shared out evenly; rows of one group, or of one text, are
+        all in one part. Layers are trained on this machine's CPU, by scikit-learn or torch; the
+        same seed gives the same weights.
+
+        Parameters
+        ----------
+        annotated : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        label_field : str
+            Column of the labels: of classes texts, whole numbers or booleans, of several labels
+            lists of them, of a regression numbers.
+        backbone : str, path or Embedder
+            The model that embeds; an `Embedder` has settings as well.
+        text_field : str
+        kind : {"linear", "mlp", "pooler"}
+            scikit-learn's LogisticRegression or Ridge; two layers with a ReLU between them; or, of
+            a BERT, the pooler and a classifier on the state of ``[CLS]``, as FineWeb-Edu has it.
+        task : {"classes", "multilabel", "regression"}
+            One of several labels; any number of them; or a number.
+        group : str, optional
+            Column, such as the host, whose rows of one value must not be in two parts.
+        embeddings : path, optional
+            Directory that keeps embeddings, so that the same texts are not embedded again.
+        balanced : bool
+            Labels, or grades of a regression, count alike, however many rows they have.
+        hidden_size : int
+            Width between the layers of ``kind="mlp"``.
+        epochs, learning_rate : int, float, optional
+            Of ``kind="mlp"`` and ``"pooler"``. Default: see `gpuclassify.training.fitting`.
+        seed : int
+            Of the parts, and of what is random in training.
+
+        Returns
+        -------
+        Head
+            Its `evaluation` is that of the test part.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A column is missing or of no use, all labels are the same, one has fewer than three
+            examples, or the rows are of fewer than three groups.
+        """
+        settings: dict[str, Any] = {
+            "kind": kind,
+            "task": task,
+            "text_field": text_field,
+            "label_field": label_field,
+            "group": group,
+            "balanced": balanced,
+            "hidden_size": hidden_size if kind == "mlp" else None,
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "seed": seed,
+        }
+        _check(settings)
+        embedder = _embedder(backbone, kind)
+        columns = AnnotatedColumns(text_field, label_field, group)
+        found = read_annotations(annotated, columns, embedder, embeddings)
+        return _fit(TASKS[task](label_field), embedder, found, settings)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the outputs are called, in order."""
+        return self.network.labels
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """How it did on the test part, of which training has seen nothing."""
+        return Evaluation(**self.record["evaluation"], about=_about(self.record))
+
+    @property
+    def task(self) -> Task:
+        """What it has learned."""
+        settings = self.record["settings"]
+        return TASKS[settings["task"]](settings["label_field"])
+
+    def scores(self, embeddings: np.ndarray) -> np.ndarray:
+        """Probabilities, or the numbers of a regression.
+
+        Parameters
+        ----------
+        embeddings : numpy.ndarray
+            float32 (texts, numbers), as the `embedder` gives them.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32 (texts, outputs).
+        """
+        return self.task.scores(self.network.apply(embeddings))
+
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        text_field: str | None = None,
+        label_field: str | None = None,
+        embeddings: StrPath | None = None,
+    ) -> Evaluation:
+        """Judge the head by other annotated texts, which it must not have been trained on.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        text_field, label_field : str, optional
+            Default: those of training.
+        embeddings : path, optional
+            As in `fit`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A column is missing or of no use, or a label is not one of the head's.
+        """
+        settings = self.record["settings"]
+        columns = AnnotatedColumns(
+            text_field or settings["text_field"], label_field or settings["label_field"]
+        )
+        found = read_annotations(dataset, columns, self.embedder, embeddings)
+        task = TASKS[settings["task"]](columns.label)
+        targets = task.targets(task.read(found.labels), self.labels)
+        rows = {
+            "rows": len(targets),
+            "null_texts": found.null_texts,
+            "null_labels": found.null_labels,
+        }
+        return self._judge(found.vectors, targets, {"Evaluated": rows})
+
+    def save(self, directory: StrPath) -> Path:
+        """Write the head, its card and its evaluation's page into a directory, over an older head.
+
+        `HeadClassifier` runs it from there; a head of ``kind="pooler"`` is a whole
+        BertForSequenceClassification instead, which `FineWebEduClassifier` (of a regression) and
+        `DistributedDataClassifier` run.
+
+        Raises
+        ------
+        FileExistsError
+            The directory holds another model.
+        """
+        folder = Path(os.fspath(directory)).expanduser()
+        if self._is_pooler:
+            if (folder / CONFIG).exists() and not (folder / RECORD).exists():
+                raise FileExistsError(f"{folder} holds another model: name another directory")
+            save_classifier(self.network, self.embedder, folder)
+        else:
+            self.network.save(folder)
+        record = json.dumps(self.record, indent=1, ensure_ascii=False)
+        (folder / RECORD).write_text(f"{record}\n", encoding="utf-8")
+        (folder / CARD).write_text(self._card(folder.name), encoding="utf-8")
+        self.evaluation.save(folder / PAGE)
+        return folder
+
+    @classmethod
+    def load(cls, directory: StrPath, *, backbone: StrPath | Embedder | None = None) -> Head:
+        """Read what `save` wrote.
+
+        Parameters
+        ----------
+        directory : path
+        backbone : str, path or Embedder, optional
+            Instead of the one that it was trained on, where that has another name here.
+
+        Raises
+        ------
+        FileNotFoundError
+            The directory holds no trained head.
+        """
+        folder = Path(os.fspath(directory)).expanduser()
+        if not (folder / RECORD).exists():
+            raise FileNotFoundError(
+                f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
+            )
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        described = Backbone(**record["backbone"])
+        if record["settings"]["kind"] == "pooler":
+            described = replace(described, model=str(folder), revision=None)
+            task = TASKS[record["settings"]["task"]]
+            layers, labels = tuple(read_layers(folder)), tuple(record["labels"])
+            network = DenseHead(layers, task.problem_type, labels, "tanh", backbone=described)
+        else:
+            network = load_head(read_head(hub.resolve(folder)))
+        if isinstance(backbone, Embedder):
+            return cls(network, backbone, record)
+        if backbone is not None:
+            described = replace(described, model=os.fspath(backbone), revision=None)
+        return cls(network, Embedder(**asdict(described), **record["reading"]), record)
+
+    @property
+    def _is_pooler(self) -> bool:
+        return self.record["settings"]["kind"] == "pooler"
+
+    def _judge(
+        self,
+        vectors: np.ndarray,
+        targets: np.ndarray,
+        about: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Evaluation:
+        return evaluate(
+            self.task,
+            self.network.apply(vectors),
+            targets,
+            self.labels,
+            bounds=self.record["grades"],
+            about={**(about or {}), **_about(self.record)},
+        )
+
+    def _card(self, name: str) -> str:
+        given = [f"{key}={value!r}" for key, value in self.record["reading"].items()]
+        runner = "HeadClassifier"
+        if self._is_pooler:
+            is_number = self.record["settings"]["task"] == "regression"
+            runner = "FineWebEduClassifier" if is_number else "DistributedDataClassifier"
+            given.insert(0, f"model={name!r}")
+        else:
+            given.insert(0, f"heads={{{self.record['settings']['label_field']!r}: {name!r}}}")
+        usage = f"from gpuclassify import {runner}\n\nddf = {runner}({', '.join(given)})(ddf)"
+        about = _about(self.record)
+        what = _WHAT[self.record["settings"]["kind"]]
+        return card(name, what, usage, ", ".join(self.labels), about, self.evaluation)
+
+    def __repr__(self) -> str:
+        settings = self.record["settings"]
+        return (
+            f"Head(kind={settings['kind']!r}, task={settings['task']!r}, "
+            f"labels={list(self.labels)}, backbone={self.embedder.options.model!r})"
+        )
+
+
+def _embedder(backbone: StrPath | Embedder, kind: str) -> Embedder:
+    if not isinstance(backbone, (str, os.PathLike, Embedder)):
+        raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
+    if not isinstance(backbone, Embedder):
+        backbone = os.fspath(backbone)
+    elif backbone.options.text_template is not None:
+        raise ValueError(
+            f"text_template={backbone.options.text_template!r} reads several columns, and training "
+            "reads one: make a column of the filled template, and name it as text_field="
+        )
+    if kind == "pooler":
+        return pooler_embedder(backbone)
+    return backbone if isinstance(backbone, Embedder) else Embedder(model=backbone)
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    """Raise, before anything is embedded, unless settings have a meaning and training can run."""
+    check_choice("kind", settings["kind"], get_args(Kind))
+    check_choice("task", settings["task"], get_args(TaskName))
+    check_flag("balanced", settings["balanced"])
+    for name in ("hidden_size", "epochs"):
+        check_count(name, settings[name])
+    if settings["learning_rate"] is not None:
+        check_number("learning_rate", settings["learning_rate"])
+    given = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
+    if given and settings["kind"] == "linear":
+        raise ValueError(
+            f'{" and ".join(given)} have no meaning for kind="linear", which is not trained in '
+            "epochs: leave them out"
+        )
+    for module in ("scipy", "sklearn"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"Head.fit needs {module}: pip install 'gpuclassify[train]'", name=module
+            )
+
+
+def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str, Any]) -> Head:
+    """Split, train, and judge by the test part."""
+    labels = task.read(found.labels)
+    outputs = task.outputs(labels)
+    targets = task.targets(labels, outputs)
+    task.check(targets, outputs)
+    refuse_rare(task, targets, outputs)
+    strata = task.strata(targets)
+    parts = split(strata, found.groups, settings["seed"])
+    refuse_untrained(task, targets[parts["train"]], outputs)
+    examples = Examples(found.vectors, targets, _weights(strata, settings["balanced"]))
+    train, validation, test = (examples.take(rows) for rows in parts.values())
+    training: dict[str, Any] = {}
+    backbone = _backbone(embedder)
+    network = DenseHead(
+        tuple(_layers(task, embedder, train, validation, outputs, settings, training)),
+        task.problem_type,
+        outputs,
+        hidden_activation=ACTIVATIONS[settings["kind"]],
+        backbone=backbone,
+    )
+    record = {
+        "settings": settings,
+        "data": {
+            **{name: len(rows) for name, rows in parts.items()},
+            "groups": len(np.unique(found.groups)),
+            "null_texts": found.null_texts,
+            "null_labels": found.null_labels,
+        },
+        "labels": list(outputs),
+        "examples": task.examples(targets, outputs),
+        "grades": grades_of(targets) if task.name == "regression" else None,
+        "training": training,
+        "backbone": asdict(backbone),
+        "reading": _reading(embedder),
+        "versions": _versions(),
+    }
+    head = Head(network, embedder, record)
+    judged = head._judge(test.vectors, test.targets).as_dict()
+    record["evaluation"] = {name: value for name, value in judged.items() if name != "about"}
+    return head
+
+
+def _layers(
+    task: Task,
+    embedder: Embedder,
+    train: Examples,
+    validation: Examples,
+    outputs: tuple[str, ...],
+    settings: dict[str, Any],
+    record: dict[str, Any],
+) -> list[Layer]:
+    """Those of the best penalty or epoch, about which the record is told."""
+    kind, seed = settings["kind"], settings["seed"]
+    if kind == "linear":
+        return fit_linear(task, train, validation, record)
+    names = ("epochs", "learning_rate")
+    given = {name: settings[name] for name in names if settings[name] is not None}
+    recipe = replace(RECIPES[kind], **given)
+    if kind == "pooler":
+        return fit_pooler(task, train, validation, record, embedder, outputs, recipe, seed)
+    width = settings["hidden_size"]
+    return fit_mlp(task, train, validation, record, len(outputs), width, recipe, seed)
+
+
+def _weights(strata: np.ndarray, is_balanced: bool) -> np.ndarray:
+    from sklearn.utils.class_weight import compute_sample_weight
+
+    return compute_sample_weight("balanced" if is_balanced else None, strata).astype(np.float32)
+
+
+def _backbone(embedder: Embedder) -> Backbone:
+    identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
+    return Backbone(
+        model=identity.name,
+        revision=None if identity.is_directory else identity.revision,
+        pooling=sentence.pooling,
+        normalize=sentence.is_normalized,
+        prompt=embedder.model.prompt,
+        max_seq_length=embedder.options.max_seq_length,
+    )
+
+
+def _reading(embedder: Embedder) -> dict[str, Any]:
+    """How the embedder reads long texts, where that is not the default."""
+    options = {name: getattr(embedder.options, name) for name in _READING}
+    return {k: v for k, v in options.items() if v != getattr(Embedder.Options, k)}
+
+
+def _versions() -> dict[str, str]:
+    packages = ("numpy", "scikit-learn", "torch", "transformers")
+    return {"gpuclassify": __version__} | {name: version(name) for name in packages}
+
+
+def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """How a head was trained, as tables for people."""
+    named = {name: value for name, value in record["settings"].items() if value is not None}
+    trained = {name: value for name, value in record["training"].items() if name != "losses"}
+    return {
+        "Data": dict(record["data"]),
+        "Settings": {"backbone": record["backbone"]["model"]} | named | trained,
+        "Versions": dict(record["versions"]),
+    }

@@ -1,0 +1,340 @@
+"""What a head learns: classes, several labels a text, or a number."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from gpuclassify.activations import sigmoid, softmax
+from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
+
+if TYPE_CHECKING:
+    import torch
+
+Layer = tuple[np.ndarray, np.ndarray]
+LEAST_EXAMPLES = 3  # of a label: one in each part
+BINS = 10  # of a number that is no grade, to stratify by
+MOST_GRADES = 20  # from the lowest whole number to the highest
+_SHOWN = 5
+
+
+class Task(ABC):
+    """Labels as targets of training, and what is fitted to them.
+
+    Parameters
+    ----------
+    label_field : str
+        For messages.
+    """
+
+    name: ClassVar[str]
+    problem_type: ClassVar[ProblemType]
+
+    def __init__(self, label_field: str) -> None:
+        self.label_field = label_field
+
+    @abstractmethod
+    def read(self, labels: pd.Series) -> list[Any]:
+        """The labels of a column without null; TypeError or ValueError if they are of no use."""
+
+    @abstractmethod
+    def outputs(self, labels: Sequence[Any]) -> tuple[str, ...]:
+        """What the outputs of a head that learns `labels` are called."""
+
+    @abstractmethod
+    def targets(self, labels: Sequence[Any], outputs: tuple[str, ...]) -> np.ndarray:
+        """Labels as numbers; ValueError if one is not among the outputs."""
+
+    @abstractmethod
+    def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
+        """Raise ValueError if labels do not differ."""
+
+    def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
+        """How many rows there are of all that must be in the train part; empty for numbers."""
+        return {}
+
+    @abstractmethod
+    def strata(self, targets: np.ndarray) -> np.ndarray:
+        """What parts are to have equal shares of, int64 (rows,) from 0."""
+
+    @abstractmethod
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of each row, float32 (rows,), of outputs (rows, outputs)."""
+
+    @abstractmethod
+    def fit_linear(
+        self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
+    ) -> Layer:
+        """Weight (outputs, numbers) and bias (outputs,) of scikit-learn's linear model.
+
+        Parameters
+        ----------
+        vectors : numpy.ndarray
+            float64 (rows, numbers).
+        targets, weights : numpy.ndarray
+            Of the rows.
+        penalty : float
+            On the squares of the weights, against a sum over rows.
+        """
+
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        """What a head's outputs mean, float32 (rows, outputs): probabilities or numbers."""
+        return outputs
+
+
+class Classes(Task):
+    """One of several labels."""
+
+    name = "classes"
+    problem_type = SINGLE_LABEL
+
+    def read(self, labels: pd.Series) -> list[str]:
+        """Texts as they are, whole numbers and booleans as texts."""
+        return [_class_name(value, self.label_field) for value in labels.tolist()]
+
+    def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """The distinct labels, numbers by their size and texts by the alphabet."""
+        return _in_order(set(labels))
+
+    def targets(self, labels: Sequence[str], outputs: tuple[str, ...]) -> np.ndarray:
+        """The place of each label, int64 (rows,)."""
+        return np.array(_places(labels, outputs, self.label_field), dtype=np.int64)
+
+    def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
+        """Raise ValueError for a single label."""
+        if len(outputs) == 1:
+            raise ValueError(
+                f"all rows of {self.label_field!r} have the label {outputs[0]!r}: a classifier "
+                "needs two labels or more"
+            )
+
+    def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
+        """Rows of each label."""
+        counts = np.bincount(targets, minlength=len(outputs)).tolist()
+        return dict(zip(outputs, counts, strict=True))
+
+    def strata(self, targets: np.ndarray) -> np.ndarray:
+        """The labels."""
+        return targets
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def fit_linear(
+        self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
+    ) -> Layer:
+        """LogisticRegression; of two labels, the first one's output is always 0."""
+        weight, bias = _logistic(vectors, targets, weights, penalty)
+        if len(weight) == 1:
+            weight, bias = np.vstack([0 * weight, weight]), np.append(0.0, bias)
+        return weight, bias
+
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities that add up to 1."""
+        return softmax(outputs)
+
+
+class MultiLabel(Task):
+    """Any number of labels a text."""
+
+    name = "multilabel"
+    problem_type = MULTI_LABEL
+
+    def read(self, labels: pd.Series) -> list[list[str]]:
+        """Lists of labels, of the kinds that `Classes` reads."""
+        rows = labels.tolist()
+        for row in rows:
+            if isinstance(row, str) or not isinstance(row, Iterable):
+                raise TypeError(
+                    f"column {self.label_field!r} holds {row!r}, not lists of labels: pass lists, "
+                    'or task="classes" for one label a text. (Dask makes strings of lists in an '
+                    "object column: give it Arrow's type, "
+                    "pandas.ArrowDtype(pyarrow.list_(pyarrow.string())))"
+                )
+        return [[_class_name(value, self.label_field) for value in row] for row in rows]
+
+    def outputs(self, labels: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """The distinct labels in order."""
+        return _in_order({label for row in labels for label in row})
+
+    def targets(self, labels: Sequence[Sequence[str]], outputs: tuple[str, ...]) -> np.ndarray:
+        """1 for each label that a row has, float32 (rows, labels)."""
+        targets = np.zeros((len(labels), len(outputs)), dtype=np.float32)
+        for own, row in zip(targets, labels, strict=True):
+            own[_places(row, outputs, self.label_field)] = 1
+        return targets
+
+    def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
+        """Raise ValueError if there is no label."""
+        if not outputs:
+            raise ValueError(f"no row of {self.label_field!r} has a label: a head needs one")
+
+    def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
+        """Rows with each label, and without it."""
+        counts = targets.sum(axis=0).astype(int).tolist()
+        without = {f"not {name}": len(targets) - n for name, n in zip(outputs, counts, strict=True)}
+        return dict(zip(outputs, counts, strict=True)) | without
+
+    def strata(self, targets: np.ndarray) -> np.ndarray:
+        """The rarest label of each row, and one more for those without a label."""
+        rarest = np.argsort(targets.sum(axis=0), kind="stable")
+        place = targets[:, rarest].argmax(axis=1)
+        return np.where(targets.any(axis=1), rarest[place], targets.shape[1])
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Binary cross-entropy, the mean over labels."""
+        from torch.nn import functional as F
+
+        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
+
+    def fit_linear(
+        self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
+    ) -> Layer:
+        """A LogisticRegression a label."""
+        layers = [_logistic(vectors, column, weights, penalty) for column in targets.T]
+        return np.vstack([weight for weight, _ in layers]), np.hstack([bias for _, bias in layers])
+
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        """Independent probabilities."""
+        return sigmoid(outputs)
+
+
+class Regression(Task):
+    """A number."""
+
+    name = "regression"
+    problem_type = REGRESSION
+
+    def read(self, labels: pd.Series) -> list[float]:
+        """Numbers and booleans."""
+        try:
+            numbers = pd.to_numeric(labels).to_numpy(dtype=np.float64)
+            if pd.api.types.is_string_dtype(labels.dtype):
+                raise TypeError("they are texts")
+        except (TypeError, ValueError) as err:
+            raise TypeError(
+                f"column {self.label_field!r} holds {labels.dtype}, not numbers ({err}): convert "
+                'it, or pass task="classes" for labels'
+            ) from err
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"column {self.label_field!r} holds infinity: make such labels null")
+        return numbers.tolist()
+
+    def outputs(self, labels: Sequence[float]) -> tuple[str, ...]:
+        """The column's own name."""
+        return (self.label_field,)
+
+    def targets(self, labels: Sequence[float], outputs: tuple[str, ...]) -> np.ndarray:
+        """The numbers, float32 (rows,)."""
+        return np.array(labels, dtype=np.float32)
+
+    def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
+        """Raise ValueError for a single number."""
+        if np.ptp(targets) == 0:
+            raise ValueError(
+                f"all rows of {self.label_field!r} hold {targets[0]:g}: there is nothing to learn"
+            )
+
+    def strata(self, targets: np.ndarray) -> np.ndarray:
+        """Grades, or else tenths of all numbers by size."""
+        if grades_of(targets) is not None:
+            return np.unique(targets, return_inverse=True)[1]
+        return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Squared errors."""
+        return (outputs[:, 0] - targets) ** 2
+
+    def fit_linear(
+        self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
+    ) -> Layer:
+        """Ridge."""
+        from sklearn.linear_model import Ridge
+
+        fitted = Ridge(alpha=penalty).fit(vectors, targets, weights)
+        return fitted.coef_.reshape(1, -1), np.array([fitted.intercept_])
+
+
+def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
+    """Raise ValueError unless every label has an example for each part."""
+    counts = task.examples(targets, outputs)
+    rare = [f"{label!r} ({count})" for label, count in counts.items() if count < LEAST_EXAMPLES]
+    if rare:
+        raise ValueError(
+            f"too few examples in {task.label_field!r} of {', '.join(rare)}: each needs "
+            f"{LEAST_EXAMPLES}, one to train, one to validate and one to test. Annotate more, "
+            "merge labels, or drop these rows"
+        )
+
+
+def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
+    """Raise ValueError unless every label has an example among those of the train part."""
+    missing = [label for label, count in task.examples(targets, outputs).items() if not count]
+    if missing:
+        raise ValueError(
+            f"the groups with {', '.join(map(repr, missing))} are all in the validation and test "
+            "parts, because groups stay whole: annotate more groups with it, try another seed=, "
+            "or leave group= out"
+        )
+
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Classes, MultiLabel, Regression)}
+
+
+def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
+    """The lowest and the highest of numbers that are grades: whole, and few; else None."""
+    is_whole = (numbers == np.rint(numbers)).all()
+    if not is_whole or np.ptp(numbers) >= MOST_GRADES:
+        return None
+    return int(numbers.min()), int(numbers.max())
+
+
+def _logistic(
+    vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
+) -> Layer:
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=1 / penalty, max_iter=1_000).fit(vectors, targets, weights)
+    return fitted.coef_, fitted.intercept_
+
+
+def _class_name(value: Any, label_field: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value)).lower()
+    if isinstance(value, (int, np.integer)) or (
+        isinstance(value, (float, np.floating)) and float(value).is_integer()
+    ):
+        return str(int(value))
+    cure = 'pass task="regression" for numbers' if isinstance(value, float) else "convert them"
+    raise TypeError(
+        f"column {label_field!r} holds {value!r}: classes are texts, whole numbers or booleans; "
+        f"{cure}"
+    )
+
+
+def _in_order(labels: set[str]) -> tuple[str, ...]:
+    """Sorted, by size if all are numbers."""
+    if all(re.fullmatch(r"-?\d+", label) for label in labels):
+        return tuple(sorted(labels, key=int))
+    return tuple(sorted(labels))
+
+
+def _places(labels: Iterable[str], outputs: tuple[str, ...], label_field: str) -> list[int]:
+    places = {label: place for place, label in enumerate(outputs)}
+    labels = list(labels)
+    if unknown := sorted(set(labels) - set(outputs)):
+        raise ValueError(
+            f"column {label_field!r} holds {unknown[:_SHOWN]}, which the head does not know; its "
+            f"labels are {', '.join(outputs)}: drop these rows, or train on them"
+        )
+    return [places[label] for label in labels]

@@ -1,0 +1,132 @@
+"""Figures are scikit-learn's and scipy's, whatever the scores; the page holds them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics
+
+from gpuclassify.training.evaluation import Evaluation, evaluate
+from gpuclassify.training.tasks import TASKS
+
+LABELS = ("a", "b", "<i>c</i>")
+
+
+def logits(seed=0, rows=400, columns=3):
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32) * 2
+
+
+def judged(task, outputs, targets, labels=LABELS, **options):
+    return evaluate(TASKS[task]("label"), outputs, targets, labels, **options)
+
+
+@pytest.fixture(scope="module")
+def classes():
+    outputs = logits()
+    targets = np.where(np.arange(400) % 3 == 0, outputs.argmax(axis=1), np.arange(400) % 3)
+    return outputs, targets, judged("classes", outputs, targets)
+
+
+def test_figures_of_classes(classes):
+    outputs, targets, found = classes
+    decided = outputs.argmax(axis=1)
+    probabilities = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    assert found.rows == 400
+    assert found.summary["accuracy"] == metrics.accuracy_score(targets, decided)
+    assert found.summary["macro_f1"] == metrics.f1_score(targets, decided, average="macro")
+    assert found.confusion == metrics.confusion_matrix(targets, decided).tolist()
+    area = metrics.roc_auc_score(targets, probabilities, multi_class="ovr")
+    assert found.summary["auc"] == pytest.approx(area, abs=1e-6)
+    report = metrics.classification_report(targets, decided, target_names=LABELS, output_dict=True)
+    for label in LABELS:
+        assert found.labels[label]["count"] == report[label]["support"]
+        assert found.labels[label]["recall"] == pytest.approx(report[label]["recall"])
+        assert found.labels[label]["precision"] == pytest.approx(report[label]["precision"])
+
+
+def test_a_curve_tells_what_a_least_score_keeps(classes):
+    outputs, targets, found = classes
+    probabilities = TASKS["classes"]("label").scores(outputs)[:, 1]
+    points = found.curves["b"]
+    assert len(points) == 101
+    for threshold, precision, recall, kept in points:
+        is_kept = probabilities >= threshold
+        assert kept == pytest.approx(is_kept.mean())
+        assert precision == pytest.approx((targets[is_kept] == 1).mean())
+        assert recall == pytest.approx(is_kept[targets == 1].mean())
+
+
+def test_figures_of_several_labels():
+    outputs = logits(1)
+    targets = (outputs + logits(2) > 0.5).astype(np.float32)
+    found = judged("multilabel", outputs, targets)
+    given = outputs >= 0
+    assert found.summary["accuracy"] == metrics.accuracy_score(targets, given)
+    assert found.summary["macro_f1"] == pytest.approx(
+        metrics.f1_score(targets, given, average="macro")
+    )
+    assert found.summary["auc"] == pytest.approx(metrics.roc_auc_score(targets, outputs))
+    assert found.confusion is None
+
+
+@pytest.fixture(scope="module")
+def graded():
+    grades = np.random.default_rng(3).integers(0, 6, 400).astype(np.float32)
+    scores = grades[:, None] * 0.8 + logits(4, columns=1) / 2
+    return scores, grades, judged("regression", scores, grades, ("edu",), bounds=(0, 5))
+
+
+def test_figures_of_grades_are_those_of_rounded_scores_as_fineweb_edu_has_them(graded):
+    scores, grades, found = graded
+    rounded = np.round(scores[:, 0]).clip(0, 5)
+    assert found.summary["macro_f1"] == metrics.f1_score(grades, rounded, average="macro")
+    assert found.confusion == metrics.confusion_matrix(grades, rounded, labels=range(6)).tolist()
+    assert found.threshold == 3
+    assert found.summary["f1_at_threshold"] == pytest.approx(
+        metrics.f1_score(grades >= 3, rounded >= 3)
+    )
+    assert found.summary["auc"] == metrics.roc_auc_score(grades >= 3, scores[:, 0])
+    assert found.summary["pearson"] == pytest.approx(stats.pearsonr(scores[:, 0], grades)[0])
+    assert found.summary["spearman"] == pytest.approx(stats.spearmanr(scores[:, 0], grades)[0])
+    assert found.summary["mean_absolute_error"] == pytest.approx(
+        metrics.mean_absolute_error(grades, scores[:, 0])
+    )
+    assert sum(map(sum, (counts for _, counts in found.spread))) == 400
+
+
+def test_numbers_that_are_no_grades_have_no_confusion():
+    numbers = np.linspace(0, 1, 50, dtype=np.float32)
+    found = judged("regression", numbers[:, None] ** 2, numbers, ("share",))
+    assert found.confusion is None
+    assert found.threshold == 0.5
+    assert found.summary["spearman"] == pytest.approx(1)
+    assert "accuracy" not in found.summary
+
+
+def test_what_is_not_defined_is_none():
+    outputs, targets = logits(5)[:30], np.zeros(30, dtype=np.int64)
+    assert judged("classes", outputs, targets).labels["b"]["auc"] is None
+    flat = judged("regression", np.ones((9, 1), np.float32), np.arange(9.0, dtype=np.float32), "s")
+    assert flat.summary["pearson"] is None
+    assert "–" in flat.html()
+
+
+def test_an_evaluation_is_json_and_comes_back(classes, graded):
+    for found in (classes[2], graded[2]):
+        assert Evaluation(**json.loads(json.dumps(found.as_dict()))) == found
+
+
+def test_the_page_escapes_labels_and_needs_no_network(classes, graded, tmp_path):
+    found = classes[2]
+    found.save(tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text()
+    assert "&lt;i&gt;c" in content
+    assert "<i>c" not in content
+    assert not re.findall(r"(?:src|href)=|url\(|<script", content)
+    assert f"{found.summary['accuracy']:.3f}" in content
+    assert "0.5" in graded[2].html()
+    assert "F1, 3 or more" in graded[2].html()
+    assert "<iframe" in found._repr_html_()
+    assert re.search(r"accuracy\s+0\.\d{3}", repr(found))

@@ -1,0 +1,504 @@
+"""A trained head is scikit-learn's or torch's on plain embeddings, and is what runs from disk."""
+
+import json
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import f1_score, log_loss, mean_squared_error
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch.nn import functional as F
+from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
+
+from gpuclassify import (
+    DistributedDataClassifier,
+    Embedder,
+    FineWebEduClassifier,
+    Head,
+    HeadClassifier,
+)
+from gpuclassify.training.fitting import PENALTIES
+from gpuclassify.training.head import CARD, PAGE, RECORD
+from tests.oracle import assert_close, raw_outputs, stacked
+from tests.sentence_oracle import encoded
+from tests.training.conftest import LISTS, MINILM, annotated_texts, split_of
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+TASKS = {"classes": "topic", "multilabel": "labels", "regression": "grade"}
+
+
+@pytest.fixture(scope="module")
+def plain(annotated):
+    """Embeddings by sentence-transformers, without the noise of MiniLM's three dead columns."""
+    vectors = encoded(MINILM, annotated.text).astype(np.float64)
+    return np.where(np.abs(vectors) < 1e-7, 0, vectors)
+
+
+@pytest.fixture(scope="module")
+def fit(annotated, kept):
+    """Trains a head on MiniLM's embeddings of the annotated texts."""
+
+    def fit(task="classes", frame=None, **settings):
+        given = {"label_field": TASKS.get(task), "backbone": MINILM, "embeddings": kept, **settings}
+        return Head.fit(annotated if frame is None else frame, task=task, **given)
+
+    return fit
+
+
+# Oracles.
+
+
+def test_a_linear_head_of_classes_is_scikit_learns(annotated, plain, fit):
+    head = fit(group="host")
+    parts, topics = split_of(annotated, "topic"), annotated.topic.to_numpy()
+    models = {
+        penalty: make_pipeline(
+            StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=1_000)
+        ).fit(plain[parts["train"]], topics[parts["train"]])
+        for penalty in PENALTIES
+    }
+    chosen = min(
+        models,
+        key=lambda penalty: log_loss(
+            topics[parts["validation"]], models[penalty].predict_proba(plain[parts["validation"]])
+        ),
+    )
+    assert head.record["training"]["penalty"] == chosen
+    assert_close(head.scores(plain), models[chosen].predict_proba(plain), 2e-3)
+    assert head.labels == ("money", "nature", "sport")
+    assert head.evaluation.rows == len(parts["test"])
+    expected = f1_score(
+        topics[parts["test"]], models[chosen].predict(plain[parts["test"]]), average="macro"
+    )
+    assert head.evaluation.summary["macro_f1"] == pytest.approx(expected)
+    assert expected > 0.9
+
+
+def test_a_linear_head_of_numbers_is_scikit_learns(annotated, plain, fit):
+    head = fit("regression", group="host")
+    parts, grades = split_of(annotated, "grade"), annotated.grade.to_numpy()
+    models = {
+        penalty: make_pipeline(StandardScaler(), Ridge(alpha=penalty)).fit(
+            plain[parts["train"]], grades[parts["train"]]
+        )
+        for penalty in PENALTIES
+    }
+    chosen = min(
+        models,
+        key=lambda penalty: mean_squared_error(
+            grades[parts["validation"]], models[penalty].predict(plain[parts["validation"]])
+        ),
+    )
+    assert head.record["training"]["penalty"] == chosen
+    assert_close(head.scores(plain)[:, 0], models[chosen].predict(plain), 2e-3)
+    assert head.evaluation.summary["spearman"] > 0.7
+    assert head.record["grades"] == (0, 5)
+
+
+def test_two_labels_and_several_are_scikit_learns_too(annotated, plain, fit):
+    frame = annotated.assign(topic=annotated.topic == "sport")
+    head = fit(frame=frame, group="host")
+    rows = split_of(frame, "topic")["train"]
+    penalty = head.record["training"]["penalty"]
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=1_000))
+    model.fit(plain[rows], frame.topic[rows])
+    assert head.labels == ("false", "true")
+    assert_close(head.scores(plain), model.predict_proba(plain), 2e-3)
+
+    several = fit("multilabel")
+    assert several.labels == ("money", "nature", "sparse", "sport")
+    is_sparse = several.scores(plain)[:, 2] > 0.5
+    assert (is_sparse == annotated.grade.eq(1)).mean() > 0.8
+    assert several.evaluation.summary["auc"] > 0.8
+
+
+def test_a_balanced_head_weighs_labels_alike(annotated, plain, fit):
+    rare = annotated[(annotated.topic != "sport") | (annotated.index % 4 == 0)]
+    head = fit(frame=rare, group="host", balanced=True)
+    rows = split_of(rare, "topic")["train"]
+    penalty = head.record["training"]["penalty"]
+    vectors = plain[rare.index]
+    scaler = StandardScaler().fit(vectors[rows])
+    counts = rare.topic.value_counts()
+    weights = len(rare) / 3 / counts[rare.topic].to_numpy()  # as class_weight="balanced", of all
+    model = LogisticRegression(C=1 / penalty, max_iter=1_000)
+    model.fit(scaler.transform(vectors[rows]), rare.topic.iloc[rows], weights[rows])
+    assert_close(head.scores(vectors), model.predict_proba(scaler.transform(vectors)), 5e-3)
+
+
+def test_a_pooler_is_trained_as_the_whole_frozen_model_would_be(annotated):
+    """FineWeb-Edu's recipe on the whole of BERT, whose embeddings and encoder are frozen."""
+    rows = split_of(annotated, "grade")["train"]
+    settings = {"epochs": 2, "learning_rate": 1e-3, "seed": 3}
+    head = fit_pooler(annotated, MINILM, **settings)
+
+    tokenizer = AutoTokenizer.from_pretrained(MINILM)
+    batch = tokenizer(annotated.text.tolist(), padding=True, return_tensors="pt")
+    grades = torch.tensor(annotated.grade[rows].to_numpy(), dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = BertForSequenceClassification.from_pretrained(
+            MINILM, num_labels=1, classifier_dropout=0.0, hidden_dropout_prob=0.0
+        )
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.bert.embeddings.requires_grad_(False)
+        model.bert.encoder.requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+        best = (-1.0, None)
+        for epoch in range(2):
+            (order,) = torch.randperm(len(rows)).split(256)
+            own = {name: each[rows[order]] for name, each in batch.items()}
+            logits = model(**own).logits[:, 0]
+            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - epoch / 2)
+            optimizer.zero_grad()
+            F.mse_loss(logits, grades[order]).backward()
+            optimizer.step()
+            if epoch + 1 == head.record["training"]["best_epoch"]:
+                best = (epoch, {k: v.clone() for k, v in model.state_dict().items()})
+    # Weights of hardly any gradient go either way by AdamW's steps, which are of one size.
+    states = plain_cls_states(MINILM, annotated.text)
+    with torch.inference_mode():
+        untrained = logits_of(model, before, batch)
+        trained = logits_of(model, best[1], batch)
+    assert_close(head.scores(states), trained, 1e-2)
+    assert np.abs(trained - untrained).mean() > 0.1
+
+
+def logits_of(model, weights, batch):
+    model.load_state_dict(weights)
+    return model.eval()(**batch).logits.numpy()
+
+
+def fit_pooler(frame, backbone, **settings):
+    options = {"label_field": "grade", "task": "regression", "kind": "pooler", "group": "host"}
+    return Head.fit(frame, backbone=backbone, **{**options, **settings})
+
+
+# From disk.
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_saved_scores_as_the_head_does(fit, plain, annotated, tmp_path, kind, task):
+    head = fit(task, kind=kind)
+    folder = head.save(tmp_path / "head")
+    score_field = "{head}_score"
+    result = HeadClassifier(heads={"x": folder}, score_field=score_field, autocast=False)(annotated)
+    expected = head.scores(plain)
+    found = result.x_score.to_numpy()[:, None] if task == "regression" else stacked(result.x_score)
+    assert_close(found, expected, 1e-4)
+    if task == "classes":
+        assert (result.x_pred == np.array(head.labels)[expected.argmax(axis=1)]).all()
+
+    again = Head.load(folder)
+    assert_close(again.scores(plain), expected, 0)
+    assert again.evaluation == head.evaluation
+    assert again.labels == head.labels
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["config.json", "model.safetensors", RECORD, CARD, PAGE]
+    )
+    again.save(folder)
+
+
+def test_a_pooler_is_a_whole_classifier(annotated, tiny, tmp_path):
+    head = fit_pooler(annotated, tiny, epochs=30, learning_rate=3e-3)
+    folder = head.save(tmp_path / "edu")
+    texts = annotated.text[:20]
+    expected = raw_outputs(folder, texts)  # by AutoModelForSequenceClassification
+    states = plain_cls_states(tiny, texts)
+    assert_close(head.scores(states), expected, 1e-4)
+    result = FineWebEduClassifier(model=folder, autocast=False)(annotated[:20])
+    assert_close(result["fineweb-edu-score-float"], expected[:, 0].clip(0, 5), 1e-4)
+    before, after = (load_file(f"{path}/model.safetensors") for path in (tiny, folder))
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {
+        *("bert.pooler.dense.weight", "bert.pooler.dense.bias"),
+        *("classifier.weight", "classifier.bias"),
+    }
+    again = Head.load(folder)
+    assert_close(again.scores(states), expected, 1e-4)
+    assert again.evaluate(annotated).rows == len(annotated)
+    again.save(folder)
+
+
+def test_a_pooler_of_classes_is_run_as_any_checkpoint(annotated, tiny, tmp_path):
+    head = fit_pooler(annotated, tiny, label_field="topic", task="classes", epochs=2)
+    folder = head.save(tmp_path / "topics")
+    classifier = DistributedDataClassifier(model=folder, score_field="scores", autocast=False)
+    result = classifier(annotated[:9])
+    assert classifier.labels == ["money", "nature", "sport"]
+    expected = head.scores(plain_cls_states(tiny, annotated.text[:9]))
+    assert_close(stacked(result.scores), expected, 1e-4)
+
+
+def plain_cls_states(directory, texts):
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModel.from_pretrained(directory).float().eval()
+    with torch.inference_mode():
+        states = [
+            model(**tokenizer(text, truncation=True, return_tensors="pt")).last_hidden_state[0, 0]
+            for text in texts
+        ]
+    return torch.stack(states).numpy()
+
+
+def test_the_card_tells_data_figures_settings_and_versions(fit, tmp_path):
+    head = fit(group="host")
+    card = (head.save(tmp_path / "topics") / CARD).read_text()
+    for said in (
+        "# topics\n",
+        "HeadClassifier(heads={'topic': 'topics'})",
+        f"| train | {head.record['data']['train']} |",
+        f"| macro-F1 | {head.evaluation.summary['macro_f1']:.3f} |",
+        "| seed | 0 |",
+        f"| torch | {torch.__version__} |",
+        f"| penalty | {head.record['training']['penalty']} |",
+    ):
+        assert said in card
+    assert not [path for path in (tmp_path / "topics").iterdir() if path.suffix in (".pkl", ".bin")]
+
+
+def test_a_directory_of_another_model_is_left_alone(fit, annotated, tiny, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    pooler = fit_pooler(annotated, tiny, epochs=1)
+    for head in (fit(), pooler):
+        with pytest.raises(FileExistsError, match="another model"):
+            head.save(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"Head\.save"):
+        Head.load(tmp_path)
+
+
+# The same data.
+
+
+def test_a_lazy_frame_trains_the_same_head(annotated, fit, plain):
+    head = fit(group="host", embeddings=None)
+    lazy = fit(frame=dd.from_pandas(annotated, npartitions=5), group="host", embeddings=None)
+    assert lazy.record["data"] == head.record["data"]
+    assert_close(lazy.scores(plain), head.scores(plain), 1e-4)
+    several = dd.from_pandas(annotated, npartitions=2)
+    assert fit("multilabel", frame=several).labels == ("money", "nature", "sparse", "sport")
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_seed_gives_the_same_weights(fit, kind):
+    first, again, other = (fit(kind=kind, seed=seed) for seed in (7, 7, 8))
+    assert [w.tobytes() for w in first.network.tensors().values()] == [
+        w.tobytes() for w in again.network.tensors().values()
+    ]
+    assert first.network.layers[0][0].tobytes() != other.network.layers[0][0].tobytes()
+
+
+def test_training_leaves_the_random_state_alone(fit):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fit(kind="mlp")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_no_host_is_in_two_parts_and_no_text_without_hosts(annotated, monkeypatch):
+    from gpuclassify.training import head as module
+
+    seen = {}
+
+    def split(strata, groups, seed):
+        seen["groups"], seen["parts"] = groups, real(strata, groups, seed)
+        return seen["parts"]
+
+    real = module.split
+    monkeypatch.setattr(module, "split", split)
+    twice = pd.concat([annotated, annotated[:80]], ignore_index=True)
+    twice.loc[:40, "host"] = None
+    for group in ("host", None):
+        Head.fit(twice, label_field="topic", backbone=MINILM, group=group)
+        names = twice.text if group is None else twice.host.fillna(twice.text)
+        found = [set(names[rows]) for rows in seen["parts"].values()]
+        assert not (found[0] & found[1] or found[0] & found[2] or found[1] & found[2])
+        assert len(set(seen["groups"])) == names.nunique()
+
+
+# Embeddings are made once.
+
+
+def test_kept_embeddings_serve_the_same_texts_only(annotated, tiny, tmp_path, embedded_texts):
+    fit_pooler(annotated, tiny, epochs=1, embeddings=tmp_path)
+    assert sum(embedded_texts) == len(annotated)
+    head = fit_pooler(annotated, tiny, epochs=1, embeddings=tmp_path, seed=2)
+    fit_pooler(dd.from_pandas(annotated, npartitions=3), tiny, epochs=1, embeddings=tmp_path)
+    head.evaluate(annotated, embeddings=tmp_path)
+    assert sum(embedded_texts) == len(annotated)  # another seed, a lazy frame, an evaluation
+
+    files = list(tmp_path.iterdir())
+    assert [path.suffix for path in files] == [".safetensors"]
+    assert load_file(files[0])["embeddings"].dtype == torch.float32
+    head.evaluate(annotated[::-1], embeddings=tmp_path)  # the same ones in another order
+    assert sum(embedded_texts) == 2 * len(annotated)
+    settings = {"pooling": "cls", "normalize": False, "prompt": ""}
+    shorter = Embedder(model=tiny, max_seq_length=9, **settings)
+    fit_pooler(annotated, shorter, epochs=1, embeddings=tmp_path)
+    assert sum(embedded_texts) == 3 * len(annotated)
+
+
+def test_a_lazy_frame_is_made_once(annotated, tiny):
+    made = []
+
+    def make(frame):
+        made.append(len(frame))
+        return frame
+
+    lazy = dd.from_pandas(annotated, npartitions=2).map_partitions(make, meta=annotated)
+    made.clear()
+    fit_pooler(lazy, tiny, epochs=1)
+    assert sum(made) == len(annotated)
+
+
+def test_an_embedder_brings_its_settings(annotated, tmp_path):
+    embedder = Embedder(
+        model=MINILM, text_field="content", prompt="query: ", max_chars=40, autocast=False
+    )
+    head = Head.fit(annotated, label_field="topic", backbone=embedder)
+    assert head.network.backbone.prompt == "query: "
+    folder = head.save(tmp_path / "head")
+    assert "max_chars=40" in (folder / CARD).read_text()
+    assert Head.load(folder).embedder.options.max_chars == 40
+    cut = [text[:40] for text in annotated.text[:6]]
+    expected = head.scores(encoded(MINILM, [f"query: {text}" for text in cut]))
+    classifier = HeadClassifier(
+        heads={"x": folder}, score_field="{head}_score", max_chars=40, autocast=False
+    )
+    assert_close(stacked(classifier(annotated[:6]).x_score), expected, 1e-4)
+
+
+# Bad input.
+
+
+def without(frame, column, rows):
+    frame = frame.copy()
+    frame.loc[:rows, column] = None
+    return frame
+
+
+def test_rows_without_text_or_label_are_left_out_and_counted(annotated, fit, caplog):
+    frame = without(without(annotated, "topic", 9), "text", 4)
+    head = fit(frame=frame)
+    data = head.record["data"]
+    assert (data["null_texts"], data["null_labels"]) == (5, 5)
+    assert data["train"] + data["validation"] + data["test"] == 230
+    assert "left out 10 of 240 rows" in caplog.text
+    evaluation = head.evaluate(frame)
+    assert evaluation.rows == 230
+    assert evaluation.about["Evaluated"] == {"rows": 230, "null_texts": 5, "null_labels": 5}
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize(
+    ("column", "rows"), [("text", 240), ("topic", 240), (None, 0)], ids=["text", "label", "empty"]
+)
+def test_nothing_to_learn_from(annotated, fit, column, rows, lazily):
+    frame = annotated[:0] if column is None else without(annotated, column, rows)
+    frame = dd.from_pandas(frame, npartitions=1) if lazily else frame
+    with pytest.raises(ValueError, match=r"none of \d+ rows has a text and a label"):
+        fit(frame=frame)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"label_field": "tpoic"}, ValueError, "no column 'tpoic'.* Did you mean 'topic'.*label_"),
+        ({"group": "hots"}, ValueError, "no column 'hots'.* Did you mean 'host'.*group="),
+        ({"text_field": "body"}, ValueError, "no column 'body'.*text_field="),
+        ({"label_field": "text"}, ValueError, "'text' holds the texts"),
+        ({"text_field": "grade", "label_field": "topic"}, TypeError, "'grade' holds int64"),
+        ({"task": "clases"}, ValueError, "task='clases'.*Did you mean 'classes'"),
+        ({"kind": "svm"}, ValueError, "kind='svm' is not one of 'linear', 'mlp', 'pooler'"),
+        ({"backbone": 3}, TypeError, "backbone=3: pass a Hub name"),
+        ({"backbone": Embedder(model=MINILM, text_template="{a} {text}")}, ValueError, "reads one"),
+        ({"epochs": 3}, ValueError, 'epochs have no meaning for kind="linear"'),
+        ({"balanced": "yes"}, TypeError, "balanced='yes'"),
+        ({"kind": "mlp", "hidden_size": 0}, ValueError, "hidden_size=0"),
+        ({"label_field": "topic", "task": "regression"}, TypeError, "'topic' holds .*, not num"),
+        ({"label_field": "topic", "task": "multilabel"}, TypeError, "'topic' holds .* not lists"),
+        ({"label_field": "labels", "task": "classes"}, TypeError, "'labels' holds .*: classes are"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_named(fit, settings, error, message):
+    with pytest.raises(error, match=message):
+        fit(**settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "message"),
+    [
+        ("classes", ["a"] * 239 + ["b"], r"too few examples in 'label' of 'b' \(1\): each needs 3"),
+        ("classes", ["a"] * 240, "all rows of 'label' have the label 'a'"),
+        ("classes", [1.5] + [2.0] * 239, "'label' holds 1.5.*regression"),
+        ("regression", [3] * 240, "all rows of 'label' hold 3"),
+        ("regression", [np.inf] + [1.0] * 239, "'label' holds infinity"),
+        ("multilabel", [["a"]] * 120 + [["a", "b"]] * 120, r"'not a' \(0\)"),
+        ("multilabel", [["b"]] + [["a"]] * 100 + [[]] * 139, r"'b' \(1\)"),
+        ("multilabel", [[]] * 240, "no row of 'label' has a label"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_named(annotated, fit, task, labels, message):
+    values = pd.Series(labels, dtype=LISTS if task == "multilabel" else None)
+    with pytest.raises((ValueError, TypeError), match=message):
+        fit(task, frame=annotated.assign(label=values), label_field="label")
+
+
+def test_whole_numbers_are_classes_in_their_order(annotated, fit):
+    labels = annotated.grade.where(annotated.index > 0).replace(5, 11)  # float, because of a null
+    head = fit(frame=annotated.assign(label=labels), label_field="label")
+    assert head.labels == ("0", "1", "2", "3", "4", "11")
+
+
+def test_a_label_of_one_group_may_have_no_example_to_train_on(annotated, fit):
+    frame = annotated.assign(topic=annotated.topic.mask(annotated.host == "host 3", "odd"))
+    frame["host"] = frame.host.where(frame.host != "host 3", "host 3")
+    found = set()
+    for seed in range(12):
+        try:
+            fit(frame=frame, group="host", seed=seed)
+        except ValueError as error:
+            found.add("'odd' are all in the validation and test parts" in str(error))
+    assert found == {True}
+
+
+def test_two_groups_are_too_few(annotated, fit):
+    with pytest.raises(ValueError, match=r"2 group\(s\)"):
+        fit(frame=annotated.assign(host=annotated.index % 2), group="host")
+
+
+def test_a_label_that_the_head_does_not_know(annotated, fit):
+    head = fit()
+    with pytest.raises(ValueError, match=r"holds \['weather'\], which the head does not know"):
+        head.evaluate(annotated.assign(topic="weather"))
+    with pytest.raises(ValueError, match="no column 'topic'"):
+        head.evaluate(annotated.drop(columns="topic"))
+
+
+def test_a_pooler_is_of_a_bert_and_of_cls(annotated, sequence_classifier, tiny):
+    with pytest.raises(ValueError, match="is a roberta model, and kind="):
+        fit_pooler(annotated, str(sequence_classifier("roberta")))
+    with pytest.raises(ValueError, match=r'pass Embedder\(pooling="cls"'):
+        fit_pooler(annotated, Embedder(model=tiny))
+
+
+def test_training_that_diverges_says_so(annotated, fit):
+    with pytest.raises(ArithmeticError, match="learning_rate=1e"):
+        fit("regression", kind="mlp", learning_rate=1e30)
+
+
+def test_unseen_texts_are_judged(fit):
+    head = fit()
+    evaluation = head.evaluate(annotated_texts(80, seed=9))
+    assert evaluation.rows == 80
+    assert evaluation.summary["macro_f1"] > 0.9
+    assert evaluation.about["Settings"]["kind"] == "linear"
+    assert repr(head).startswith("Head(kind='linear', task='classes', labels=['money', 'nature'")
