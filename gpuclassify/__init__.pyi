@@ -21,6 +21,7 @@ from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates
 from .dedup.removal import remove_duplicates as remove_duplicates
 from .dedup.semantic import SemanticDuplicates as SemanticDuplicates
+from .jobs.buckets import AssignBuckets as AssignBuckets
 from .jobs.deduplicate import Deduplicate as Deduplicate
 from .jobs.input.readers import FileReader as FileReader
 from .jobs.input.readers import JsonlReader as JsonlReader

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from gpuclassify._version import __version__
+from gpuclassify.commands.buckets import buckets
 from gpuclassify.commands.classify import classify, report
 from gpuclassify.commands.console import (
     FAILED,
@@ -71,6 +72,7 @@ def main(context: click.Context, debug: bool) -> None:
     warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
 
 
+main.add_command(buckets)
 main.add_command(classify)
 main.add_command(convert)
 main.add_command(dedup)

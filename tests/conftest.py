@@ -17,7 +17,6 @@ from gpuclassify.testing import (
     write_safety_models,
     write_sequence_classifier,
 )
-from tests.fasttext_models import train_fasttext
 from tests.golden import read_cases
 
 with contextlib.suppress(ImportError):  # a machine without it runs the other tests
@@ -140,6 +139,8 @@ def safety_models(tmp_path_factory):
 @pytest.fixture(scope="session")
 def fasttext_model(tmp_path_factory):
     """The file of a small classifier, by how fastText trains it; each is trained once."""
+    from tests.fasttext_models import train_fasttext  # imports fastText, as above
+
     return functools.cache(functools.partial(train_fasttext, tmp_path_factory.mktemp("fasttext")))
 
 

@@ -16,6 +16,7 @@ SETTINGS = {
     "chars": {"minn": 2, "maxn": 4, "bucket": 1_000},
     "words": {"wordNgrams": 2, "bucket": 1_000},
     "many": {"loss": "hs"},
+    "wide": {"minn": 2, "maxn": 4, "bucket": 50_000, "dim": 60},
 }
 QUANTIZED = {"quantized": {}, "norms": {"qnorm": True}, "pruned": {"cutoff": 400, "retrain": True}}
 KINDS = (*SETTINGS, *QUANTIZED)
@@ -38,10 +39,9 @@ def train_fasttext(folder, kind):
     path = folder / (f"{kind}.ftz" if kind in QUANTIZED else f"{kind}.bin")
     lines = folder / f"{kind}.txt"
     lines.write_text("\n".join(_lines(20 if kind == "many" else 1)))
-    settings = SETTINGS.get(kind, SETTINGS["chars"])
-    model = fasttext.train_supervised(
-        str(lines), dim=10, epoch=3, lr=0.5, thread=1, seed=1, verbose=0, **settings
-    )
+    settings = {"dim": 10, "epoch": 3, "lr": 0.5, "thread": 1, "seed": 1, "verbose": 0}
+    settings |= SETTINGS.get(kind, SETTINGS["chars"])
+    model = fasttext.train_supervised(str(lines), **settings)
     if kind in QUANTIZED:
         model.quantize(input=str(lines), thread=1, dsub=3, **QUANTIZED[kind])
     model.save_model(str(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -59,12 +59,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         if settings is None:
             return
         refuse_file(settings.output)
-    summary = _run(settings, given["restart"], command_line(context))
-    if given["as_json"]:
-        click.echo(json.dumps(summary.as_dict()))
-    else:
-        print_summary(summary, open_console())
-    context.exit(LEFT_OUT if summary.left_out else 0)
+    run_job(context, settings, given["restart"], given["as_json"])
 
 
 @click.command(short_help="Write the report of a job anew.")
@@ -87,15 +82,32 @@ def report(output: str, as_json: bool) -> None:
     )
 
 
+def run_job(
+    context: click.Context, settings: JobSettings, restart: bool, as_json: bool
+) -> NoReturn:
+    """Run the job of a command, print its summary, and end with its exit code."""
+    summary = _run(settings, restart, command_line(context))
+    if as_json:
+        click.echo(json.dumps(summary.as_dict()))
+    else:
+        print_summary(summary, open_console())
+    context.exit(LEFT_OUT if summary.left_out else 0)
+
+
 def _run(settings: JobSettings, restart: bool, command: str) -> JobSummary:
     """Run the job, on a cluster if anything is left to do."""
+    from gpuclassify.jobs.buckets import BucketJob
+
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
-            job = settings.pipeline().prepare(restart=restart, command=command)
+            job = settings.job().prepare(restart=restart, command=command)
+            last = job.last if isinstance(job, BucketJob) else job
             client = None
-            if job.needs_workers():
-                client = open_client(vars(settings), progress, job.source.count)
+            if last.needs_workers():
+                client = open_client(vars(settings), progress, last.source.count)
         where = "" if client is None else f" on {shown_workers(client)}"
-        progress.watch(job.spec.chain.__name__, client, f"loading the model{where}")
+        progress.watch(last.spec.chain.__name__, client, f"loading the model{where}")
         with interrupt_hint(restart), client or contextlib.nullcontext():
+            if isinstance(job, BucketJob):
+                return job.run(client, progress.step)
             return job.run(client, progress.parts)

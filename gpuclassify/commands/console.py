@@ -144,7 +144,7 @@ def print_summary(summary: JobSummary, console: Console) -> None:
     ]
     if summary.resumed_parts:
         lines.append(
-            f"{summary.resumed_parts:,} of {len(summary.files):,} parts were there already, "
+            f"{summary.resumed_parts:,} of {summary.parts:,} parts were there already, "
             f"with {summary.resumed_rows:,} rows"
         )
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

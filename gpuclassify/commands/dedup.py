@@ -127,7 +127,9 @@ def _job(paths: tuple[str, ...], given: Mapping[str, Any], files: Mapping[str, A
         make_reader(inputs, fields=read, **options),
         duplicates,
         make_writer(
-            output, files["format"], compression=files["compression"], staging=files["staging"]
+            output,
+            files["format"],
+            **{name: files[name] for name in ("compression", "staging", "partition_by")},
         ),
         against=earlier,
         backend=files["backend"],

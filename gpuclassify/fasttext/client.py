@@ -18,8 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dask.system import cpu_count
-
 if TYPE_CHECKING:
     from gpuclassify.fasttext.host import Predictions
 
@@ -45,6 +43,8 @@ class HostClient:
     """
 
     def __init__(self, path: Path, revision: str) -> None:
+        from dask.system import cpu_count
+
         self.path = path
         self._revision = revision
         self._idle: list[Connection] = []

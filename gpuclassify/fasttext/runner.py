@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
-from dask.system import cpu_count
 
 from gpuclassify import hub
 from gpuclassify.fasttext.client import HostClient, check_library
@@ -54,12 +53,11 @@ class FastTextModel(PinnedModel):
     def read(self) -> FastTextFile:  # type: ignore[override]
         """Read what the file declares; no matrix."""
         options = self.options
-        where = {"cache_dir": options.cache_dir}
+        cache_dir = options.cache_dir
         model = hub.resolve_file(
-            options.model, options.file, PATTERNS, revision=options.revision, **where
+            options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
         )
-        with hub.open_file(model, **where) as file:
-            return read_fasttext(file, model)
+        return hub.read_file(model, lambda file: read_fasttext(file, model), cache_dir=cache_dir)
 
     def check(self, checkpoint: Any) -> None:
         """Nothing in the settings can contradict a file; its labels are the head's."""
@@ -157,6 +155,8 @@ def compute_threads() -> int:
     """Cores that one partition may take: those that torch would have, which need not be here."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
+    from dask.system import cpu_count
+
     return int(os.environ.get("OMP_NUM_THREADS") or cpu_count())
 
 

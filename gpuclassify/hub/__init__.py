@@ -23,7 +23,7 @@ from gpuclassify.hub.identity import (
     is_directory_name,
     resolve,
 )
-from gpuclassify.hub.model_files import ModelFile, fetch_file, open_file, resolve_file
+from gpuclassify.hub.model_files import ModelFile, fetch_file, read_file, resolve_file
 from gpuclassify.hub.tensors import read_tensor_shapes
 from gpuclassify.workers.secrets import remember_token, share_tokens_with_workers, token_for
 
@@ -43,7 +43,7 @@ __all__ = [
     "fetch_file",
     "is_directory_name",
     "list_files",
-    "open_file",
+    "read_file",
     "read_json",
     "read_tensor_shapes",
     "read_text",

@@ -1,12 +1,12 @@
-"""Models that are one file: found in a directory or a repository, pinned, opened and downloaded."""
+"""Models that are one file: found in a directory or a repository, pinned, read and downloaded."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import ModelChangedError, ModelNotFoundError
@@ -14,6 +14,8 @@ from gpuclassify.hub.files import cached_file, list_files, local_or_fetched
 from gpuclassify.hub.identity import Identity, Location, absolute, is_directory_name, matches
 from gpuclassify.hub.identity import resolve as resolve_model
 from gpuclassify.workers.secrets import token_for
+
+Result = TypeVar("Result")
 
 _DIGESTED_BYTES = 65_536  # of a file's beginning
 _BLOCK_BYTES = 2**20  # of a file on the Hub that are asked for at once
@@ -111,8 +113,18 @@ def file_digest(path: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def open_file(model: ModelFile, *, cache_dir: Location | None = None) -> BinaryIO:
-    """Open a model's file for reading; of one on the Hub only what is read is fetched.
+def read_file(
+    model: ModelFile, read: Callable[[BinaryIO], Result], *, cache_dir: Location | None = None
+) -> Result:
+    """What `read` makes of a model's file; of one on the Hub only what it reads is fetched.
+
+    Parameters
+    ----------
+    model : ModelFile
+    read : callable
+        Gets the file at its beginning, and may be called anew where the Hub did not answer.
+    cache_dir : str or path, optional
+        As in `resolve`.
 
     Raises
     ------
@@ -121,15 +133,19 @@ def open_file(model: ModelFile, *, cache_dir: Location | None = None) -> BinaryI
     """
     identity, filename = model
     if identity.is_directory or cached_file(identity, filename, cache_dir) is not None:
-        return fetch_file(model, cache_dir=cache_dir).open("rb")
+        with fetch_file(model, cache_dir=cache_dir).open("rb") as file:
+            return read(file)
     from huggingface_hub import HfFileSystem
 
     name, revision = identity.name, identity.revision
     files = HfFileSystem(token=token_for(name), skip_instance_cache=True)
-    place = f"{name}/{filename}"
-    return ask_model(
-        name, revision, lambda: files.open(place, revision=revision, block_size=_BLOCK_BYTES)
-    )
+
+    def read_ranges() -> Result:
+        place = f"{name}/{filename}"
+        with files.open(place, revision=revision, block_size=_BLOCK_BYTES) as file:
+            return read(file)
+
+    return ask_model(name, revision, read_ranges)
 
 
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from gpuclassify.checks import nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
+from gpuclassify.jobs.output.folders import check_folder_columns
 from gpuclassify.jobs.output.manifest import JobChangedError, Manifest
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.output.writers import FileWriter
@@ -68,7 +69,7 @@ class Job:
                 raise
             except (Exception, KeyboardInterrupt) as err:
                 err.add_note(
-                    f"{len(summary.files)} of {self.source.count} parts are written to "
+                    f"{summary.parts} of {self.source.count} parts are written to "
                     f"{summary.output}: run the same job again to continue"
                 )
                 raise
@@ -103,12 +104,12 @@ class Job:
             for record in self.source.run(client, todo, names, self.spec):
                 self._add(summary, record)
                 summary.elapsed_seconds = time.perf_counter() - started
-                _show(report, len(summary.files), self.source.count, summary)
+                _show(report, summary.parts, self.source.count, summary)
         if todo:
             self.source.check_unchanged()
 
     def _add(self, summary: JobSummary, record: Record, is_resumed: bool = False) -> None:
-        summary.add(record, f"{summary.output}/{record.name}", is_resumed)
+        summary.add(record, summary.output, is_resumed)
 
     @contextlib.contextmanager
     def current(self, client: Any) -> Iterator[None]:
@@ -171,10 +172,11 @@ def make_job(
     directory = writer.directory
     _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
     spec = make_task_spec(source, chain, writer, backend, on_error)
+    check_folder_columns(spec.encoding.partition_by, spec.schema)
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
-    manifest = Manifest(directory, whole, source.count, writer.encoding.suffix, code, command)
+    manifest = Manifest(directory, whole, source.count, writer.encoding, code, command)
     manifest.check(restart)
     writer.check(source.count)
     return Job(source, spec, manifest, restart, writer)
@@ -215,6 +217,8 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
         for number, stage in enumerate(spec.chain.mappers, 1)
     }
     encoding = {"format": spec.encoding.file_format, "compression": spec.encoding.compression}
+    if spec.encoding.partition_by:
+        encoding["partition_by"] = ", ".join(spec.encoding.partition_by)
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
     return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}

@@ -11,12 +11,18 @@ from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.quarantine import ON_ERROR
 
 if TYPE_CHECKING:
+    from gpuclassify.jobs.buckets import AssignBuckets
     from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.jobs.output.writers import FileWriter
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.text_mapper import TextMapper
 
 FORMATS = ("parquet", "jsonl")
+# Settings of `AssignBuckets`, and those of `ScoreBuckets` with edges that are there.
+SCORES = ("scores", "weight", "by", "text_field")
+BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
+BUCKETS = (*SCORES, "n", *BUCKETS_OF_EDGES)
+EDGES = "edges"
 
 
 def _is_text(value: Any) -> bool:
@@ -72,6 +78,8 @@ class JobSettings:
         "a list of settings, such as [{classifier: domain}]", "Classifiers", metavar="FAMILY",
         help="See `gpuclassify models`; repeatable. Options that mean one of several begin with "
         "its name: --filter-by domain:Games."))
+    buckets: dict[str, Any] | None = field(default=None, metadata=_about(
+        "settings of AssignBuckets, such as {scores: [a, b], n: 20}, or {edges: edges.json}"))
     fields: list[str] | None = field(default=None, metadata=_about(
         "a list of columns' names, such as [id, url]", "Files", metavar="COLUMN",
         help="Read only these columns and the text; repeatable. Default: all."))
@@ -87,6 +95,10 @@ class JobSettings:
     compression: str | None = field(default=None, metadata=_about(
         "a name such as zstd", "Files", metavar="NAME",
         help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
+    partition_by: list[str] | None = field(default=None, metadata=_about(
+        "a list of columns' names, such as [bucket]", "Files", metavar="COLUMN",
+        help="Write rows into folders by the values of this column, such as OUTPUT/bucket=19/; "
+        "repeatable."))
     staging: str | None = field(default=None, metadata=_about(
         "a directory or URL", "Files", metavar="DIRECTORY",
         help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/."))
@@ -128,8 +140,9 @@ class JobSettings:
         for own in fields(self):
             if choices := own.metadata["option"].get("choices"):
                 check_choice(own.name, getattr(self, own.name), choices)
-        if not self.input or not self.classifiers:
+        if not self.input or not (self.classifiers or self.buckets):
             raise ValueError("a job needs at least one input and one classifier")
+        self._check_buckets()
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
@@ -143,6 +156,21 @@ class JobSettings:
                 "limit= reads the first rows as they are, and types= has no meaning for them: "
                 "leave one of them out"
             )
+
+    def _check_buckets(self) -> None:
+        given = self.buckets or {}
+        known = (EDGES, *BUCKETS_OF_EDGES) if EDGES in given else BUCKETS
+        for name in given:
+            if name not in known:
+                raise ValueError(
+                    f"buckets have no setting {name!r}.{nearest(name, known)} Settings are "
+                    f"{', '.join(known)}, or with edges that are there "
+                    f"{', '.join((EDGES, *BUCKETS_OF_EDGES))}"
+                )
+        if given and not {"scores", EDGES} & {*given}:
+            raise ValueError("buckets need scores, such as buckets: {scores: [a, b]}, or edges")
+        if given and EDGES not in given and self.limit is not None:
+            raise ValueError("limit= reads the first rows alone, and buckets are those of all")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
@@ -160,15 +188,17 @@ class JobSettings:
         needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         if is_plan:
             del needed["output"]
+        if values.get("buckets"):
+            del needed["classifiers"]
         missing = [name for name in needed if not values.get(name)]
         if missing:
             options = " ".join(needed[name] for name in missing)
             raise ValueError(
                 f"a job's {' and '.join(missing)} must be given: {options}, or in a --config FILE"
             )
-        given: dict[str, Any] = {"output": None}
+        given: dict[str, Any] = {"output": None, "classifiers": []}
         given |= {name: value for name, value in values.items() if value is not None}
-        for name in {"input", "fields"} & set(given):
+        for name in {"input", "fields", "partition_by"} & set(given):
             given[name] = [given[name]] if _is_text(given[name]) else list(given[name])
         return cls(**given)
 
@@ -192,7 +222,7 @@ class JobSettings:
         return made
 
     def pipeline(self) -> Pipeline:
-        """The job itself, without a writer if there is no output.
+        """The job, without a writer if there is no output, and without edges of buckets to find.
 
         Raises
         ------
@@ -200,13 +230,34 @@ class JobSettings:
             An argument of a classifier is unknown or wrong.
         """
         from gpuclassify.jobs.pipeline import Pipeline
-        from gpuclassify.jobs.stages import as_chain
 
-        mappers = self.mappers()
-        read = self.fields
-        if read is not None:
-            read = [*as_chain(mappers).text_fields, *read]
-            read += [self.source_field] if self.source_field is not None else []
+        return Pipeline(self._stages(), **self._options())
+
+    def job(self) -> Pipeline | AssignBuckets:
+        """The job itself.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As of `pipeline`.
+        """
+        from gpuclassify.jobs.buckets import AssignBuckets
+
+        if self.buckets is None or EDGES in self.buckets:
+            return self.pipeline()
+        return AssignBuckets(self._stages(), **self.buckets, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        names = ("backend", "on_error", "source_field", "examples")
+        return {name: getattr(self, name) for name in names}
+
+    def _stages(self) -> list[Any]:
+        from gpuclassify.scores.buckets import ScoreBuckets
+
+        stages: list[Any] = self.mappers()
+        if self.buckets is not None and EDGES in self.buckets:
+            stages.append(ScoreBuckets(**self.buckets))
+        read = None if self.fields is None else self._fields(stages)
         if self.limit is None:
             reader: Any = make_reader(
                 self.input, fields=read, types=self.types, part_size=self.part_size
@@ -215,17 +266,25 @@ class JobSettings:
             from gpuclassify.jobs.input.first_rows import first_rows_lazily
 
             reader = first_rows_lazily(self.input, self.limit, read)
-        stages = [reader, *mappers]
+        stages.insert(0, reader)
         if self.output is not None:
-            options = {"compression": self.compression, "staging": self.staging}
+            names = ("compression", "staging", "partition_by")
+            options = {name: getattr(self, name) for name in names}
             stages.append(make_writer(self.output, self.format, **options))
-        return Pipeline(
-            stages,
-            backend=self.backend,
-            on_error=self.on_error,
-            source_field=self.source_field,
-            examples=self.examples,
-        )
+        return stages
+
+    def _fields(self, stages: list[Any]) -> list[str]:
+        """The columns that are read: what stages need of them, and those that are asked for."""
+        from gpuclassify.jobs.buckets import AssignBuckets
+        from gpuclassify.jobs.stages import as_chain
+
+        names = [*as_chain(stages).text_fields, *(self.fields or ())]
+        names += [self.source_field] if self.source_field is not None else []
+        if self.buckets is not None:
+            buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)
+            written = as_chain(stages).schema().names
+            names += [name for name in buckets.columns.needed if name not in written]
+        return names
 
 
 def make_reader(
@@ -249,14 +308,20 @@ def make_reader(
 
 
 def make_writer(
-    output: str, file_format: str, *, compression: str | None = None, staging: str | None = None
+    output: str,
+    file_format: str,
+    *,
+    compression: str | None = None,
+    staging: str | None = None,
+    partition_by: list[str] | None = None,
 ) -> FileWriter:
     """The writer for an output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
 
     Raises
     ------
     ValueError
-        `staging` is missing for a repository, or given for another output.
+        `staging` is missing for a repository, or given for another output; `partition_by` is given
+        for a repository.
     """
     from gpuclassify.hub.dataset_files import hub_uri
     from gpuclassify.jobs.output.hub_writer import HubWriter
@@ -267,7 +332,12 @@ def make_writer(
     if place is None:
         if staging is not None:
             raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
-        return (ParquetWriter if file_format == "parquet" else JsonlWriter)(output, **options)
+        kind = ParquetWriter if file_format == "parquet" else JsonlWriter
+        return kind(output, partition_by=partition_by, **options)
+    if partition_by is not None:
+        raise ValueError(
+            f"partition_by={partition_by} is for directories: files of {output} have one folder"
+        )
     if place.type != "dataset":
         raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
     if staging is None:

@@ -64,6 +64,23 @@ class Directory:
             if info["type"] == "file"
         }
 
+    def part_sizes(self, folder: str = "") -> dict[str, int]:
+        """As `sizes`, with the files in folders of partitions, such as ``bucket=19/part-00000``."""
+        where = self.path(folder).rstrip("/")
+        self.filesystem.invalidate_cache(where)
+        try:
+            found = self.filesystem.ls(where, detail=True)
+        except FileNotFoundError:
+            return {}
+        sizes: dict[str, int] = {}
+        for info in found:
+            name = posixpath.join(folder, posixpath.basename(info["name"].rstrip("/")))
+            if info["type"] == "file":
+                sizes[name] = info["size"]
+            elif "=" in posixpath.basename(name):
+                sizes |= self.part_sizes(name)
+        return sizes
+
     def make(self, *folders: str) -> None:
         """Make the directory and these in it, where the file system has directories."""
         if not _OBJECT_STORES.isdisjoint(self.filesystem.protocol):
@@ -92,11 +109,14 @@ class Directory:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem.rm_file(self.path(name))
 
-    def prune(self, folder: str) -> None:
-        """Remove a folder that is empty, where the file system has folders."""
+    def prune(self, *folders: str) -> None:
+        """Remove folders that are empty, and those above them, where there are folders."""
         if self.is_local:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path(folder))  # noqa: PTH106 (paths here are those of fsspec)
+            for folder in folders:
+                with contextlib.suppress(OSError):
+                    while folder:
+                        os.rmdir(self.path(folder))  # noqa: PTH106 (paths here are fsspec's)
+                        folder = posixpath.dirname(folder)
 
     def sync(self) -> None:
         """Bring the names of the files to disk, where they may be in memory only."""

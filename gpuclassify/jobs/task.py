@@ -19,8 +19,9 @@ from gpuclassify.jobs.files import InputFile, check_unchanged
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
+from gpuclassify.jobs.output.folders import pack_rows
 from gpuclassify.jobs.output.manifest import check_current, key_in, number_in
-from gpuclassify.jobs.output.records import Record, complete, publish
+from gpuclassify.jobs.output.records import Record, complete, is_published, publish
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
 from gpuclassify.jobs.report.counts import (
     add_counts,
@@ -205,7 +206,7 @@ def _run(
     stats: dict[str, float] = {}
     for each in runs:
         add_up(stats, each.as_dict())
-    content = spec.encoding.encode(table).to_pybytes()
+    content = _content(table, spec.encoding)
     problems = [*problems, *failed]
     record = Record(
         name=name,
@@ -233,16 +234,23 @@ def _run(
     )
     directory = spec.directory
     check_current(directory, key_in(name))
-    return publish(directory, record, content, problems)
+    return publish(directory, record, content, problems, spec.encoding)
+
+
+def _content(table: pa.Table, encoding: Encoding) -> bytes:
+    """What the part is published as."""
+    if encoding.partition_by:
+        return pack_rows(table, encoding.partition_by)
+    return encoding.encode(table).to_pybytes()
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
     """The record of a part that an attempt before this one has written, if one has."""
     directory = spec.directory
-    if not directory.filesystem.exists(directory.path(name)):
+    if not is_published(directory, name, spec.encoding):
         return None
     check_current(directory, key_in(name))
-    return complete(directory, name)
+    return complete(directory, name, spec.encoding)
 
 
 def _map_rows(

@@ -29,10 +29,17 @@ from gpuclassify.checks import (
 )
 from gpuclassify.frames import backend_of
 from gpuclassify.partition_map import PartitionMap
-from gpuclassify.scores.quantiles import ScoreColumns, weighted_quantiles
+from gpuclassify.scores.quantiles import (
+    Compute,
+    ScoreColumns,
+    compute_here,
+    weighted_quantiles,
+)
 
 UNKNOWN = -1
+MOST_BUCKETS = 1_000
 COMBINE = ("max", "min")
+SETTINGS = ("combine", "bucket_field", "overwrite")  # of `ScoreBuckets` beside its edges
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class ScoreEdges:
 
     def save(self, path: str | Path) -> None:
         """Write them to a JSON file."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        Path(path).write_text(self.as_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> ScoreEdges:
@@ -73,12 +80,24 @@ class ScoreEdges:
             It holds no edges.
         """
         try:
-            edges = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
-            edges._check()
-        except (ValueError, TypeError, AttributeError) as err:
+            return cls.from_json(Path(path).read_bytes())
+        except ValueError as err:
             raise ValueError(
                 f"{path} holds no edges of buckets: give a file that ScoreEdges.save() wrote"
             ) from err
+
+    def as_json(self) -> str:
+        """What `save` writes."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, content: bytes) -> ScoreEdges:
+        """What `load` makes of the content of a file; ValueError if it holds no edges."""
+        try:
+            edges = cls(**json.loads(content))
+            edges._check()
+        except (TypeError, AttributeError) as err:
+            raise ValueError(str(err)) from err
         return edges
 
     def _check(self) -> None:
@@ -102,7 +121,8 @@ def score_edges(
     Edge k is ``numpy.quantile(scores, k / n, weights=weights, method="inverted_cdf")``: the
     smallest score at which the cumulated weight reaches k / n of all, exactly, whatever the
     partitions are. Null and NaN take no part. Columns of float32 are read in two passes, others in
-    four: write or persist a lazy frame of scores first, which would run its models each time.
+    four, and very many edges in more: write or persist a lazy frame of scores first, which would
+    run its models each time.
 
     Parameters
     ----------
@@ -110,6 +130,7 @@ def score_edges(
     scores : str or sequence of str
         Columns of numbers.
     n : int
+        Number of buckets, 2 to 1,000.
     weight : str, optional
         Column of whole numbers, or ``"bytes"``: those of the text in UTF-8. Default: rows count
         alike.
@@ -125,25 +146,46 @@ def score_edges(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another kind, a weight is negative, or there is no score.
+        A column is missing or of another kind, a weight is negative, there is no score, or there
+        are more than 1,000 groups.
 
     Examples
     --------
     >>> edges = score_edges(ddf, ["edu_score", "hq_score"], weight="bytes")  # doctest: +SKIP
     >>> ddf = add_buckets(ddf, edges)  # doctest: +SKIP
     """
-    check_count("n", n)
+    check_buckets(n)
+    return find_edges(dataset, score_columns(scores, weight, by, text_field), n)
+
+
+def score_columns(
+    scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
+) -> ScoreColumns:
+    """The columns that edges are found for; arguments as of `score_edges`."""
     names = label_tuple("scores", scores, keep_order=True)
-    if names is None or n is None or n < 2:
-        raise ValueError(f"scores={scores!r} in n={n!r} buckets: name a column, and 2 or more")
+    if names is None:
+        raise ValueError("scores=None: name a column of scores, or several")
+    return ScoreColumns(tuple(dict.fromkeys(names)), weight, by, text_field)
+
+
+def check_buckets(n: int) -> None:
+    """Raise unless there can be so many buckets."""
+    check_count("n", n)
+    if n is None or not 2 <= n <= MOST_BUCKETS:
+        raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
+
+
+def find_edges(
+    dataset: Any, columns: ScoreColumns, n: int, compute: Compute = compute_here
+) -> ScoreEdges:
+    """What `score_edges` does; `compute` gives the results of a list of delayed tasks."""
 
     def ranks(total: int) -> list[int]:
         return [max(1, -(-total * k // n)) for k in range(1, n)]
 
-    columns = ScoreColumns(names, weight, by, text_field)
-    edges = weighted_quantiles(dataset, columns, ranks)
+    edges = weighted_quantiles(dataset, columns, ranks, compute)
     _refuse_empty(edges)
-    return ScoreEdges(n, edges, by, weight)
+    return ScoreEdges(n, edges, columns.by, columns.weight)
 
 
 def add_buckets(
@@ -195,10 +237,20 @@ class ScoreBuckets(PartitionMap):
         self.combine = combine
         self.bucket_field = bucket_field
         self.overwrite = overwrite
+        *own, combined = self.schema().names
+        if combined in own:
+            raise ValueError(
+                f"bucket_field={combined!r} is the bucket of one score: choose another"
+            )
 
     @property
-    def _columns(self) -> ScoreColumns:
+    def columns(self) -> ScoreColumns:
+        """Those that are read."""
         return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
+
+    def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
+        """The same mapper with other edges."""
+        return ScoreBuckets(edges, **{own: getattr(self, own) for own in SETTINGS})
 
     @property
     def drops_rows(self) -> bool:
@@ -218,12 +270,19 @@ class ScoreBuckets(PartitionMap):
     def describe(self) -> dict[str, Any]:
         """The settings, and a digest of the edges."""
         content = json.dumps(asdict(self.edges), sort_keys=True).encode()
-        settings = {"combine": self.combine, "bucket_field": self.bucket_field}
-        return {"edges": f"sha256:{hashlib.sha256(content).hexdigest()}", **settings}
+        return {
+            "scores": ", ".join(self.edges.edges),
+            "n": self.edges.n,
+            "weight": self.edges.weight,
+            "by": self.edges.by,
+            "edges": f"sha256:{hashlib.sha256(content).hexdigest()}",
+            "combine": self.combine,
+            "bucket_field": self.bucket_field,
+        }
 
     def check(self, frame: Any) -> None:
         """Raise unless the scores are there, and the new columns are not."""
-        self._columns.check(frame)
+        self.columns.check(frame)
         taken = [name for name in self.schema().names if name in frame.columns]
         if taken and not self.overwrite:
             raise ValueError(
@@ -237,10 +296,10 @@ class ScoreBuckets(PartitionMap):
 
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """A plain frame with its buckets."""
-        codes, groups = self._columns.groups(frame)
+        codes, groups = self.columns.groups(frame)
         buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
         for own, (name, of_groups) in zip(buckets, self.edges.edges.items(), strict=True):
-            values = self._columns.values(frame, name).astype(np.float64)
+            values = self.columns.values(frame, name).astype(np.float64)
             for code, group in enumerate(groups):
                 if group in of_groups:
                     rows = (codes == code) & ~np.isnan(values)

@@ -3,13 +3,14 @@
 The bits of a float, with a sign that is turned round, are ordered like the numbers. A pass sums the
 weights of all numbers by the next sixteen bits; what each quantile begins with is known then, and
 the next pass looks at the numbers that begin so. Weights are whole, so that sums are exact and no
-quantile depends on partitions or on the order in which they are added.
+quantile depends on partitions or on the order in which they are added. Where there are very many
+quantiles, a pass looks at fewer bits, so that the sums stay small however many rows there are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,13 +23,16 @@ from gpuclassify.checks import nearest
 from gpuclassify.dedup.corpus import as_dask
 from gpuclassify.frames import backend_of, to_pandas
 
-DIGIT_BITS = 16
+MOST_BITS = 16  # of a pass
+MOST_SUMS = 1 << 22  # of all columns and groups after the first pass, of 16 bytes each
+MOST_GROUPS = 1_000
 BYTES = "bytes"  # as a weight: of the text in UTF-8
 ALL = "null"  # the group of rows without one, and of all rows where none are asked for
-ADDED_AT_ONCE = 32  # partitions
+ADDED_AT_ONCE = 8  # partitions
 
 # Of the weight in all, the cumulated weights at which quantiles lie: 1 or more each.
 Ranks = Callable[[int], Sequence[int]]
+Compute = Callable[[list[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -121,15 +125,20 @@ def group_key(value: Any) -> str:
     return json.dumps(value.item() if hasattr(value, "item") else value, default=str)
 
 
+def compute_here(tasks: list[Any]) -> Iterable[Any]:
+    """Results of delayed tasks, by the scheduler that is current."""
+    return dask.compute(*tasks)
+
+
 def weighted_quantiles(
-    dataset: Any, columns: ScoreColumns, ranks: Ranks
+    dataset: Any, columns: ScoreColumns, ranks: Ranks, compute: Compute = compute_here
 ) -> dict[str, dict[str, list[float]]]:
     """The smallest number of a column whose cumulated weight reaches each rank.
 
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
     Null and NaN take no part. The dataset is read twice for columns of float32, and four times for
-    others.
+    others; more often where columns, groups and ranks make more than 64 quantiles in all.
 
     Parameters
     ----------
@@ -137,12 +146,19 @@ def weighted_quantiles(
     columns : ScoreColumns
     ranks : callable
         Of the weight of a group in all.
+    compute : callable
+        Of a list of delayed tasks; gives their results.
 
     Returns
     -------
     dict of str to dict of str to list of float
         By column and `group_key`, as many numbers as there are ranks. A group without a weight is
         left out.
+
+    Raises
+    ------
+    TypeError, ValueError
+        See `ScoreColumns.check`; a weight is negative, or there are more than `MOST_GROUPS` groups.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -152,21 +168,30 @@ def weighted_quantiles(
         for name in columns.names
     }
     found: dict[tuple[str, str], _Search] = {}
-    for level in range(max(bits.values()) // DIGIT_BITS):
-        names = tuple(name for name in columns.names if bits[name] > level * DIGIT_BITS)
-        begins = {
-            name: np.unique([search.digits for (own, _), search in found.items() if own == name])
-            for name in names
-        }
-        for key, sums in _sum_weights(frame, replace(columns, names=names), level, begins).items():
-            if level == 0:
-                found[key] = _begin(ranks, int(sums.weights.sum()))
-            found[key].descend(sums)
+    known = 0
+    while known < max(bits.values()):
+        names = tuple(name for name in columns.names if bits[name] > known)
+        begins = {key: np.unique(found[key].digits) for key in found if key[0] in names}
+        width = _width(begins.values(), min(bits[name] for name in names) - known)
+        (sums,) = compute(
+            [_sum_weights(frame, replace(columns, names=names), begins, known, width)]
+        )
+        if not known:
+            found = {key: _begin(ranks, int(each.weights.sum())) for key, each in sums.items()}
+        for key, each in sums.items():
+            found[key].descend(each, width)
+        known += width
     result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
     for (name, group), search in found.items():
         if len(search.ranks):
             result[name][group] = number_of(search.digits, bits[name]).tolist()
     return result
+
+
+def _width(begins: Iterable[np.ndarray], left: int) -> int:
+    """How many bits the next pass looks at, of those that are left."""
+    places = max(1, sum(map(len, begins)))
+    return max(1, min(MOST_BITS, left, (MOST_SUMS // places).bit_length() - 1))
 
 
 class _Sums(NamedTuple):
@@ -191,10 +216,10 @@ class _Search:
     digits: np.ndarray
     ranks: np.ndarray
 
-    def descend(self, sums: _Sums) -> None:
-        """Learn the next bits."""
+    def descend(self, sums: _Sums, width: int) -> None:
+        """Learn the next bits, so many."""
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
-        begins = sums.digits >> np.uint64(DIGIT_BITS)
+        begins = sums.digits >> np.uint64(width)
         before = reached[np.searchsorted(begins, self.digits)]  # by numbers that begin lower
         places = np.searchsorted(reached[1:], before + self.ranks)
         self.ranks = self.ranks + before - reached[places]
@@ -206,48 +231,76 @@ def _begin(ranks: Ranks, total: int) -> _Search:
     return _Search(np.zeros(len(found), np.uint64), found)
 
 
-def _sum_weights(
-    frame: Any, columns: ScoreColumns, level: int, begins: Mapping[str, np.ndarray]
-) -> dict[tuple[str, str], _Sums]:
-    """Weights by column and group, added up on the workers."""
-    sums = dask.delayed(part_sums, pure=True)
-    parts = [sums(part, columns, level, begins) for part in frame.to_delayed()]
+def _sum_weights(frame: Any, *settings: Any) -> Any:
+    """Delayed: the weights by column and group, added up on the workers; see `part_sums`."""
+    sums, add = dask.delayed(part_sums, pure=True), dask.delayed(add_sums, pure=True)
+    parts = [sums(part, *settings) for part in frame.to_delayed()]
     while len(parts) > 1:
         starts = range(0, len(parts), ADDED_AT_ONCE)
-        parts = [dask.delayed(add_sums)(parts[start : start + ADDED_AT_ONCE]) for start in starts]
-    return parts[0].compute()
+        parts = [add(parts[start : start + ADDED_AT_ONCE]) for start in starts]
+    return parts[0]
 
 
 def part_sums(
-    frame: Any, columns: ScoreColumns, level: int, begins: Mapping[str, np.ndarray]
+    frame: Any,
+    columns: ScoreColumns,
+    begins: Mapping[tuple[str, str], np.ndarray],
+    known: int,
+    width: int,
 ) -> dict[tuple[str, str], _Sums]:
-    """What `weighted_quantiles` adds up, of one partition."""
+    """What `weighted_quantiles` adds up, of one partition.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or cudf.DataFrame
+    columns : ScoreColumns
+    begins : mapping of (str, str) to ndarray of uint64
+        By column and group, what the numbers that count begin with, in so many bits as are known.
+    known, width : int
+        Bits that are known, and bits after them that are looked at.
+    """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
+    _refuse_many(groups)
     sums = {}
     for name in columns.names:
         values = columns.values(frame, name)
         bits = values.dtype.itemsize * 8
-        digits = ordered_bits(values) >> np.uint64(bits - (level + 1) * DIGIT_BITS)
-        is_counted = ~np.isnan(values)
-        if level:
-            is_counted &= np.isin(digits >> np.uint64(DIGIT_BITS), begins[name])
+        digits = ordered_bits(values) >> np.uint64(bits - known - width)
+        is_number = ~np.isnan(values)
         for code, group in enumerate(groups):
-            rows = is_counted & (codes == code)
+            rows = is_number & (codes == code)
+            if known:
+                rows &= np.isin(digits >> np.uint64(width), begins[name, group])
             sums[name, group] = _summed(digits[rows], weights[rows])
     return sums
 
 
 def add_sums(parts: Sequence[Mapping[tuple[str, str], _Sums]]) -> dict[tuple[str, str], _Sums]:
-    """The sums of several partitions."""
+    """The sums of several partitions.
+
+    Raises
+    ------
+    ValueError
+        They have more than `MOST_GROUPS` groups.
+    """
     apart: dict[tuple[str, str], list[_Sums]] = {}
     for part in parts:
         for key, sums in part.items():
             apart.setdefault(key, []).append(sums)
+    _refuse_many({group for _, group in apart})
     return {
         key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
         for key, several in apart.items()
     }
+
+
+def _refuse_many(groups: Collection[str]) -> None:
+    if len(groups) > MOST_GROUPS:
+        raise ValueError(
+            f"the column by= has more than {MOST_GROUPS:,} groups, such as {min(groups)}: name one "
+            "of few values, such as the language"
+        )
 
 
 def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:

@@ -9,7 +9,7 @@ import pytest
 
 from gpuclassify import FastTextClassifier
 from gpuclassify.fasttext.model_file import PATTERNS, read_fasttext
-from gpuclassify.hub import ModelChangedError, ModelNotFoundError, open_file, resolve_file
+from gpuclassify.hub import ModelChangedError, ModelNotFoundError, read_file, resolve_file
 from gpuclassify.models.checkpoint import CheckpointError
 from tests.fasttext_models import KINDS, train_word_vectors
 
@@ -18,8 +18,7 @@ FRAME = pd.DataFrame({"text": ["buy a theorem"]})
 
 def described(path):
     model = resolve_file(path, None, PATTERNS)
-    with open_file(model) as file:
-        return read_fasttext(file, model)
+    return read_file(model, lambda file: read_fasttext(file, model))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,6 +41,20 @@ def double(frame):
     return frame.assign(doubled=frame["id"] * 2)
 
 
+def with_remainder(frame):
+    """The same, and columns that rows are put into folders by."""
+    frame = double(frame)
+    remainders = {"remainder": frame["id"] % 7 % 3, "parity": frame["id"] % 2}
+    return frame.assign(**remainders, half=frame["id"] / 2)
+
+
+def with_scores(frame):
+    """A stage that writes scores, and says how often it did."""
+    with Path(os.environ["SCORED"]).open("a") as file:
+        file.write("".join(f"{row}\n" for row in frame["id"]))
+    return frame.assign(a=frame["a"] * 2, b=frame["b"] - 1)
+
+
 def slowly(frame):
     """The same, so slow that a signal comes in between.
 
@@ -114,6 +128,17 @@ def run_until_link(job, last_link, is_done):
 
     exclusive.os.link = die
     job.run()
+
+
+def run_until_step(job, step, done, environment):
+    """A job that dies by its own hand once so many parts of a step are done."""
+    os.environ |= environment
+
+    def die(name, parts, of, summary):
+        if (name, parts) == (step, done):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job.run(report=die)
 
 
 def race(folder, barrier, answers):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpuclassify import Pipeline, ScoreBuckets, ScoreEdges, add_buckets, keep_top, score_edges
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.scores import quantiles
 from gpuclassify.scores.quantiles import number_of, ordered_bits
 
 ROWS = 5_000
@@ -88,6 +89,25 @@ def test_groups_have_edges_of_their_own(corpus):
         own = corpus["language"].isna() if value is None else corpus["language"] == value
         rows = corpus.loc[own, "b"].to_numpy()
         assert found[key] == expected(rows, np.ones(len(rows)))
+
+
+@pytest.mark.parametrize("most_sums", [1 << 22, 500, 1])
+def test_more_edges_than_fit_take_more_passes_and_are_the_same(corpus, monkeypatch, most_sums):
+    monkeypatch.setattr("gpuclassify.scores.quantiles.MOST_SUMS", most_sums)
+    sizes = []
+
+    def summed(*parts):
+        sums = summed_before(*parts)
+        sizes.append(len(sums.digits))
+        return sums
+
+    summed_before = quantiles._summed
+    monkeypatch.setattr(quantiles, "_summed", summed)
+    frame = corpus.assign(c=corpus["b"].astype(np.float64) / 3)
+    found = score_edges(frame, ["b", "c"], n=N)
+    for name in ("b", "c"):
+        assert found.edges[name]["null"] == expected(frame[name].to_numpy(), np.ones(ROWS))
+    assert max(sizes[2:]) <= max(most_sums, 4 * N)  # after the first pass over the two columns
 
 
 @given(
@@ -219,8 +239,14 @@ def test_mistakes_are_named(corpus, tmp_path):
         score_edges(corpus.assign(a=np.nan), ["a", "b"])
     with pytest.raises(ValueError, match="have no scores"):
         score_edges(corpus.iloc[:0], "a")
-    with pytest.raises(ValueError, match="2 or more"):
-        score_edges(corpus, "a", n=1)
+    for n in (1, 1_001):
+        with pytest.raises(ValueError, match=f"n={n} buckets: pass 2 to 1,000"):
+            score_edges(corpus, "a", n=n)
+    with pytest.raises(ValueError, match="more than 1,000 groups, such as 0: name one of few"):
+        score_edges(corpus.assign(row=range(ROWS)), "a", by="row")
+    many = dd.from_pandas(corpus.assign(row=np.arange(ROWS) // 4), npartitions=4)
+    with pytest.raises(ValueError, match="more than 1,000 groups"):
+        score_edges(many, "a", by="row")
     with pytest.raises(ValueError, match=r"share=1\.5 must be above 0"):
         keep_top(corpus, "a", share=1.5)
     edges = score_edges(corpus, "a")

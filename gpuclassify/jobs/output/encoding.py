@@ -24,10 +24,13 @@ class Encoding:
     ----------
     file_format : {"parquet", "jsonl"}
     compression : str, optional
+    partition_by : tuple of str
+        Columns whose values become names of folders; see `gpuclassify.jobs.output.folders`.
     """
 
     file_format: str
     compression: str | None
+    partition_by: tuple[str, ...] = ()
 
     @property
     def suffix(self) -> str:

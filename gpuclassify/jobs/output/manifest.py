@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import platform
+import posixpath
 import re
 import time
 from collections.abc import Collection, Iterator
@@ -20,15 +21,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gpuclassify.jobs.files import file_format
+from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
     METADATA,
     QUARANTINE,
     RECORDS,
     SCRATCH,
+    WHOLE,
     Record,
     complete,
+    is_published,
     parse_record,
+    published_path,
     quarantine_path,
     record_path,
     stem_of,
@@ -68,7 +73,7 @@ class Manifest:
         jobs that differ in it never mix.
     count : int
         Number of parts.
-    suffix : str
+    encoding : Encoding
         Of part files.
     code : str
         Python code that makes the same job again, for people.
@@ -79,7 +84,7 @@ class Manifest:
     directory: Directory
     identity: dict[str, dict[str, Any]]
     count: int
-    suffix: str
+    encoding: Encoding
     code: str = ""
     command: str = ""
 
@@ -91,7 +96,7 @@ class Manifest:
 
     def names(self) -> list[str]:
         """The names of all parts, in their order."""
-        return [part_name(n, self.count, self.key, self.suffix) for n in range(self.count)]
+        return [part_name(n, self.count, self.key, self.encoding.suffix) for n in range(self.count)]
 
     def check(self, restart: bool = False) -> None:
         """Raise unless this job may write here; writes nothing.
@@ -141,6 +146,8 @@ class Manifest:
         if restart and earlier is not None:
             self._clear(earlier)
         self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
+        if self.encoding.partition_by:
+            self.directory.make(WHOLE)
         check_creates(self.directory, SCRATCH)
         if restart or earlier is None:
             self._write_job(earlier)
@@ -151,8 +158,7 @@ class Manifest:
             done.add(stem_of(record.name))
             yield record
         # Of other parts, attempts may be at work: those of another client of this job.
-        scratch = [name for name in self.directory.sizes(SCRATCH) if stem_of(name) in done]
-        self.directory.remove(*(f"{SCRATCH}/{name}" for name in scratch))
+        self._remove_scratch(done)
         if len(done) < self.count:
             self.directory.remove(SUCCESS)
 
@@ -163,12 +169,12 @@ class Manifest:
             records = list(map(parse_record, self.directory.read(MANIFEST).splitlines()))
         except (FileNotFoundError, ValueError):
             return False
-        sizes, recorded = self.directory.sizes(), self.directory.sizes(RECORDS)
+        sizes, recorded = self.directory.part_sizes(), self.directory.sizes(RECORDS)
         found = {
             record.name
             for record in records
             if record is not None
-            and sizes.get(record.name) == record.file_bytes
+            and record.files.items() <= sizes.items()
             and f"{stem_of(record.name)}.json" in recorded
         }
         return mark == {"key": self.key, "parts": self.count} and found == {*self.names()}
@@ -220,9 +226,9 @@ class Manifest:
         keys = {self.key, earlier["key"], *earlier["earlier"]} if earlier else set()
         foreign = [
             name
-            for name in sorted(self.directory.sizes())
+            for name in sorted(self.directory.part_sizes())
             if file_format(name) is not None
-            and not name.startswith((".", "_"))
+            and not posixpath.basename(name).startswith((".", "_"))
             and not name.endswith(".json")
             and key_in(name) not in keys
         ]
@@ -234,7 +240,7 @@ class Manifest:
 
     def _parts_of(self, keys: Collection[str]) -> list[str]:
         """Part files of the jobs with these keys."""
-        return [name for name in sorted(self.directory.sizes()) if key_in(name) in keys]
+        return [name for name in sorted(self.directory.part_sizes()) if key_in(name) in keys]
 
     def _clear(self, earlier: dict[str, Any]) -> None:
         """Remove what earlier runs wrote, but for job.json, which is replaced later."""
@@ -244,7 +250,9 @@ class Manifest:
         for folder in (RECORDS, QUARANTINE):
             named = self.directory.sizes(folder)
             remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
-        remove(*self._parts_of(keys))
+        parts = self._parts_of(keys)
+        remove(*parts)
+        self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
         remove(MANIFEST, *REPORTS)
         self._remove_scratch()
 
@@ -270,27 +278,37 @@ class Manifest:
         """Records of parts that are there; what is broken or half done is completed or removed."""
         mine = set(self.names())
         recorded = self.directory.sizes(RECORDS)  # first: whoever is at work writes records last
-        sizes = {name: size for name, size in self.directory.sizes().items() if name in mine}
+        there = self.directory.part_sizes()
         names = [name for name in self.names() if f"{stem_of(name)}.json" in recorded]
         contents = self.directory.read_all([record_path(name) for name in names])
         for name, content in zip(names, contents, strict=True):
             record = parse_record(content)
-            if record is not None and sizes.get(name) == record.file_bytes:
-                del sizes[name]
+            if record is not None and record.files.items() <= there.items():
+                mine.remove(name)
                 yield record
             else:
                 logger.warning("%s: the part of this record is not what was written", name)
                 self.directory.remove(record_path(name))
-        for name in sorted(sizes):
-            record = complete(self.directory, name)
-            if record is not None:
-                yield record
-            else:
-                logger.warning("%s has no record and is done again", name)
-                self.directory.remove(name, quarantine_path(name))
+        folder = posixpath.dirname(published_path("", self.encoding))
+        begun = {*self.directory.sizes(folder), *map(posixpath.basename, there)}
+        for name in sorted(begun & mine):
+            if is_published(self.directory, name, self.encoding):
+                record = complete(self.directory, name, self.encoding)
+                if record is not None:
+                    yield record
+                    continue
+            logger.warning("%s has no record and is done again", name)
+            files = [path for path in there if posixpath.basename(path) == name]
+            published = published_path(name, self.encoding)
+            self.directory.remove(published, quarantine_path(name), *files)
 
-    def _remove_scratch(self) -> None:
-        self.directory.remove(*(f"{SCRATCH}/{name}" for name in self.directory.sizes(SCRATCH)))
+    def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
+        """Remove what attempts have left, of all parts or of those with these stems."""
+        for folder in (SCRATCH, WHOLE):
+            names = [
+                n for n in self.directory.sizes(folder) if stems is None or stem_of(n) in stems
+            ]
+            self.directory.remove(*(f"{folder}/{name}" for name in names))
 
 
 def read_job(directory: Directory) -> dict[str, Any]:
@@ -379,7 +397,7 @@ def number_in(name: str) -> int:
 
 def key_in(name: str) -> str | None:
     """The key of the job whose part, record or quarantine file has this name."""
-    match = PART_NAME.match(name)
+    match = PART_NAME.match(posixpath.basename(name))
     return match[1] if match else None
 
 

@@ -5,8 +5,11 @@ part's file, which only the first attempt can, and then the record, under the pa
 finds a part without a record compares the part's digest with those of the intents, and completes
 the work of the attempt that wrote it: a second attempt that came too late, or the next run.
 
-Only the part's file is brought to disk before it gets its name. A record that a loss of power left
-empty is no record.
+Rows that go to folders are published in the same way, all of a part in one file of the metadata.
+From there they are spread before the record is created: whoever does it makes the same files.
+
+Only files of rows are brought to disk before they get their names. A record that a loss of power
+left empty is no record.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import posixpath
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import create
+from gpuclassify.jobs.output.folders import spread_rows
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
+WHOLE = f"{METADATA}/whole"  # parts whose rows go to folders, until they are there
 QUARANTINE = "_quarantine"
 
 
@@ -35,13 +42,13 @@ class Record:
     Attributes
     ----------
     name : str
-        The file that holds the part's rows.
+        Of the file that holds the part's rows, or of its files in folders.
     source : dict
         Path and byte range or row groups, or number of the partition.
     rows_in, rows_out : int
     file_bytes : int
     digest : str
-        SHA-256 of the file.
+        SHA-256 of the file, as it was published.
     left_out : dict of str to int
         Files, lines and rows in quarantine.
     labels : dict of str to dict
@@ -67,6 +74,8 @@ class Record:
         Seconds since 1970, before the file was written.
     worker : str
         Host and process.
+    folder_files : dict of str to int, optional
+        Size in bytes of each file, where rows are in folders.
     """
 
     name: str
@@ -87,6 +96,12 @@ class Record:
     stats: dict[str, float] = field(default_factory=dict)
     finished: float = 0.0
     worker: str = ""
+    folder_files: dict[str, int] | None = None
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Size in bytes of each file that holds rows of the part."""
+        return {self.name: self.file_bytes} if self.folder_files is None else self.folder_files
 
     def as_json(self) -> bytes:
         """One line of JSON."""
@@ -121,8 +136,25 @@ def quarantine_path(name: str) -> str:
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
+def published_path(name: str, encoding: Encoding) -> str:
+    """The path of the one file with which the part `name` is published."""
+    return f"{WHOLE}/{name}" if encoding.partition_by else name
+
+
+def is_published(directory: Directory, name: str, encoding: Encoding) -> bool:
+    """Whether an attempt has published the part `name`."""
+    paths = [published_path(name, encoding)]
+    if encoding.partition_by:
+        paths.append(record_path(name))  # created before the file is removed
+    return any(directory.filesystem.exists(directory.path(path)) for path in paths)
+
+
 def publish(
-    directory: Directory, record: Record, content: bytes, problems: Sequence[Problem]
+    directory: Directory,
+    record: Record,
+    content: bytes,
+    problems: Sequence[Problem],
+    encoding: Encoding,
 ) -> Record:
     """Create the part's file and its record, unless another attempt was first.
 
@@ -137,19 +169,18 @@ def publish(
         The disk is full, or permission is lost; then nothing of this attempt is left.
     """
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
+    path = published_path(record.name, encoding)
     try:
         create(directory, intent, record.as_json(), SCRATCH)
         if problems:  # the same ones in every attempt
             create(directory, quarantine_path(record.name), quarantine_lines(problems), SCRATCH)
-        is_first = create(directory, record.name, content, SCRATCH, is_lasting=True)
-        written = record if is_first else None
-        if is_first and not create(directory, record_path(record.name), record.as_json(), SCRATCH):
-            written = None
-        written = written or complete(directory, record.name)
+        is_first = create(directory, path, content, SCRATCH, is_lasting=True)
+        written = _create_record(directory, record, content, encoding) if is_first else None
+        written = written or complete(directory, record.name, encoding)
     except BaseException:
         # Of a part that is there without a record, the intent is what the next run goes by.
         with contextlib.suppress(Exception):
-            if record.name not in directory.sizes():
+            if record.name not in directory.sizes(posixpath.dirname(path)):
                 directory.remove(intent)
         raise
     directory.remove(intent)
@@ -160,21 +191,45 @@ def publish(
     return written
 
 
-def complete(directory: Directory, name: str) -> Record | None:
+def complete(directory: Directory, name: str, encoding: Encoding) -> Record | None:
     """The record of a part that is there; made of an attempt's intent if it is missing.
 
     None if no attempt's intent describes a file with this content.
     """
-    for _ in range(2):  # an attempt may create the record and remove its intent meanwhile
+    for is_last in (False, True):  # an attempt may create the record meanwhile, and clear up
         with contextlib.suppress(FileNotFoundError):
             return parse_record(directory.read(record_path(name)))
-        digest = hashlib.sha256(directory.read(name)).hexdigest()
+        try:
+            content = directory.read(published_path(name, encoding))
+        except FileNotFoundError:
+            if is_last:
+                raise
+            continue
+        digest = hashlib.sha256(content).hexdigest()
         for intent in sorted(directory.sizes(SCRATCH)):
             if not (intent.startswith(f"{stem_of(name)}.") and intent.endswith(".json")):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 record = parse_record(directory.read(f"{SCRATCH}/{intent}"))
                 if record is not None and record.digest == digest:
-                    create(directory, record_path(name), record.as_json(), SCRATCH)
+                    _create_record(directory, record, content, encoding)
                     return parse_record(directory.read(record_path(name)))
     return None
+
+
+def _create_record(
+    directory: Directory, record: Record, content: bytes, encoding: Encoding
+) -> Record | None:
+    """Create the record of a part that is published, its rows in their folders first.
+
+    None if another attempt's record is there.
+    """
+    path = record_path(record.name)
+    # With a record, the file is that of an attempt which came after the first one was cleared up.
+    if encoding.partition_by and not directory.filesystem.exists(directory.path(path)):
+        files = spread_rows(directory, record.name, content, encoding, SCRATCH)
+        record = replace(record, folder_files=files, file_bytes=sum(files.values()))
+    is_created = create(directory, path, record.as_json(), SCRATCH)
+    if encoding.partition_by:
+        directory.remove(published_path(record.name, encoding))
+    return record if is_created else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from typing import Any
 
-from gpuclassify.checks import check_choice, check_text
+from gpuclassify.checks import check_choice, check_text, label_tuple
 from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
@@ -20,12 +21,20 @@ JSONL_COMPRESSIONS = (None, "gzip", "zstd")
 class FileWriter:
     """Files as the output of a `gpuclassify.jobs.pipeline.Pipeline`, one a part.
 
+    With `partition_by`, one a part and folder: ``OUTPUT/bucket=19/part-00007-....parquet``, which
+    pyarrow, Dask, DuckDB and `FileReader` read back with the column. A part without rows writes no
+    file. Null is the folder ``bucket=__HIVE_DEFAULT_PARTITION__``, which pandas and Dask refuse to
+    read, and the others take for null.
+
     Parameters
     ----------
     path : str
         Directory, or fsspec URL of one.
     compression : str, optional
         See the classes.
+    partition_by : str or sequence of str, optional
+        Columns of text, whole numbers or booleans whose values are names of folders, instead of a
+        column of the files; the first one's are outermost. A part may have 1,000 values.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
 
@@ -43,6 +52,7 @@ class FileWriter:
         path: str,
         *,
         compression: str | None = None,
+        partition_by: str | Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_choice("compression", compression, self.compressions)
@@ -53,12 +63,15 @@ class FileWriter:
                 'HubWriter("OWNER/NAME", staging="out/") makes one of all'
             )
         self.path = str(path)
-        self.encoding = Encoding(self.file_format, compression)
+        names = label_tuple("partition_by", partition_by, keep_order=True) or ()
+        self.encoding = Encoding(self.file_format, compression, tuple(dict.fromkeys(names)))
         self.storage_options = dict(storage_options or {})
 
     def __repr__(self) -> str:
-        compression = f", compression={self.encoding.compression!r}"
-        return f"{type(self).__name__}({redacted(self.path)!r}{compression})"
+        options = f", compression={self.encoding.compression!r}"
+        if self.encoding.partition_by:
+            options += f", partition_by={[*self.encoding.partition_by]}"
+        return f"{type(self).__name__}({redacted(self.path)!r}{options})"
 
     @property
     def directory(self) -> Directory:
@@ -116,9 +129,15 @@ class ParquetWriter(FileWriter):
         path: str,
         *,
         compression: str = "zstd",
+        partition_by: str | Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(path, compression=compression, storage_options=storage_options)
+        super().__init__(
+            path,
+            compression=compression,
+            partition_by=partition_by,
+            storage_options=storage_options,
+        )
 
 
 def to_parquet(

@@ -196,7 +196,7 @@ class JobProgress:
         """How busy each GPU is, as its worker reported last."""
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
-            workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+            workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
         return self._gpus
 

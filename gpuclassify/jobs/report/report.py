@@ -67,7 +67,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
     summary = JobSummary(output=str(directory))
     times = _Times()
     for record in _records(directory):
-        summary.add(record, record.name)
+        summary.add(record)
         times.add(record)
     return {
         "output": str(directory),
@@ -75,7 +75,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "created": job["created"],
         "reported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "parts": job["parts"],
-        "parts_done": len(summary.files),
+        "parts_done": summary.parts,
         "rows_in": summary.rows_in,
         "rows_out": summary.rows_out,
         "output_bytes": summary.output_bytes,

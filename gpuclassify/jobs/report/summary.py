@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ class JobSummary:
     ----------
     files : list of str
         Files written, by this run and by those that it continues.
+    parts : int
+        Parts done; each has a file, or as many as there are folders for its rows.
     rows_in, rows_out : int
         Rows read and rows kept.
     labels : dict of str to int
@@ -63,6 +66,7 @@ class JobSummary:
     """
 
     files: list[str] = field(default_factory=list)
+    parts: int = 0
     rows_in: int = 0
     rows_out: int = 0
     labels: dict[str, int] = field(default_factory=dict)
@@ -122,19 +126,20 @@ class JobSummary:
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
-    def add(self, record: Record, path: str, is_resumed: bool = False) -> None:
+    def add(self, record: Record, output: str = "", is_resumed: bool = False) -> None:
         """Count what one more part did.
 
         Parameters
         ----------
         record : Record
-        path : str
-            Of its file.
+        output : str
+            Directory or URL of its files.
         is_resumed : bool
             Whether an earlier run did it.
         """
         self.running.finish(record.name)
-        self.files.append(path)
+        self.files += [posixpath.join(output, name) for name in record.files]
+        self.parts += 1
         self.rows_in += record.rows_in
         self.rows_out += record.rows_out
         self.output_bytes += record.file_bytes

@@ -119,7 +119,8 @@ def test_a_loser_completes_the_work_of_a_winner_that_died(folder, expected):
     prepared = job(folder).prepare()
     name = max((folder / "out").glob("*.parquet")).name
     assert not any(name.startswith(path.stem) for path in metadata(folder, "records").iterdir())
-    assert complete(prepared.manifest.directory, name).name == name
+    manifest = prepared.manifest
+    assert complete(manifest.directory, name, manifest.encoding).name == name
     assert len(records(folder)) == 2
     job(folder).run()
     assert_whole(folder, expected)

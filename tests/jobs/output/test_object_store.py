@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from gpuclassify.jobs.files import UnreadableInputError
-from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
+from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.exclusive import UnsupportedStorageError, check_creates, create
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -205,3 +205,22 @@ def test_no_secret_is_written_logged_or_shown(store, bucket, place, caplog):
         assert secret not in shown
         assert secret not in caplog.text
         assert not any(secret.encode() in content for content in written)
+
+
+def test_rows_in_folders_are_there_once_and_are_mended(place, bucket):
+    reader = JsonlReader(f"{place}/in/*.jsonl", part_bytes=16_000)
+    writer = ParquetWriter(f"{place}/out", partition_by="remainder")
+    made = Pipeline([reader, faults.with_remainder, writer])
+    summary = made.run()
+    files = sorted(bucket.glob(f"{place}/out/remainder=*/*.parquet"))
+    assert [f"s3://{path}" for path in files] == summary.files
+    before = tags(bucket, place)
+    bucket.rm_file(files[1])
+    again = made.run()
+    assert summary.parts - again.resumed_parts == 1
+    after = tags(bucket, place)
+    assert {path: after[path] for path in files} == {path: before[path] for path in files}
+    assert not bucket.find(f"{place}/out/_gpuclassify/whole")
+    found = read_files(f"{place}/out").compute()
+    assert sorted(found["id"]) == [n for n in range(600) if n % 3]
+    assert (found["remainder"] == found["id"] % 7 % 3).all()

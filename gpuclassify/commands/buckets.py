@@ -1,0 +1,86 @@
+"""The command ``gpuclassify buckets``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpuclassify.commands.classify import run_job
+from gpuclassify.commands.console import quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import (
+    BUCKETS,
+    JobCommand,
+    file_options,
+    grouped_option,
+    read_file_options,
+    refuse_file,
+    restart_option,
+    split_paths,
+)
+
+ROWS = "none"  # as a weight: rows count alike
+
+
+def bucket_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what buckets are; settings of the same names."""
+    from gpuclassify.scores.buckets import COMBINE
+
+    column: dict[str, Any] = {"metavar": "COLUMN"}
+    options: dict[str, dict[str, Any]] = {
+        "--score": column | {"multiple": True, "help": "Column of numbers to cut; repeatable."},
+        "--n": {"type": int, "help": "Number of buckets. Default: 20."},
+        "--weight": column | {"help": "Buckets have equal sums of this column; bytes is those of "
+                              "the text, none counts rows. Default: bytes."},
+        "--by": column | {"help": "Cut within each value of this column, such as language."},
+        "--text-field": column | {"help": "Column of the text. Default: text."},
+        "--combine": {"type": click.Choice(COMBINE), "help": "Which bucket of its scores is a "
+                      "row's. Default: max."},
+        "--bucket-field": column | {"help": "Output column of the row's. Default: bucket."},
+        "--overwrite": {"is_flag": True, "default": None, "help": "Replace columns that exist."},
+        "--edges": {"metavar": "FILE", "help": "Edges of an earlier job, from its OUTPUT/_buckets/"
+                    "edges.json, in place of --score, --n, --weight and --by."},
+    }  # fmt: skip
+    for flag, attributes in reversed(options.items()):
+        command = grouped_option(flag, group=BUCKETS, **attributes)(command)
+    return command
+
+
+@click.command(cls=JobCommand, short_help="Cut scores into buckets, or go on with it.")
+@click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
+@bucket_options
+@file_options
+@restart_option
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_context
+def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
+    """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
+
+    Paths are those of `classify`. The scores are read first, to find the edges between buckets of
+    equal weight, which are kept in OUTPUT/_buckets/edges.json; then documents are written, with
+    a column for each score and one for the row. The same command continues a job that was
+    interrupted. `classify` with buckets: in its --config FILE does it after the classification.
+
+    \b
+    gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket
+
+    Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
+    interrupted.
+    """
+    from gpuclassify.jobs.settings import BUCKETS_OF_EDGES, EDGES, SCORES, JobSettings
+
+    quiet_dask()
+    with wrong_call_exits():
+        names = ("n", EDGES, *SCORES[1:], *BUCKETS_OF_EDGES)
+        chosen = {name: given[name] for name in names if given[name] is not None}
+        if given["score"]:
+            chosen["scores"] = list(given["score"])
+        if chosen.get("weight") == ROWS:
+            chosen["weight"] = None
+        if not {"scores", EDGES} & {*chosen}:
+            raise ValueError("name the columns of scores: --score COLUMN, or --edges FILE")
+        values = {**read_file_options(given), **split_paths(paths, None), "buckets": chosen}
+        settings = JobSettings.of(values)
+        refuse_file(settings.output)
+    run_job(context, settings, given["restart"], given["as_json"])

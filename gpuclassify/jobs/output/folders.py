@@ -1,0 +1,142 @@
+"""Rows in folders that values of columns name, such as ``bucket=19``, in the way of Hive."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuclassify.checks import nearest
+from gpuclassify.jobs.output.encoding import Encoding
+from gpuclassify.jobs.output.exclusive import create
+from gpuclassify.jobs.storage import Directory
+
+NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
+MOST_VALUES = 1_000  # of a column, in one part
+_NAMES_FOLDERS = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary),
+    *(pa.types.is_integer, pa.types.is_boolean),
+)
+
+
+def check_folder_columns(names: Sequence[str], schema: pa.Schema) -> None:
+    """Raise unless folders of an output with this schema can be named by the columns `names`.
+
+    Raises
+    ------
+    ValueError
+        There is no such column, or no other one.
+    TypeError
+        A column holds something else than text, whole numbers or booleans.
+    """
+    for name in names:
+        if name not in schema.names:
+            raise ValueError(
+                f"partition_by={name!r} is no column of the output; columns are {schema.names}."
+                f"{nearest(name, schema.names)}"
+            )
+        kind = schema.field(name).type
+        if not any(is_kind(kind) for is_kind in _NAMES_FOLDERS):
+            raise TypeError(
+                f"partition_by={name!r} holds {kind}: folders are named by text, whole numbers or "
+                "booleans, such as buckets of scores"
+            )
+    if {*names} == {*schema.names}:
+        raise ValueError(f"partition_by={[*names]} leaves no column for the files")
+
+
+def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
+    """All rows of a part, for `spread_rows`.
+
+    Raises
+    ------
+    ValueError
+        A column of `names` has more than `MOST_VALUES` values.
+    """
+    for name in names:
+        count = pc.count_distinct(table[name], mode="all").as_py()
+        if count > MOST_VALUES:
+            raise ValueError(
+                f"partition_by={name!r} has {count:,} values in {len(table):,} rows, such as "
+                f"{table[name][0].as_py()!r}, and each would be a folder: name a column of at most "
+                f"{MOST_VALUES:,} values"
+            )
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def spread_rows(
+    directory: Directory, name: str, content: bytes, encoding: Encoding, scratch: str
+) -> dict[str, int]:
+    """Create the part's file in each of its folders, unless it is there.
+
+    Parameters
+    ----------
+    directory : Directory
+    name : str
+        Of the part.
+    content : bytes
+        From `pack_rows`; whoever spreads the same makes the same files.
+    encoding : Encoding
+    scratch : str
+        Folder of the directory for private files.
+
+    Returns
+    -------
+    dict of str to int
+        The part's files and their sizes in bytes.
+    """
+    table = pa.ipc.open_stream(content).read_all()
+    sizes = {}
+    for folder, rows in split_by_folder(table, encoding.partition_by).items():
+        file = encoding.encode(rows).to_pybytes()
+        directory.make(folder)
+        create(directory, f"{folder}/{name}", file, scratch, is_lasting=True)
+        sizes[f"{folder}/{name}"] = len(file)
+    return sizes
+
+
+def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
+    """The rows by the folder that the values of columns name; in their order, without the columns.
+
+    Folders are called ``column=value``, percent-encoded; several columns make one in the other.
+    """
+    if not names:
+        return {"": table}
+    name, *rest = names
+    column = table[name].combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    encoded = column.dictionary_encode(null_encoding="encode")
+    values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    ordered = _without(table, name).take(np.argsort(codes, kind="stable"))
+    counts = np.bincount(codes, minlength=len(values))
+    split = {}
+    for value, start, rows in zip(values, np.cumsum(counts) - counts, counts, strict=True):
+        folder = f"{quote(name, safe='')}={_folder_value(value)}"
+        for below, own in split_by_folder(ordered.slice(start, rows), rest).items():
+            split[posixpath.join(folder, below).rstrip("/")] = own
+    return split
+
+
+def _folder_value(value: Any) -> str:
+    if value is None:
+        return NULL
+    return quote(str(value).lower() if isinstance(value, bool) else str(value), safe="")
+
+
+def _without(table: pa.Table, name: str) -> pa.Table:
+    """The table without a column, which its metadata must not declare then."""
+    declared = json.loads(table.schema.metadata[b"pandas"])
+    declared["columns"] = [each for each in declared["columns"] if each["name"] != name]
+    metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
+    return table.drop_columns([name]).replace_schema_metadata(metadata)

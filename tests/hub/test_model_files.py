@@ -1,0 +1,54 @@
+"""A model that is one file of the Hub: its header is read by ranges, the rest is fetched once."""
+
+import pandas as pd
+import pytest
+
+from gpuclassify import FastTextClassifier
+from gpuclassify.hub import ModelAccessError, ModelNotFoundError
+from tests.hub.small_model import GOOD_TOKEN
+
+NAME = "acme/quality"
+FRAME = pd.DataFrame({"text": ["theorem proof", None]})
+
+
+def sent_bytes(server):
+    return sum(r.sent_bytes for r in server.requests if r.path.startswith("/storage/"))
+
+
+@pytest.fixture
+def model(fasttext_model):
+    """The largest of the small models: 60 columns of a matrix for each word."""
+    return fasttext_model("wide")
+
+
+def test_labels_cost_a_part_of_the_file_and_classifying_one_download(server, cache, model):
+    size = model.stat().st_size
+    sha = server.add(NAME, {"model.bin": model.read_bytes(), "README.md": b"a card"})
+    made = FastTextClassifier(model=NAME, cache_dir=cache)
+    assert made.labels == FastTextClassifier(model=model).labels
+    assert made.model.identity.revision == sha
+    assert 0 < sent_bytes(server) < size / 2
+    assert not list(cache.glob("**/model.bin"))
+    read = sent_bytes(server)
+    found = made(FRAME)
+    assert size <= sent_bytes(server) - read < 1.1 * size
+    pd.testing.assert_frame_equal(found, FastTextClassifier(model=model)(FRAME))
+    fetched = sent_bytes(server)
+    FastTextClassifier(model=NAME, cache_dir=cache)(FRAME)
+    assert sent_bytes(server) == fetched
+
+
+def test_a_repository_with_several_files_is_asked_which(server, cache, model):
+    server.add(NAME, {"a.bin": model.read_bytes(), "b.ftz": model.read_bytes()})
+    with pytest.raises(ModelNotFoundError, match=r"it has \['a.bin', 'b.ftz'\]: pass file="):
+        _ = FastTextClassifier(model=NAME, cache_dir=cache).labels
+    assert len(FastTextClassifier(model=NAME, file="b.ftz", cache_dir=cache).labels) == 3
+
+
+def test_a_gated_file_needs_the_token_that_opens_it(server, cache, model):
+    server.add(NAME, {"a.bin": model.read_bytes()}, is_gated=True, readers={GOOD_TOKEN})
+    with pytest.raises(ModelAccessError, match="gated"):
+        _ = FastTextClassifier(model=NAME, cache_dir=cache).labels
+    opened = FastTextClassifier(model=NAME, cache_dir=cache, token=GOOD_TOKEN)
+    assert len(opened.labels) == 3
+    assert opened(FRAME)["fasttext_pred"].notna().tolist() == [True, False]

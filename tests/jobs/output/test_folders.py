@@ -1,0 +1,174 @@
+"""Rows in folders by the values of columns: read back by others, and every row once."""
+
+import json
+import signal
+from dataclasses import replace
+
+import dask.dataframe as dd
+import job_faults as faults
+import pandas as pd
+import pyarrow.dataset as ds
+import pytest
+from job_faults import in_process, write_input
+
+from gpuclassify import Deduplicate, ExactDuplicates, JsonlWriter, ParquetReader, read_files
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.folders import MOST_VALUES
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+
+ODD = ["a/b =ü", "", "50%", None, "__x"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_input(tmp_path / "in")
+    return tmp_path
+
+
+def job(folder, by="remainder", stage=faults.with_remainder, writer=ParquetWriter):
+    reader = JsonlReader(f"{folder}/in/*.jsonl", part_bytes=2_000)
+    return Pipeline([reader, stage, writer(f"{folder}/out", partition_by=by)])
+
+
+def expected(folder):
+    rows = pd.concat([pd.read_json(path, lines=True) for path in (folder / "in").glob("*.jsonl")])
+    return faults.with_remainder(rows)
+
+
+def parts(folder):
+    return {
+        str(path.relative_to(folder / "out")): path.read_bytes()
+        for path in (folder / "out").glob("*=*/**/part-*")
+    }
+
+
+def assert_whole(folder):
+    """Every row is there once, records tell of every file, and nothing else is left."""
+    found = ds.dataset(folder / "out", partitioning="hive").to_table().to_pandas()
+    wanted = expected(folder)[["id", "text", "remainder"]]
+    found = found.sort_values("id", ignore_index=True)
+    pd.testing.assert_frame_equal(
+        found[[*wanted]], wanted.sort_values("id", ignore_index=True), check_dtype=False
+    )
+    lines = (folder / "out/_gpuclassify/manifest.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    files = {name: size for record in records for name, size in record["folder_files"].items()}
+    assert files == {name: len(content) for name, content in parts(folder).items()}
+    assert [sum(r["folder_files"].values()) for r in records] == [r["file_bytes"] for r in records]
+    assert not list((folder / "out").glob("part-*"))
+    assert not [*(folder / "out/_gpuclassify/attempts").iterdir()]
+    assert not [*(folder / "out/_gpuclassify/whole").iterdir()]
+    assert (folder / "out/_SUCCESS").exists()
+
+
+@pytest.mark.parametrize("writer", [ParquetWriter, JsonlWriter])
+def test_readers_of_datasets_get_the_column_back(folder, writer):
+    summary = job(folder, writer=writer).run()
+    names = {path.name for path in (folder / "out").iterdir() if path.name[0] != "_"}
+    assert names == {"remainder=0", "remainder=1", "remainder=2"}
+    assert sorted(summary.files) == sorted(f"{folder}/out/{name}" for name in parts(folder))
+    readers = [lambda path: read_files(path).compute()]
+    if writer is ParquetWriter:
+        assert_whole(folder)
+        readers += [pd.read_parquet, lambda path: dd.read_parquet(path).compute()]
+    wanted = expected(folder).sort_values("id")
+    for read in readers:
+        found = read(folder / "out").sort_values("id")
+        assert found["remainder"].astype(int).tolist() == wanted["remainder"].tolist()
+        assert found["text"].tolist() == wanted["text"].tolist()
+
+
+def test_any_text_and_null_name_folders_and_columns_nest(tmp_path):
+    frame = pd.DataFrame({"kind": ODD * 20, "is_even": [True, False] * 50, "n": range(100)})
+    frame.to_parquet(tmp_path / "in.parquet")
+    writer = ParquetWriter(f"{tmp_path}/out", partition_by=["kind", "is_even"])
+    Pipeline([ParquetReader(f"{tmp_path}/in.parquet"), writer]).run()
+
+    assert (tmp_path / "out/kind=50%25/is_even=true").is_dir()
+    for found in (
+        ds.dataset(tmp_path / "out", partitioning="hive").to_table().to_pandas(),
+        read_files(tmp_path / "out").compute(),
+    ):
+        found = found.sort_values("n", ignore_index=True)
+        assert found["kind"].astype(object).where(found["kind"].notna(), None).tolist() == ODD * 20
+        assert found["is_even"].tolist() == ["true", "false"] * 50
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("link", range(4, 10))
+def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, link, is_done):
+    """Links make the probe (2), job.json (1), and of a part intent, rows, 3 files and record."""
+    process = in_process(faults.run_until_link, job(folder), link, is_done)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    is_published = (link, is_done) >= (5, True)
+    assert job(folder).run().resumed_parts == is_published
+    assert_whole(folder)
+
+
+def test_an_attempt_that_comes_after_a_part_is_cleared_up_changes_nothing(folder, monkeypatch):
+    """Its rows go elsewhere: what it publishes anew would double some of them."""
+    prepared = job(folder).prepare()
+    prepared.run()
+    before = parts(folder)
+    monkeypatch.setattr("gpuclassify.jobs.task._already_written", lambda name, spec: None)
+    late = replace(prepared.spec, before=lambda frame, number: frame.assign(id=frame["id"] + 1))
+    source, names = prepared.source, prepared.manifest.names()
+    (found,) = source.run(None, [3], names, late)
+    (record,) = source.run(None, [3], names, prepared.spec)
+    assert found == record
+    assert parts(folder) == before
+    assert not [*(folder / "out/_gpuclassify/whole").iterdir()]
+    prepared.manifest.finish()
+    assert_whole(folder)
+
+
+def test_what_is_damaged_is_done_again(folder):
+    job(folder).run()
+    cut, gone, *_ = sorted((folder / "out").glob("*/part-*"))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    gone.unlink()
+    sorted((folder / "out/_gpuclassify/records").iterdir())[-1].unlink()
+    summary = job(folder).run()
+    assert summary.parts - summary.resumed_parts == 3
+    assert_whole(folder)
+
+
+def test_another_column_is_another_job_and_leaves_no_file_of_the_first(folder):
+    job(folder).run()
+    with pytest.raises(ValueError, match="output partition_by was 'remainder' and is 'parity'"):
+        job(folder, by="parity").run()
+    with pytest.raises(ValueError, match="output partition_by is gone"):
+        job(folder, by=None).run()
+    job(folder, by="parity").run(restart=True)
+    assert {name.partition("=")[0] for name in parts(folder)} == {"parity"}
+    assert [path.name for path in (folder / "out").glob("remainder=*")] == []
+    assert len(pd.read_parquet(folder / "out")) == len(expected(folder))
+
+
+def test_foreign_files_in_folders_are_refused(folder):
+    (folder / "out/remainder=1").mkdir(parents=True)
+    (folder / "out/remainder=1/mine.parquet").touch()
+    with pytest.raises(FileExistsError, match=r"no job wrote, such as remainder=1/mine\.parquet"):
+        job(folder).prepare()
+
+
+def test_duplicates_are_removed_from_folders_too(folder):
+    writer = ParquetWriter(f"{folder}/out", partition_by="id")
+    Deduplicate(JsonlReader(f"{folder}/in/*.jsonl"), ExactDuplicates(id_field="id"), writer).run()
+    assert len(parts(folder)) == 600
+
+
+def test_mistakes_are_named(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"'remaindr' is no column .* Did you mean 'remainder'"):
+        job(folder, by="remaindr").prepare()
+    with pytest.raises(TypeError, match="'half' holds double: folders are named by"):
+        job(folder, by="half").prepare()
+    ids = pd.DataFrame({"id": range(MOST_VALUES + 1), "n": 1})
+    ids.to_parquet(tmp_path / "ids.parquet")
+    reader = ParquetReader(f"{tmp_path}/ids.parquet")
+    with pytest.raises(ValueError, match=r"'id' has 1,001 values in 1,001 rows, such as 0"):
+        Pipeline([reader, ParquetWriter(f"{tmp_path}/ids", partition_by="id")]).run()
+    with pytest.raises(ValueError, match="leaves no column for the files"):
+        Pipeline([reader, ParquetWriter(f"{tmp_path}/ids", partition_by=["id", "n"])]).prepare()
