@@ -52,34 +52,31 @@ class Directory:
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Names of the files in `folder`, not below it, and their sizes in bytes."""
-        where = self.path(folder).rstrip("/")
-        self.filesystem.invalidate_cache(where)
-        try:
-            found = self.filesystem.ls(where, detail=True)
-        except FileNotFoundError:
-            return {}
         return {
             posixpath.basename(info["name"]): info["size"]
-            for info in found
+            for info in self._entries(folder)
             if info["type"] == "file"
         }
 
     def part_sizes(self, folder: str = "") -> dict[str, int]:
         """As `sizes`, with the files in folders of partitions, such as ``bucket=19/part-00000``."""
-        where = self.path(folder).rstrip("/")
-        self.filesystem.invalidate_cache(where)
-        try:
-            found = self.filesystem.ls(where, detail=True)
-        except FileNotFoundError:
-            return {}
         sizes: dict[str, int] = {}
-        for info in found:
+        for info in self._entries(folder):
             name = posixpath.join(folder, posixpath.basename(info["name"].rstrip("/")))
             if info["type"] == "file":
                 sizes[name] = info["size"]
             elif "=" in posixpath.basename(name):
                 sizes |= self.part_sizes(name)
         return sizes
+
+    def _entries(self, folder: str) -> list[dict[str, Any]]:
+        """What the file system tells of the files and folders in `folder`, which need not exist."""
+        where = self.path(folder).rstrip("/")
+        self.filesystem.invalidate_cache(where)
+        try:
+            return list(self.filesystem.ls(where, detail=True))
+        except FileNotFoundError:
+            return []
 
     def make(self, *folders: str) -> None:
         """Make the directory and these in it, where the file system has directories."""
