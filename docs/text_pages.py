@@ -1,8 +1,8 @@
 """Each page as Markdown beside its HTML, and llms.txt, which lists them."""
 
-import importlib
 import inspect
 import os
+import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ import tables
 
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.MULTILINE)
 DIRECTIVES = re.compile(r"^```\{(eval-rst|toctree)\}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-DIRECTIVE = re.compile(r"^\.\. auto(?:class|function):: (\S+)", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|method):: (\S+)", re.MULTILINE)
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
 ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
@@ -64,8 +64,8 @@ def _reference(kind: str, content: str) -> str:
 
 def _described(name: str) -> str:
     """Signature and docstring of a Python name."""
-    module, _, attribute = name.rpartition(".")
-    found = getattr(importlib.import_module(module), attribute)
+    owner, _, attribute = name.rpartition(".")
+    found = getattr(pkgutil.resolve_name(owner), attribute)
     signature = f"{attribute}{inspect.signature(found)}"
     return f"```none\n{signature}\n\n{inspect.getdoc(found)}\n```\n"
 
