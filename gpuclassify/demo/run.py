@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from gpuclassify.demo.training import cached_model, is_cached, trained_on
 from gpuclassify.pages.readable import readable_time
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from gpuclassify.jobs.report.progress import JobProgress
@@ -54,6 +55,36 @@ class DemoResult:
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""
         return {**vars(self), "job": self.job.as_dict()}
+
+
+def load_demo(max_documents: int | None = None) -> tuple[Path, pd.DataFrame]:
+    """The demonstration's model and the documents that it has not seen.
+
+    The model is trained on the first call, for a minute on two cores, and kept for the user.
+
+    Parameters
+    ----------
+    max_documents : int, optional
+        Most documents to use, those of the training included.
+
+    Returns
+    -------
+    model : Path
+        The directory of a checkpoint for `DomainClassifier`.
+    documents : pandas.DataFrame
+        Columns ``text``, ``module`` and ``area``, which is the right label.
+
+    Raises
+    ------
+    ValueError
+        Too few documents to learn from.
+    """
+    import pandas as pd
+
+    limit = {} if max_documents is None else {"max_documents": max_documents}
+    documents = collect_documents(**limit)
+    model = cached_model(split_documents(documents)[0], max_documents=max_documents)
+    return model, pd.DataFrame(map(asdict, hold_out(documents, trained_on(model))))
 
 
 def run_demo(
@@ -139,8 +170,7 @@ def write_documents(documents: Sequence[Document], directory: Path) -> None:
     for number in range(INPUT_FILES):
         with (directory / f"{number}.jsonl").open("w", encoding="utf-8") as file:
             for document in documents[number::INPUT_FILES]:
-                record = {"text": document.text, "module": document.module, "area": document.area}
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.write(json.dumps(asdict(document), ensure_ascii=False) + "\n")
 
 
 def measure_accuracy(output: Path) -> float:

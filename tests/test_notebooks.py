@@ -1,0 +1,52 @@
+"""Notebooks run, and show what is saved with them."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+QUICK = ("quickstart.ipynb",)
+WIDGETS = "application/vnd.jupyter.widget-view+json"  # of progress: not kept, as others have none
+
+
+def kinds(cell):
+    """What a cell shows, without what goes to the log: the kinds of its results and pictures."""
+    found = []
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream":
+            found += [output.name] * (output.name == "stdout")
+        else:
+            found.append((output.output_type, *sorted(set(output.get("data", ())) - {WIDGETS})))
+    return list(dict.fromkeys(found))
+
+
+def read(notebook):
+    return nbformat.read(notebook, as_version=4)
+
+
+def named(notebook):
+    marks = () if notebook.name in QUICK else pytest.mark.slow
+    return pytest.param(notebook, id=notebook.name, marks=marks)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", map(named, NOTEBOOKS))
+def test_a_notebook_runs_and_shows_what_is_saved(notebook, tmp_path):
+    saved, run = read(notebook), read(notebook)
+    NotebookClient(run, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
+    for number, (before, now) in enumerate(zip(saved.cells, run.cells, strict=True)):
+        assert kinds(now) == kinds(before), f"cell {number}: run it again, and save it"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_saved_notebook_was_run_in_order_without_errors(notebook):
+    cells = [cell for cell in read(notebook).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert any("image/png" in output.get("data", {}) for output in outputs) or len(cells) < 6
+    assert not re.search(r"/root/|/work/", notebook.read_text(encoding="utf-8"))
