@@ -48,8 +48,7 @@ def classifiers() -> str:
         ["class", "what it tells", "new columns", "licence of the weights"],
         (
             [
-                f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>"
-                f"`{owner.defaults.get('model', 'model=')}`",
+                f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>`{_model_of(owner)}`",
                 owner.purpose,
                 _columns(owner),
                 owner.licence,
@@ -57,6 +56,12 @@ def classifiers() -> str:
             for name, owner in families().items()
         ),
     )
+
+
+def _model_of(owner: Any) -> str:
+    """The published model, or the argument that names one."""
+    parameters = inspect.signature(owner).parameters
+    return owner.defaults.get("model") or ("model=" if "model" in parameters else "heads=")
 
 
 def _columns(owner: Any) -> str:
@@ -98,7 +103,7 @@ def _family(name: str, owner: Any) -> str:
     facts = [
         ["class", f"{{py:class}}`~gpuclassify.{owner.__qualname__}`"],
         ["tells", owner.purpose],
-        ["model", f"`{model}`" if model else "`model=`, `--model`"],
+        ["model", f"`{_model_of(owner)}`"],
         ["licence of the weights", owner.licence + (", gated" if owner.is_gated else "")],
     ]
     if model:

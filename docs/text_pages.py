@@ -1,8 +1,8 @@
 """Each page as Markdown beside its HTML, and llms.txt, which lists them."""
 
-import importlib
 import inspect
 import os
+import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -12,11 +12,12 @@ import tables
 
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.MULTILINE)
 DIRECTIVES = re.compile(r"^```\{(eval-rst|toctree)\}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-DIRECTIVE = re.compile(r"^\.\. auto(?:class|function):: (\S+)", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|method):: (\S+)", re.MULTILINE)
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
 ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
-RESULT = re.compile(r"\((?:\.\./)+benchmarks/results/")
+LINKED = ("benchmarks/results", "notebooks")  # folders beside docs/
+OUTSIDE = re.compile(rf"\((?:\.\./)+({'|'.join(LINKED)})/")
 SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs, in one line."
 
 
@@ -32,8 +33,9 @@ def with_drawings(text: str, folder: Path) -> str:
 
 
 def write(env: Any, output: Path, source: Path) -> None:
-    """Write ``PAGE.md`` for each page, ``llms.txt``, and the results that pages link."""
-    shutil.copytree(tables.RESULTS, output / "benchmarks/results", dirs_exist_ok=True)
+    """Write ``PAGE.md`` for each page, ``llms.txt``, and the results and notebooks they link."""
+    for folder in LINKED:
+        shutil.copytree(source.parent / folder, output / folder, dirs_exist_ok=True)
     for page in env.found_docs:
         path = output / f"{page}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ def plain(path: Path, page: str) -> str:
     text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
     text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2]), text)
     up = os.path.relpath(".", Path(page).parent)
-    text = RESULT.sub(f"({up}/benchmarks/results/", TARGET.sub("", text))
+    text = OUTSIDE.sub(rf"({up}/\1/", TARGET.sub("", text))
     return ROLE.sub(lambda found: f"`{found[1]}`", text)
 
 
@@ -64,8 +66,8 @@ def _reference(kind: str, content: str) -> str:
 
 def _described(name: str) -> str:
     """Signature and docstring of a Python name."""
-    module, _, attribute = name.rpartition(".")
-    found = getattr(importlib.import_module(module), attribute)
+    owner, _, attribute = name.rpartition(".")
+    found = getattr(pkgutil.resolve_name(owner), attribute)
     signature = f"{attribute}{inspect.signature(found)}"
     return f"```none\n{signature}\n\n{inspect.getdoc(found)}\n```\n"
 

