@@ -466,7 +466,8 @@ def parse_options(
 
 def _by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
     """A number, or numbers by label."""
-    if isinstance(value, tuple):  # as this function gave it
+    is_pairs = isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value)
+    if is_pairs:  # as this function gave it
         value = dict(value)
     if isinstance(value, Mapping):
         if not value:

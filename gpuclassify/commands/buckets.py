@@ -19,14 +19,13 @@ from gpuclassify.commands.options import (
     restart_option,
     split_paths,
 )
+from gpuclassify.scores import COMBINE
 
 ROWS = "none"  # as a weight: rows count alike
 
 
 def bucket_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what buckets are; settings of the same names."""
-    from gpuclassify.scores.buckets import COMBINE
-
     column: dict[str, Any] = {"metavar": "COLUMN"}
     options: dict[str, dict[str, Any]] = {
         "--score": column | {"multiple": True, "help": "Column of numbers to cut; repeatable."},

@@ -29,6 +29,7 @@ from gpuclassify.checks import (
 )
 from gpuclassify.frames import backend_of
 from gpuclassify.partition_map import PartitionMap
+from gpuclassify.scores import COMBINE
 from gpuclassify.scores.quantiles import (
     Compute,
     ScoreColumns,
@@ -38,7 +39,6 @@ from gpuclassify.scores.quantiles import (
 
 UNKNOWN = -1
 MOST_BUCKETS = 1_000
-COMBINE = ("max", "min")
 SETTINGS = ("combine", "bucket_field", "overwrite")  # of `ScoreBuckets` beside its edges
 
 

@@ -34,8 +34,8 @@ from gpuclassify.jobs.settings_file import load_settings
 from gpuclassify.jobs.storage import open_directory
 from tests.fasttext_models import WORDS
 
-README = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-README_SETTINGS = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+PAGE = Path(__file__).parents[2].joinpath("docs/recipes/score-buckets.md").read_text("utf-8")
+PAGE_SETTINGS = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 ROWS = 600
 SCORES = ["a", "b"]
@@ -121,7 +121,7 @@ def test_buckets_are_numpys_whatever_the_parts_and_the_reports_count_them(folder
 def test_the_recipe_of_nemotron_cc_is_numpys_from_the_text_on(
     tmp_path, checkpoint, fasttext_model, monkeypatch
 ):
-    """The settings of the README, with small models in place of the published ones."""
+    """The settings of the recipe's page, with small models in place of the published ones."""
     monkeypatch.chdir(tmp_path)
     words = [*WORDS["hq"].split(), *WORDS["lq"].split(), "天気"]
     random = np.random.default_rng(2)
@@ -129,7 +129,7 @@ def test_the_recipe_of_nemotron_cc_is_numpys_from_the_text_on(
     frame = pd.DataFrame({"id": range(80), "text": texts})
     (tmp_path / "crawl").mkdir()
     frame.to_parquet("crawl/part.parquet", row_group_size=20)
-    (recipe,) = [block for block in README_SETTINGS if "fasttext" in block]
+    (recipe,) = [block for block in PAGE_SETTINGS if "fasttext" in block]
     settings = yaml.safe_load(recipe)
     nemotron, mixtral, quality = settings["classifiers"]
     for own in (nemotron, mixtral):
