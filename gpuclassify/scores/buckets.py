@@ -102,8 +102,9 @@ class ScoreEdges:
 
     def _check(self) -> None:
         numbers = [values for groups in self.edges.values() for values in groups.values()]
-        if not numbers or any(np.shape(values) != (self.n - 1,) for values in numbers):
-            raise ValueError(f"{self.n} buckets have {self.n - 1} edges in each group")
+        rows = np.array(numbers, np.float64)
+        if rows.shape != (len(numbers), self.n - 1) or not (np.sort(rows) == rows).all():
+            raise ValueError(f"{self.n} buckets have {self.n - 1} ascending edges in each group")
 
 
 @with_plain_values
@@ -374,7 +375,7 @@ def keep_top(
 
 def _above(frame: Any, columns: ScoreColumns, thresholds: Mapping[str, float]) -> Any:
     codes, groups = columns.groups(frame)
-    least = np.array([thresholds.get(group, np.inf) for group in groups])[codes]
+    least = np.array([thresholds.get(group, np.nan) for group in groups])[codes]
     is_kept = columns.values(frame, *columns.names).astype(np.float64) >= least
     return backend_of(frame).take_rows(frame, is_kept)
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from gpuclassify.checks import nearest
+from gpuclassify.checks import nearest, plain_value
 from gpuclassify.dedup.corpus import as_dask
 from gpuclassify.frames import backend_of, to_pandas
 
@@ -63,11 +63,12 @@ class ScoreColumns:
 
     def check(self, frame: Any) -> None:
         """Raise unless the frame, which may be empty, has these columns, of these kinds."""
+        columns = list(map(str, frame.columns))
         for name in self.needed:
-            if name not in frame.columns:
-                columns = list(map(str, frame.columns))
+            if (count := columns.count(name)) != 1:
                 raise ValueError(
-                    f"no column {name!r}; columns are {columns}.{nearest(name, columns)}"
+                    f"{count or 'no'} column {name!r}; columns are {columns}."
+                    f"{nearest(name, columns)}"
                 )
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
@@ -119,10 +120,15 @@ class ScoreColumns:
 
 
 def group_key(value: Any) -> str:
-    """A group's value as JSON, which tells 1 from "1", and null from all others."""
+    """A group's value as JSON, which tells 1 from "1", and null from all others.
+
+    1.0 is 1: pandas makes floats of whole numbers beside which there is null.
+    """
     if pd.isna(value):
         return ALL
-    return json.dumps(value.item() if hasattr(value, "item") else value, default=str)
+    plain = plain_value(value)
+    is_whole = isinstance(plain, float) and plain.is_integer()
+    return json.dumps(int(plain) if is_whole else plain, default=str)
 
 
 def compute_here(tasks: list[Any]) -> Iterable[Any]:

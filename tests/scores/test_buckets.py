@@ -178,6 +178,15 @@ def test_a_group_that_the_edges_do_not_know_is_in_no_bucket(corpus):
     assert ((result["bucket"] == -1) == (corpus["language"] != "de")).all()
 
 
+def test_groups_of_whole_numbers_are_the_same_beside_null():
+    whole = pd.DataFrame({"s": [0.1, 0.9], "site": [7, 7]})
+    with_null = pd.DataFrame({"s": [0.1, 0.9, 0.9], "site": [7, 7, None]})  # of floats
+    edges = score_edges(whole, "s", n=2, by="site")
+    found = add_buckets(with_null, edges)["bucket"].tolist()
+    assert found == [*np.digitize([0.1, 0.9], edges.edges["s"]["7"]), -1]
+    assert list(score_edges(with_null, "s", n=2, by="site").edges["s"]) == ["7", "null"]
+
+
 def test_edges_serve_the_next_crawl_from_their_file(corpus, tmp_path):
     edges = score_edges(corpus, ["a", "b"], weight="bytes", by="language")
     edges.save(tmp_path / "edges.json")
@@ -224,11 +233,18 @@ def test_each_group_keeps_its_own_top(corpus):
 
 def test_rows_without_a_score_are_not_the_top(corpus):
     assert keep_top(corpus, "a", share=1)["a"].notna().all()
+    infinite = pd.DataFrame({"a": [np.inf, 1.0], "tokens": [0, 1], "language": ["de", "fr"]})
+    kept = keep_top(infinite, "a", share=1, weight="tokens", by="language")
+    assert kept["language"].tolist() == ["fr"]  # "de" has no weight, and no threshold
 
 
 def test_mistakes_are_named(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"no column 'aa'; columns are .* Did you mean 'a'"):
         score_edges(corpus, "aa")
+    for twice in ("a", "tokens", "language"):
+        doubled = pd.concat([corpus, corpus[[twice]]], axis=1)
+        with pytest.raises(ValueError, match=f"2 column '{twice}'; columns are"):
+            score_edges(doubled, "a", weight="tokens", by="language")
     with pytest.raises(TypeError, match=r"'text' holds .*, not numbers"):
         score_edges(corpus, "text")
     with pytest.raises(TypeError, match="weights are whole numbers"):
@@ -256,7 +272,9 @@ def test_mistakes_are_named(corpus, tmp_path):
         add_buckets(corpus.assign(bucket=1), edges)
     with pytest.raises(ValueError, match="combine='mean' is not one of 'max', 'min'"):
         add_buckets(corpus, edges, combine="mean")
-    for content in ("[1]", "{}", json.dumps({"n": 3, "edges": {"a": {"null": [0.1]}}}), "x"):
+    wrong = ([0.1], [0.2, 0.1], [float("nan"), 0.1], ["a", "b"], [[0.1], [0.2]], 0.1)
+    files = [json.dumps({"n": 3, "edges": {"a": {"null": edges}}}) for edges in wrong]
+    for content in ("[1]", "{}", "x", *files):
         (tmp_path / "edges.json").write_text(content)
         with pytest.raises(ValueError, match="holds no edges of buckets"):
             ScoreEdges.load(tmp_path / "edges.json")
