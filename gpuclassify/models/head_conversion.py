@@ -6,7 +6,6 @@ Pickles are read by ``torch.load(weights_only=True)``, which runs no code of the
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import zipfile
 from collections import OrderedDict
@@ -162,20 +161,34 @@ def convert_head(
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Tensors by name, in the order of the layers as far as the file keeps one."""
     kind = path.suffix.lower()
-    if kind == ".safetensors":
-        from safetensors.torch import load_file  # numpy has no bfloat16
-
-        by_name = load_file(path)
-        return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=_natural)}
-    if kind == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
     if kind in PICKLES:
         return _tensors_in(_read_pickle(path))
-    raise CheckpointError(
-        f"{path} is none of .safetensors, .npz, {', '.join(PICKLES)}. Of a scikit-learn model save "
-        "np.savez('head.npz', coef_=model.coef_, intercept_=model.intercept_)"
-    )
+    if kind not in _READERS:
+        raise CheckpointError(
+            f"{path} is none of .safetensors, .npz, {', '.join(PICKLES)}. Of a scikit-learn model "
+            "save np.savez('head.npz', coef_=model.coef_, intercept_=model.intercept_)"
+        )
+    try:
+        return _READERS[kind](path)
+    except OSError:
+        raise
+    except Exception as err:  # each reader has errors of its own for what is not in its format
+        raise CheckpointError(f"{path} is no {kind} file of numbers: {err}") from err
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    from safetensors.torch import load_file  # numpy has no bfloat16
+
+    by_name = load_file(path)
+    return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=_natural)}
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+        return {name: array.astype(np.float64) for name, array in arrays.items()}
+
+
+_READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
 
 
 class _Omitted:
@@ -200,7 +213,9 @@ def _read_pickle(path: Path) -> Any:
             names = get_unsafe_globals_in_checkpoint(path)
         with safe_globals([(_Omitted, name) for name in names]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, TypeError, ValueError, EOFError) as err:
+    except OSError:
+        raise
+    except Exception as err:  # torch's reader raises whatever the bytes of another format lead to
         holds = f"holds objects of {some_of(names)}, and " if names else ""
         raise CheckpointError(
             f"{path} {holds}cannot be read as tensors alone. If it is a checkpoint of torch that "
@@ -218,7 +233,7 @@ def _tensors_in(loaded: Any) -> dict[str, np.ndarray]:
         places += [loaded.get(name) for name in WHERE_TENSORS_ARE]
     for place in places:
         tensors = place.items() if isinstance(place, dict) else ()
-        found = {k: _as_numpy(v) for k, v in tensors if isinstance(v, torch.Tensor)}
+        found = {str(k): _as_numpy(v) for k, v in tensors if isinstance(v, torch.Tensor)}
         if found:
             return found
     return {}
@@ -273,7 +288,7 @@ def _backbone(given: Mapping[str, Any], published: Published | None) -> Backbone
 
 
 def _as_numpy(tensor: Any) -> np.ndarray:
-    return tensor.detach().float().numpy()
+    return tensor.detach().to_dense().float().numpy()
 
 
 def _natural(name: str) -> list[Any]:

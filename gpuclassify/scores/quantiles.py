@@ -68,7 +68,7 @@ class ScoreColumns:
             if (count := columns.count(name)) != 1:
                 raise ValueError(
                     f"{count or 'no'} column {name!r}; columns are {columns}."
-                    f"{nearest(name, columns)}"
+                    f"{nearest(name, set(columns) - {name})}"
                 )
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":

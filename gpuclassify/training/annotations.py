@@ -78,8 +78,8 @@ class AnnotatedColumns:
             if name is not None and known.count(name) != 1:
                 count = known.count(name) or "no"
                 raise ValueError(
-                    f"{count} column {name!r}; columns are {known}.{nearest(name, known)} Pass "
-                    f"{argument}= to name yours."
+                    f"{count} column {name!r}; columns are {known}."
+                    f"{nearest(name, set(known) - {name})} Pass {argument}= to name yours."
                 )
         if self.text in self.beside_text:
             raise ValueError(f"column {self.text!r} holds the texts: name that of labels or groups")
@@ -176,8 +176,8 @@ def _kept(
     if path.exists():
         logger.info("took the embeddings in %s", path)
         return load_file(path)[_TENSOR]
-    vectors = make()
     folder.mkdir(parents=True, exist_ok=True)
+    vectors = make()
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as workshop:
         complete = Path(workshop, path.name)
         save_file({_TENSOR: vectors}, complete)

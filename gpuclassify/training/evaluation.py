@@ -144,18 +144,18 @@ def _of_classes(scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]) 
 
 
 def _of_several(scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+    from sklearn.metrics import precision_recall_fscore_support
 
     has_label, given = targets > 0, scores >= PROBABLE
     curves, areas = _curves_and_areas(scores, has_label, labels)
-    figures = precision_recall_fscore_support(has_label, given, average=None, zero_division=0.0)
-    table = {
-        name: _label_figures(*values) | {"auc": areas[name]}
-        for name, *values in zip(labels, *figures, strict=True)
-    }
+    # A column at a time, because scikit-learn takes a single one for two classes.
+    table = {}
+    for name, *columns in zip(labels, has_label.T, given.T, strict=True):
+        figures = precision_recall_fscore_support(*columns, labels=[True], zero_division=0.0)
+        table[name] = _label_figures(*(own[0] for own in figures)) | {"auc": areas[name]}
     summary = {
-        "accuracy": float(accuracy_score(has_label, given)),
-        "macro_f1": float(figures[2].mean()),
+        "accuracy": float((has_label == given).all(axis=1).mean()),
+        "macro_f1": _mean(own["f1"] for own in table.values()),
         "auc": _mean(areas.values()),
     }
     return {"summary": summary, "labels": table, "curves": curves}

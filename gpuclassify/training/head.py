@@ -15,7 +15,13 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify._version import __version__
-from gpuclassify.checks import check_choice, check_count, check_flag, check_number
+from gpuclassify.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    with_plain_values,
+)
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.models.embedding_head import CONFIG, Backbone, DenseHead, load_head, read_head
 from gpuclassify.options import StrPath
@@ -84,6 +90,7 @@ class Head:
     record: dict[str, Any]
 
     @classmethod
+    @with_plain_values
     def fit(
         cls,
         annotated: Any,
@@ -356,8 +363,14 @@ def _check(settings: Mapping[str, Any]) -> None:
     check_flag("balanced", settings["balanced"])
     for name in ("hidden_size", "epochs"):
         check_count(name, settings[name])
-    if settings["learning_rate"] is not None:
-        check_number("learning_rate", settings["learning_rate"])
+    if (rate := settings["learning_rate"]) is not None:
+        check_number("learning_rate", rate)
+        if not 0 < rate < float("inf"):
+            raise ValueError(f"learning_rate={rate!r} must be above 0, such as 0.001")
+    if settings["kind"] == "mlp" and settings["hidden_size"] is None:
+        raise ValueError('hidden_size=None: kind="mlp" needs a width, such as 256')
+    if (seed := settings["seed"]) != 0:
+        check_count("seed", -1 if seed is None else seed)
     given = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
     if given and settings["kind"] == "linear":
         raise ValueError(

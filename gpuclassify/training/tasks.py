@@ -308,7 +308,7 @@ def _logistic(
 
 def _class_name(value: Any, label_field: str) -> str:
     if isinstance(value, str):
-        return value
+        return str(value)  # numpy's too
     if isinstance(value, (bool, np.bool_)):
         return str(bool(value)).lower()
     if isinstance(value, (int, np.integer)) or (

@@ -1,5 +1,6 @@
 """Heads of other projects' files give what torch's own modules give, and no pickle runs code."""
 
+import io
 import pathlib
 import re
 
@@ -227,6 +228,9 @@ def test_objects_that_cannot_be_left_out_are_named(tmp_path):
             "Did you mean 'relu'",
         ),
         ({"a.weight": torch.ones(3, 4)}, {}, CheckpointError, "3 outputs"),
+        ({0: torch.ones(3, 4)}, {}, CheckpointError, "no head of linear layers"),
+        ([torch.ones(3, 4)], {}, CheckpointError, "its tensors are none"),
+        (nn.Linear(4, 1), {}, CheckpointError, "its tensors are none"),
         ({"a.weight": torch.ones(1, 4)}, {"backbone": {"pooling": "cls"}}, ValueError, "backbone"),
         ({"a.weight": torch.full((1, 4), torch.nan)}, {}, CheckpointError, "NaN"),
     ],
@@ -238,7 +242,22 @@ def test_what_is_no_head_is_refused_by_its_tensors(tmp_path, tensors, settings, 
     assert not (tmp_path / "head").exists()
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.pkl", b"x"), ("a.pt", b"no pickle")])
+def archive(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.pkl", b"x"),
+        *((f"a{kind}", b"") for kind in (".pt", ".safetensors", ".npz")),
+        *((f"a{kind}", b"hello, no pickle") for kind in (".pt", ".ckpt", ".safetensors", ".npz")),
+        ("a.npz", archive(coef_=np.array([{}], dtype=object))),
+        ("a.npz", archive(coef_=np.array(["text"]))),
+    ],
+)
 def test_other_files_are_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / name))):

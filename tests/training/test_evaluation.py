@@ -71,6 +71,22 @@ def test_figures_of_several_labels():
     assert found.confusion is None
 
 
+def test_figures_of_a_lone_label_that_is_given_or_not():
+    outputs = logits(1, columns=1)
+    targets = (outputs + logits(2, columns=1) > 0.5).astype(np.float32)
+    found = judged("multilabel", outputs, targets, ("a",))
+    is_own, given = targets[:, 0], outputs[:, 0] >= 0
+    assert found.summary["accuracy"] == metrics.accuracy_score(is_own, given)
+    assert found.summary["macro_f1"] == pytest.approx(metrics.f1_score(is_own, given))
+    assert found.labels["a"] == {
+        "count": is_own.sum(),
+        "precision": pytest.approx(metrics.precision_score(is_own, given)),
+        "recall": pytest.approx(metrics.recall_score(is_own, given)),
+        "f1": pytest.approx(metrics.f1_score(is_own, given)),
+        "auc": pytest.approx(metrics.roc_auc_score(is_own, outputs[:, 0])),
+    }
+
+
 @pytest.fixture(scope="module")
 def graded():
     grades = np.random.default_rng(3).integers(0, 6, 400).astype(np.float32)

@@ -111,6 +111,11 @@ def test_two_labels_and_several_are_scikit_learns_too(annotated, plain, fit):
     assert head.labels == ("false", "true")
     assert_close(head.scores(plain), model.predict_proba(plain), 2e-3)
 
+    lists = [["sport"] if topic == "sport" else [] for topic in annotated.topic]
+    lone = fit("multilabel", frame=annotated.assign(labels=pd.Series(lists, dtype=LISTS)))
+    assert lone.labels == ("sport",)
+    assert ((lone.scores(plain)[:, 0] > 0.5) == (annotated.topic == "sport")).mean() > 0.9
+
     several = fit("multilabel")
     assert several.labels == ("money", "nature", "sparse", "sport")
     is_sparse = several.scores(plain)[:, 2] > 0.5
@@ -423,14 +428,33 @@ def test_nothing_to_learn_from(annotated, fit, column, rows, lazily):
         ({"epochs": 3}, ValueError, 'epochs have no meaning for kind="linear"'),
         ({"balanced": "yes"}, TypeError, "balanced='yes'"),
         ({"kind": "mlp", "hidden_size": 0}, ValueError, "hidden_size=0"),
+        ({"kind": "mlp", "hidden_size": None}, ValueError, "hidden_size=None.*needs a width"),
+        ({"kind": "mlp", "learning_rate": -1.0}, ValueError, "learning_rate=-1.0 must be above 0"),
+        ({"kind": "mlp", "learning_rate": np.nan}, ValueError, "learning_rate=nan must be above"),
+        ({"seed": "x"}, TypeError, "seed='x' is a str"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"embeddings": __file__}, FileExistsError, "test_head"),
         ({"label_field": "topic", "task": "regression"}, TypeError, "'topic' holds .*, not num"),
         ({"label_field": "topic", "task": "multilabel"}, TypeError, "'topic' holds .* not lists"),
         ({"label_field": "labels", "task": "classes"}, TypeError, "'labels' holds .*: classes are"),
     ],
 )  # fmt: skip
-def test_wrong_settings_are_named(fit, settings, error, message):
+def test_wrong_settings_are_named_before_texts_are_embedded(
+    fit, settings, error, message, embedded_texts
+):
+    is_of_settings = "label_field" not in settings  # what a column holds is read later
     with pytest.raises(error, match=message):
-        fit(**settings)
+        fit(**({"embeddings": None} if is_of_settings else {}) | settings)
+    assert not (is_of_settings and embedded_texts)
+
+
+def test_settings_may_be_numpys(fit, tmp_path):
+    numpys = {"epochs": np.int64(2), "learning_rate": np.float32(0.5), "seed": np.int64(3)}
+    numpys |= {"hidden_size": np.int16(8), "balanced": np.bool_(True)}
+    plain = fit(kind="mlp", **{name: value.item() for name, value in numpys.items()})
+    head = fit(kind="mlp", **numpys)
+    assert head.record == plain.record
+    assert Head.load(head.save(tmp_path / "head")).evaluation == plain.evaluation
 
 
 @pytest.mark.parametrize(
