@@ -178,8 +178,7 @@ def throughput() -> str:
                 f"{ways[BASELINE]['share_of_peak']:.0%} → {ways[SUBJECT]['share_of_peak']:.0%}",
                 _link(path),
             ]
-            for path, result in _results("throughput")
-            for kind, corpus in result["corpora"].items()
+            for path, result, kind, corpus in _corpora("throughput")
             for ways in [corpus["variants"]]
         ),
     )
@@ -197,8 +196,7 @@ def other_ways() -> str:
                 f"{corpus['speed_up'][way]['ratio_of_medians']:.2f}",
                 _link(path),
             ]
-            for path, result in _results("throughput")
-            for kind, corpus in result["corpora"].items()
+            for path, result, kind, corpus in _corpora("throughput")
             for way, found in corpus["variants"].items()
             if way not in (BASELINE, SUBJECT)
         ),
@@ -217,8 +215,7 @@ def footprints() -> str:
                 f"{found['peak_resident_bytes'] / 1e9:.1f} GB",
                 _link(path),
             ]
-            for path, result in _results("throughput")
-            for corpus in result["corpora"].values()
+            for path, result, _, corpus in _corpora("throughput")
             for way, found in corpus["footprints"].items()
         ),
     )
@@ -244,8 +241,7 @@ def deduplication() -> str:
                 f"{found['median_seconds'] / ways['gpuclassify, verified']['median_seconds']:.1f}",
                 _link(path),
             ]
-            for path, result in _results("deduplication")
-            for corpus in result["corpora"].values()
+            for path, _, _, corpus in _corpora("deduplication")
             for ways in [corpus["variants"]]
             for way, found in ways.items()
         ),
@@ -313,12 +309,19 @@ def _results(question: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield path, json.loads(path.read_text(encoding="utf-8"))
 
 
+def _corpora(question: str) -> Iterator[tuple[Path, dict[str, Any], str, dict[str, Any]]]:
+    """File and content of each result, and name and figures of each of its corpora."""
+    for path, result in _results(question):
+        for kind, corpus in result["corpora"].items():
+            yield path, result, kind, corpus
+
+
 def _variant(shape: str, way: str) -> dict[str, Any]:
     """The newest result with web documents of a shape."""
     found = [
-        result["corpora"]["web"]["variants"][way]
-        for _, result in _results("throughput")
-        if result["settings"]["model"] == shape and "web" in result["corpora"]
+        corpus["variants"][way]
+        for _, result, kind, corpus in _corpora("throughput")
+        if result["settings"]["model"] == shape and kind == "web"
     ]
     return found[-1]
 

@@ -112,47 +112,45 @@ def write_checkpoint(
 def _write_category(
     path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
 ) -> None:
-    import torch
-    from transformers import DebertaV2Config, DebertaV2Model
-
-    config = backbone_config(**sizes)
-    backbone, head = seeded(
-        lambda: (
-            DebertaV2Model(DebertaV2Config(**config)).float().eval(),
-            torch.nn.Linear(sizes["hidden_size"], len(labels)).float(),
-        ),
-        seed,
-    )
-    fit_head(head, lambda row: head(backbone(row).last_hidden_state[0, 0]), ids)
-    tensors = {f"model.{name}": tensor for name, tensor in backbone.state_dict().items()}
-    tensors |= {f"fc.{name}": tensor for name, tensor in head.state_dict().items()}
+    tensors, config = _deberta("model", {"fc": len(labels)}, sizes, ids, seed)
     _save_beside_backbone(path, tensors, category_config(labels), config)
 
 
 def _write_prompts(
     path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
 ) -> None:
+    outputs = [len(labels), *(size for size, _, _ in list(PROMPT_HEADS.values())[1:])]
+    heads = {f"head_{number}.fc": size for number, size in enumerate(outputs)}
+    tensors, config = _deberta("backbone", heads, sizes, ids, seed)
+    _save_beside_backbone(path, tensors, prompt_config(labels), config)
+
+
+def _deberta(
+    prefix: str, outputs: dict[str, int], sizes: dict[str, Any], ids: list[Any], seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors of a DeBERTa with linear heads, by name with their outputs, and its configuration.
+
+    A single head reads the first token, several read the mean of all.
+    """
     import torch
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = backbone_config(**sizes)
-    outputs = [len(labels), *(size for size, _, _ in list(PROMPT_HEADS.values())[1:])]
     backbone, *heads = seeded(
         lambda: (
             DebertaV2Model(DebertaV2Config(**config)).float().eval(),
-            *(torch.nn.Linear(sizes["hidden_size"], size).float() for size in outputs),
+            *(torch.nn.Linear(sizes["hidden_size"], size).float() for size in outputs.values()),
         ),
         seed,
     )
-    tensors = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
-    for number, head in enumerate(heads):
-
-        def outputs_of(row: Any, head: Any = head) -> Any:
-            return head(backbone(row).last_hidden_state[0].mean(0))
-
-        fit_head(head, outputs_of, ids)
-        tensors |= {f"head_{number}.fc.{name}": t for name, t in head.state_dict().items()}
-    _save_beside_backbone(path, tensors, prompt_config(labels), config)
+    tensors = {f"{prefix}.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    with torch.no_grad():
+        states = [backbone(row).last_hidden_state[0] for row in ids]
+    read = [own[0] if len(heads) == 1 else own.mean(0) for own in states]
+    for place, head in zip(outputs, heads, strict=True):
+        fit_head(head, head, read)
+        tensors |= {f"{place}.{name}": tensor for name, tensor in head.state_dict().items()}
+    return tensors, config
 
 
 def _save_beside_backbone(
