@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -23,12 +23,10 @@ from gpuclassify.commands.options import (
     read_file_options,
     refuse_file,
 )
+from gpuclassify.training.settings import Kind, TaskName
 
 if TYPE_CHECKING:
     from gpuclassify.training.head import Head
-
-KINDS = ("linear", "mlp", "pooler")
-TASKS = ("classes", "multilabel", "regression")
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,11 +37,11 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--backbone": {"metavar": "NAME", "required": True, "help": "Hub name or directory of the "
                        "model whose embeddings are read; its weights stay as they are."},
         "--text-field": column | {"default": "text", "help": "Column of the text. Default: text."},
-        "--kind": {"type": click.Choice(KINDS), "default": "linear", "help": "A linear layer; two "
-                   "layers; or a BERT's pooler and a linear layer, as FineWeb-Edu has it. Default: "
-                   "linear."},
-        "--task": {"type": click.Choice(TASKS), "default": "classes", "help": "One of several "
-                   "labels, any number of them, or a number. Default: classes."},
+        "--kind": {"type": click.Choice(get_args(Kind)), "default": "linear", "help": "A linear "
+                   "layer; two layers; or a BERT's pooler and a linear layer, as FineWeb-Edu has "
+                   "it. Default: linear."},
+        "--task": {"type": click.Choice(get_args(TaskName)), "default": "classes", "help": "One "
+                   "of several labels, any number of them, or a number. Default: classes."},
         "--group": column | {"help": "Rows of one value stay together when some are held out."},
         "--embeddings": {"metavar": "DIRECTORY", "help": "Keep embeddings here, and take them "
                          "from here when the same texts are trained on again."},

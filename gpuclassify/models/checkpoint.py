@@ -16,13 +16,13 @@ from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.gte import gte_problems, gte_sizes, is_published_gte
+from gpuclassify.options import REGRESSION, SINGLE_LABEL
 
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 OWN_MODULE = "own_module"
 EMBEDDING = "embedding"
-
 
 # Architectures whose learned positions begin after the padding id.
 _OFFSET_POSITIONS = {
@@ -206,14 +206,9 @@ def read_checkpoint(
         return _several_heads(config, identity, base_model, cache_dir)
     if "base_model" in config and "fc_dropout" in config:
         backbone = _backbone_of(config, identity, base_model, cache_dir)
-        return Checkpoint(
-            identity,
-            LINEAR_HEAD,
-            labels_in_order(config, identity.name),
-            problem_type or "single_label_classification",
-            json.dumps(config),
-            json.dumps(backbone),
-        )
+        labels, kind = labels_in_order(config, identity.name), problem_type or SINGLE_LABEL
+        contents = json.dumps(config), json.dumps(backbone)
+        return Checkpoint(identity, LINEAR_HEAD, labels, kind, *contents)
     if base_model is not None:
         raise CheckpointError(
             f"{identity.name} carries its own sizes, so base_model={base_model!r} has no meaning: "
@@ -261,10 +256,8 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     is_hard : bool
         Learned positions end at the limit; rotary ones only lose quality beyond.
     """
-    if sizes.get("position_biased_input") is False:
-        return None, False
     limit = sizes.get("max_position_embeddings") or sizes.get("n_positions")
-    if limit is None:
+    if limit is None or sizes.get("position_biased_input") is False:
         return None, False
     if any(key in sizes for key in _ROTARY_KEYS):
         return int(limit), False
@@ -285,9 +278,8 @@ def _sequence_classifier(
         labels = labels_in_order(config, identity.name)
     else:  # transformers leaves its default of two labels out of the file
         labels = tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
-    declared = problem_type or config.get("problem_type")
-    if declared is None:
-        declared = "regression" if len(labels) == 1 else "single_label_classification"
+    usual = REGRESSION if len(labels) == 1 else SINGLE_LABEL
+    declared = problem_type or config.get("problem_type") or usual
     return Checkpoint(identity, SEQUENCE_CLASSIFICATION, labels, declared, json.dumps(config))
 
 
@@ -322,8 +314,8 @@ def find_tokenizer(
 def _own_module(config: dict[str, Any], identity: Identity, problem_type: str | None) -> Checkpoint:
     has_labels = config.get("id2label") or config.get("label2id")
     labels = labels_in_order(config, identity.name) if has_labels else ()
-    kind = problem_type or config.get("problem_type") or "single_label_classification"
-    if kind == "regression" and not labels:
+    kind = problem_type or config.get("problem_type") or SINGLE_LABEL
+    if kind == REGRESSION and not labels:
         labels = ("LABEL_0",)  # as transformers calls the one output of such a model
     return Checkpoint(identity, OWN_MODULE, labels, kind, json.dumps(config))
 
@@ -340,15 +332,8 @@ def _several_heads(
             f"{heads[0][1]} outputs: they must be as many"
         )
     backbone = _backbone_of(config, identity, base_model, cache_dir)
-    return Checkpoint(
-        identity,
-        POOLED_HEADS,
-        labels,
-        "single_label_classification",
-        json.dumps(config),
-        json.dumps(backbone),
-        heads,
-    )
+    contents = json.dumps(config), json.dumps(backbone)
+    return Checkpoint(identity, POOLED_HEADS, labels, SINGLE_LABEL, *contents, heads)
 
 
 def _backbone_of(

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from gpuclassify import hub
 from gpuclassify._version import __version__
-from gpuclassify.checks import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_number,
-    with_plain_values,
-)
-from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.checks import with_plain_values
+from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.models.embedding_head import CONFIG, Backbone, DenseHead, load_head, read_head
 from gpuclassify.options import StrPath
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
+from gpuclassify.training.backbone import backbone_of, embedder_of, reading_of
 from gpuclassify.training.card import card
 from gpuclassify.training.evaluation import Evaluation, evaluate
 from gpuclassify.training.fitting import RECIPES, Examples, fit_linear, fit_mlp
-from gpuclassify.training.pooler import (
-    fit_pooler,
-    pooler_embedder,
-    read_layers,
-    save_classifier,
-)
+from gpuclassify.training.pooler import fit_pooler, read_layers, save_classifier
+from gpuclassify.training.settings import Kind, TaskName, check_settings
 from gpuclassify.training.split import split
 from gpuclassify.training.tasks import (
     TASKS,
@@ -45,17 +35,8 @@ from gpuclassify.training.tasks import (
     refuse_untrained,
 )
 
-Kind = Literal["linear", "mlp", "pooler"]
-TaskName = Literal["classes", "multilabel", "regression"]
 ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
 RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
-_WHAT = {
-    "linear": "A linear layer",
-    "mlp": "Two layers with a ReLU between them",
-    "pooler": "A BERT's pooler and a linear layer",
-}
-# Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
-_READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +147,8 @@ class Head:
             "learning_rate": learning_rate,
             "seed": seed,
         }
-        _check(settings)
-        embedder = _embedder(backbone, kind)
+        check_settings(settings)
+        embedder = embedder_of(backbone, kind)
         columns = AnnotatedColumns(text_field, label_field, group)
         found = read_annotations(annotated, columns, embedder, embeddings)
         return _fit(TASKS[task](label_field), embedder, found, settings)
@@ -261,7 +242,8 @@ class Head:
             self.network.save(folder)
         record = json.dumps(self.record, indent=1, ensure_ascii=False)
         (folder / RECORD).write_text(f"{record}\n", encoding="utf-8")
-        (folder / CARD).write_text(self._card(folder.name), encoding="utf-8")
+        text = card(folder.name, self.record, self.evaluation)
+        (folder / CARD).write_text(text, encoding="utf-8")
         self.evaluation.save(folder / PAGE)
         return folder
 
@@ -319,69 +301,12 @@ class Head:
             about={**(about or {}), **_about(self.record)},
         )
 
-    def _card(self, name: str) -> str:
-        given = [f"{key}={value!r}" for key, value in self.record["reading"].items()]
-        runner = "HeadClassifier"
-        if self._is_pooler:
-            is_number = self.record["settings"]["task"] == "regression"
-            runner = "FineWebEduClassifier" if is_number else "DistributedDataClassifier"
-            given.insert(0, f"model={name!r}")
-        else:
-            given.insert(0, f"heads={{{self.record['settings']['label_field']!r}: {name!r}}}")
-        usage = f"from gpuclassify import {runner}\n\nddf = {runner}({', '.join(given)})(ddf)"
-        about = _about(self.record)
-        what = _WHAT[self.record["settings"]["kind"]]
-        return card(name, what, usage, ", ".join(self.labels), about, self.evaluation)
-
     def __repr__(self) -> str:
         settings = self.record["settings"]
         return (
             f"Head(kind={settings['kind']!r}, task={settings['task']!r}, "
             f"labels={list(self.labels)}, backbone={self.embedder.options.model!r})"
         )
-
-
-def _embedder(backbone: StrPath | Embedder, kind: str) -> Embedder:
-    if not isinstance(backbone, (str, os.PathLike, Embedder)):
-        raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
-    if not isinstance(backbone, Embedder):
-        backbone = os.fspath(backbone)
-    elif backbone.options.text_template is not None:
-        raise ValueError(
-            f"text_template={backbone.options.text_template!r} reads several columns, and training "
-            "reads one: make a column of the filled template, and name it as text_field="
-        )
-    if kind == "pooler":
-        return pooler_embedder(backbone)
-    return backbone if isinstance(backbone, Embedder) else Embedder(model=backbone)
-
-
-def _check(settings: Mapping[str, Any]) -> None:
-    """Raise, before anything is embedded, unless settings have a meaning and training can run."""
-    check_choice("kind", settings["kind"], get_args(Kind))
-    check_choice("task", settings["task"], get_args(TaskName))
-    check_flag("balanced", settings["balanced"])
-    for name in ("hidden_size", "epochs"):
-        check_count(name, settings[name])
-    if (rate := settings["learning_rate"]) is not None:
-        check_number("learning_rate", rate)
-        if not 0 < rate < float("inf"):
-            raise ValueError(f"learning_rate={rate!r} must be above 0, such as 0.001")
-    if settings["kind"] == "mlp" and settings["hidden_size"] is None:
-        raise ValueError('hidden_size=None: kind="mlp" needs a width, such as 256')
-    if (seed := settings["seed"]) != 0:
-        check_count("seed", -1 if seed is None else seed)
-    given = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
-    if given and settings["kind"] == "linear":
-        raise ValueError(
-            f'{" and ".join(given)} have no meaning for kind="linear", which is not trained in '
-            "epochs: leave them out"
-        )
-    for module in ("scipy", "sklearn"):
-        if importlib.util.find_spec(module) is None:
-            raise ModuleNotFoundError(
-                f"Head.fit needs {module}: pip install 'gpuclassify[train]'", name=module
-            )
 
 
 def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str, Any]) -> Head:
@@ -397,7 +322,7 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
     examples = Examples(found.vectors, targets, _weights(strata, settings["balanced"]))
     train, validation, test = (examples.take(rows) for rows in parts.values())
     training: dict[str, Any] = {}
-    backbone = _backbone(embedder)
+    backbone = backbone_of(embedder)
     network = DenseHead(
         tuple(_layers(task, embedder, train, validation, outputs, settings, training)),
         task.problem_type,
@@ -418,7 +343,7 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         "grades": grades_of(targets) if task.name == "regression" else None,
         "training": training,
         "backbone": asdict(backbone),
-        "reading": _reading(embedder),
+        "reading": reading_of(embedder),
         "versions": _versions(),
     }
     head = Head(network, embedder, record)
@@ -453,24 +378,6 @@ def _weights(strata: np.ndarray, is_balanced: bool) -> np.ndarray:
     from sklearn.utils.class_weight import compute_sample_weight
 
     return compute_sample_weight("balanced" if is_balanced else None, strata).astype(np.float32)
-
-
-def _backbone(embedder: Embedder) -> Backbone:
-    identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
-    return Backbone(
-        model=identity.name,
-        revision=None if identity.is_directory else identity.revision,
-        pooling=sentence.pooling,
-        normalize=sentence.is_normalized,
-        prompt=embedder.model.prompt,
-        max_seq_length=embedder.options.max_seq_length,
-    )
-
-
-def _reading(embedder: Embedder) -> dict[str, Any]:
-    """How the embedder reads long texts, where that is not the default."""
-    options = {name: getattr(embedder.options, name) for name in _READING}
-    return {k: v for k, v in options.items() if v != getattr(Embedder.Options, k)}
 
 
 def _versions() -> dict[str, str]:
