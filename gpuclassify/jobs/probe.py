@@ -75,7 +75,11 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
         return
     device, dtype = mapper.runner.device_and_dtype()
     needed = sum(mapper.model.weights_bytes(dtype).values())
-    free = memory_bytes if str(device) == "cpu" else _free_device_bytes(device)
+    free = memory_bytes
+    if str(device) != "cpu":
+        from gpuclassify.inference.memory import free_bytes  # imports torch
+
+        free = free_bytes(device)
     if needed > free:
         raise MisfitError(
             f"memory of {device}",
@@ -83,9 +87,3 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
             f"{needed / 1e9:.2f} GB for {mapper.model.identities[0].name}",
             "fewer workers a machine, a higher memory_limit, or end what else runs there",
         )
-
-
-def _free_device_bytes(device: Any) -> int:
-    from gpuclassify.inference.memory import free_bytes  # imports torch
-
-    return free_bytes(device)

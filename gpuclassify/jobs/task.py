@@ -56,7 +56,7 @@ class TaskSpec:
         Directory, absolute, or URL.
     encoding : Encoding
     on_error : {"raise", "quarantine", "whole"}
-        See `gpuclassify.jobs.input.find_parts.find_parts`.
+        See `gpuclassify.jobs.input.readers.FileReader.find_parts`.
     backend : {"pandas", "cudf"}
         Of the frames that files are read as.
     keep_index : bool
@@ -206,7 +206,9 @@ def _run(
     stats: dict[str, float] = {}
     for each in runs:
         add_up(stats, each.as_dict())
-    content = _content(table, spec.encoding)
+    first_labels = [own.label_fields[0] for own in spec.chain.mappers if own.label_fields]
+    names = spec.encoding.partition_by
+    content = pack_rows(table, names) if names else spec.encoding.encode(table).to_pybytes()
     problems = [*problems, *failed]
     record = Record(
         name=name,
@@ -221,7 +223,7 @@ def _run(
         text_lengths=count_lengths(_texts(frame, spec.text_fields)),
         stages=stages.counts,
         examples=stages.examples,
-        agreements=count_agreements(table, _first_labels(spec.chain)),
+        agreements=count_agreements(table, first_labels),
         sources=_sources(frame, table, spec.source_field),
         seconds={
             "read": read_seconds,
@@ -235,13 +237,6 @@ def _run(
     directory = spec.directory
     check_current(directory, key_in(name))
     return publish(directory, record, content, problems, spec.encoding)
-
-
-def _content(table: pa.Table, encoding: Encoding) -> bytes:
-    """What the part is published as."""
-    if encoding.partition_by:
-        return pack_rows(table, encoding.partition_by)
-    return encoding.encode(table).to_pybytes()
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
@@ -304,11 +299,6 @@ def _describe(part: Part) -> dict[str, Any]:
     if part.row_groups is not None or part.length is None:
         del known["start"]
     return known
-
-
-def _first_labels(chain: Chain) -> list[str]:
-    """The column of labels of each mapper that has one."""
-    return [mapper.label_fields[0] for mapper in chain.mappers if mapper.label_fields]
 
 
 def _sources(frame: Any, table: pa.Table, column: str | None) -> dict[str, Any]:

@@ -112,8 +112,7 @@ class Manifest:
         DamagedMetadataError
             It cannot be read whose parts there are, unless it starts over.
         """
-        if self.directory.filesystem.isfile(self.directory.root):
-            raise NotADirectoryError(f"{self.directory} is a file: name a directory for the output")
+        self.directory.refuse_file()
         earlier = self._earlier(restart)
         self._refuse_foreign_files(earlier)
         if earlier is not None and not restart and earlier["key"] != self.key:
@@ -179,10 +178,6 @@ class Manifest:
         }
         return mark == {"key": self.key, "parts": self.count} and found == {*self.names()}
 
-    def check_current(self) -> None:
-        """Raise JobChangedError if another run has started over here; see `check_current`."""
-        check_current(self.directory, self.key)
-
     def finish(self) -> None:
         """Write the manifest, and mark the output as complete at last.
 
@@ -191,7 +186,7 @@ class Manifest:
         JobChangedError
             Another run has started over here.
         """
-        self.check_current()
+        check_current(self.directory, self.key)
         contents = self.directory.read_all([record_path(name) for name in self.names()])
         try:
             with self.directory.replacing(self.directory.path(MANIFEST)) as file:
@@ -204,7 +199,7 @@ class Manifest:
         self.directory.remove(*self._parts_of(earlier))  # of attempts that came late
         self.directory.prune(QUARANTINE)
         self.directory.sync()
-        self.check_current()
+        check_current(self.directory, self.key)
         content = json.dumps({"key": self.key, "parts": self.count}).encode()
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
@@ -305,10 +300,9 @@ class Manifest:
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove what attempts have left, of all parts or of those with these stems."""
         for folder in (SCRATCH, WHOLE):
-            names = [
-                n for n in self.directory.sizes(folder) if stems is None or stem_of(n) in stems
-            ]
-            self.directory.remove(*(f"{folder}/{name}" for name in names))
+            for name in self.directory.sizes(folder):
+                if stems is None or stem_of(name) in stems:
+                    self.directory.remove(f"{folder}/{name}")
 
 
 def read_job(directory: Directory) -> dict[str, Any]:
@@ -326,10 +320,9 @@ def read_job(directory: Directory) -> dict[str, Any]:
     try:
         with directory.explained():
             content = directory.read(JOB)
-    except NotADirectoryError as err:
-        raise NotADirectoryError(
-            f"a file is where {directory} belongs: name a directory for the output"
-        ) from err
+    except NotADirectoryError:
+        directory.refuse_file()
+        raise
     with contextlib.suppress(ValueError):
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:
