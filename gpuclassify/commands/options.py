@@ -42,11 +42,6 @@ class Argument(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
-def with_new_lines(template: str) -> str:
-    """A template of the command line, where a new line is hard to type."""
-    return template.replace("\\n", "\n")
-
-
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
     Argument("heads", MODEL, "Directory or Hub name of a head on embeddings, and the name of its "
@@ -61,7 +56,8 @@ ARGUMENTS = (
     Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
     Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
     Argument("text_template", MODEL, "What the model is given of columns of strings, such as "
-             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE", with_new_lines, True),
+             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE",
+             lambda text: text.replace("\\n", "\n"), True),
     Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
     Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
     Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),

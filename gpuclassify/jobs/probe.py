@@ -53,7 +53,6 @@ def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> 
     """Raise PreflightError if workers of the client cannot do a job; unless that is set off."""
     if not dask.config.get(SETTING, True):
         return
-    stages = list(stages)
     mappers = tuple(stage for stage in stages if isinstance(stage, TextMapper))
     probe = ModelProbe(mappers) if mappers else None
     check_workers(client, probe, uses_gpu=may_use_gpu(mappers, backend))

@@ -121,7 +121,11 @@ def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of {part}", name, spec):
-        return _already_written(name, spec) or _read_and_run(part, file, name, spec)
+        if (written := _already_written(name, spec)) is not None:
+            return written
+        started = time.perf_counter()
+        frame, problems = _read(part, file, spec)
+        return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
 
 
 def read_frame(
@@ -166,12 +170,6 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
         raise
     if file is not None:
         check_unchanged(file, storage_options)
-
-
-def _read_and_run(part: Part, file: InputFile | None, name: str, spec: TaskSpec) -> Record:
-    started = time.perf_counter()
-    frame, problems = _read(part, file, spec)
-    return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
 
 
 def _read(
@@ -318,5 +316,5 @@ def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         table = arrow_table(frame[there], keep_index=False)
     except UnicodeEncodeError:
         return {}
-    is_text = (pa.types.is_string, pa.types.is_large_string)
-    return {name: table[name] for name in there if any(is_(table[name].type) for is_ in is_text)}
+    kinds = (pa.string(), pa.large_string())
+    return {name: table[name] for name in there if table[name].type in kinds}

@@ -151,7 +151,13 @@ class Manifest:
         if restart or earlier is None:
             self._write_job(earlier)
         else:
-            _warn_of_versions(earlier["versions"])
+            known, today = earlier["versions"], _versions()
+            names = [name for name in {**known, **today} if known.get(name) != today.get(name)]
+            if names:
+                shown = ", ".join(
+                    f"{name} {known.get(name)} -> {today.get(name)}" for name in names
+                )
+                logger.warning("the job goes on with other versions than it began with: %s", shown)
         done: set[str] = set()
         for record in self._sound_records():
             done.add(stem_of(record.name))
@@ -260,7 +266,7 @@ class Manifest:
             "code": self.code,
             "command": self.command,
             "earlier": sorted(past),
-            "versions": versions(),
+            "versions": _versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
@@ -361,21 +367,13 @@ def _gone(directory: Directory) -> JobChangedError:
     )
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Versions of Python and of the packages that results may depend on."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _warn_of_versions(earlier: dict[str, str]) -> None:
-    today = versions()
-    changed = [n for n in {**earlier, **today} if earlier.get(n) != today.get(n)]
-    if changed:
-        shown = ", ".join(f"{n} {earlier.get(n)} -> {today.get(n)}" for n in changed)
-        logger.warning("the job goes on with other versions than it began with: %s", shown)
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:

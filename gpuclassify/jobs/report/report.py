@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import posixpath
 import time
-from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any
 
@@ -66,7 +65,8 @@ def report_of(directory: Directory) -> dict[str, Any]:
         ) from None
     summary = JobSummary(output=str(directory))
     times = _Times()
-    for record in _records(directory):
+    names = [f"{RECORDS}/{name}" for name in sorted(directory.sizes(RECORDS))]
+    for record in filter(None, map(parse_record, directory.read_all(names))):
         summary.add(record)
         times.add(record)
     return {
@@ -140,11 +140,6 @@ class _Times:
         passed = np.concatenate([[0.0], np.cumsum(pauses)])
         index = np.searchsorted(begins, times, side="right") - 1
         return np.array(times) - begins[0] - passed[np.maximum(index, 0)]
-
-
-def _records(directory: Directory) -> Iterator[Record]:
-    names = [f"{RECORDS}/{name}" for name in sorted(directory.sizes(RECORDS))]
-    return filter(None, map(parse_record, directory.read_all(names)))
 
 
 def _problems(directory: Directory) -> list[dict[str, Any]]:
