@@ -19,7 +19,7 @@ from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError,
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
-from gpuclassify.jobs.output.manifest import key_in, part_name
+from gpuclassify.jobs.output.records import key_in, part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.quarantine import ON_ERROR

@@ -13,7 +13,6 @@ import json
 import logging
 import platform
 import posixpath
-import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
+    KEY_DIGITS,
     METADATA,
     QUARANTINE,
     RECORDS,
@@ -32,7 +32,9 @@ from gpuclassify.jobs.output.records import (
     Record,
     complete,
     is_published,
+    key_in,
     parse_record,
+    part_name,
     published_path,
     quarantine_path,
     record_path,
@@ -44,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 JOB, MANIFEST, SUCCESS = f"{METADATA}/job.json", f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
-KEY_DIGITS = 8
-PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 MOST_CHANGES_SHOWN = 5
 _JOB_NAMES = {"key", "parts", "identity", "versions"}
 _HEAD_BYTES = 64  # of job.json, which begins with the job's key
@@ -374,22 +374,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def part_name(number: int, count: int, key: str, suffix: str) -> str:
-    """The name of one of `count` parts of the job with this key."""
-    return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
-
-
-def number_in(name: str) -> int:
-    """The number of the part with this name."""
-    return int(name.split("-")[1])
-
-
-def key_in(name: str) -> str | None:
-    """The key of the job whose part, record or quarantine file has this name."""
-    match = PART_NAME.match(posixpath.basename(name))
-    return match[1] if match else None
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
