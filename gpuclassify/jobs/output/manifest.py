@@ -306,9 +306,9 @@ class Manifest:
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove what attempts have left, of all parts or of those with these stems."""
         for folder in (SCRATCH, WHOLE):
-            for name in self.directory.sizes(folder):
-                if stems is None or stem_of(name) in stems:
-                    self.directory.remove(f"{folder}/{name}")
+            left = self.directory.sizes(folder)
+            names = [name for name in left if stems is None or stem_of(name) in stems]
+            self.directory.remove(*(f"{folder}/{name}" for name in names))
 
 
 def read_job(directory: Directory) -> dict[str, Any]:
