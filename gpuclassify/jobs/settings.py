@@ -351,9 +351,7 @@ def find_family(name: str) -> type[TextMapper]:
         There is none; the nearest name is given.
     """
     known = families()
-    if name not in known:
-        near = nearest(str(name), known)
-        raise ValueError(f"no classifier {name!r}.{near} Known: {', '.join(known)}.")
+    check_choice("classifier", name, tuple(known))
     return known[name]
 
 

@@ -211,7 +211,6 @@ def _run(
     stats: dict[str, float] = {}
     for each in runs:
         add_up(stats, each.as_dict())
-    first_labels = [own.label_fields[0] for own in spec.chain.mappers if own.label_fields]
     names = spec.encoding.partition_by
     content = pack_rows(table, names) if names else spec.encoding.encode(table).to_pybytes()
     problems = [*problems, *failed]
@@ -223,13 +222,9 @@ def _run(
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
-        labels=count_labels(table, spec.label_fields),
-        numbers=count_scores(table, spec.number_fields),
-        text_lengths=count_lengths(_texts(frame, spec.text_fields)),
         stages=stages.counts,
         examples=stages.examples,
-        agreements=count_agreements(table, first_labels),
-        sources=_sources(frame, table, spec.source_field),
+        **_counts(frame, table, spec),
         seconds={
             "read": read_seconds,
             "map": mapped - started,
@@ -306,12 +301,20 @@ def _describe(part: Part) -> dict[str, Any]:
     return known
 
 
-def _sources(frame: Any, table: pa.Table, column: str | None) -> dict[str, Any]:
-    """Rows read and kept by source, where a column names it."""
-    if column is None:
-        return {}
-    read = arrow_table(frame[[column]], keep_index=False)[column]
-    return {column: count_sources(read, table[column])}
+def _counts(read: Any, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
+    """What a part's record counts of the rows that are read and of those that are kept."""
+    column, sources = spec.source_field, {}
+    if column is not None:
+        values = arrow_table(read[[column]], keep_index=False)[column]
+        sources = {column: count_sources(values, kept[column])}
+    first_labels = [own.label_fields[0] for own in spec.chain.mappers if own.label_fields]
+    return {
+        "labels": count_labels(kept, spec.label_fields),
+        "numbers": count_scores(kept, spec.number_fields),
+        "text_lengths": count_lengths(_texts(read, spec.text_fields)),
+        "agreements": count_agreements(kept, first_labels),
+        "sources": sources,
+    }
 
 
 def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
