@@ -30,5 +30,5 @@ def test_a_file_in_the_place_of_a_directory_or_above_it_is_refused(tmp_path, pat
     if path == "{}/out":
         directory.refuse_file()
         return
-    with pytest.raises(NotADirectoryError, match="file.* is a file: name a directory"):
+    with pytest.raises(NotADirectoryError, match=r"file.* is a file: name a directory"):
         directory.refuse_file()
