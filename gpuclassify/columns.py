@@ -83,16 +83,16 @@ def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Arra
 
 def _keeps_kind(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast keeps what values are: no number becomes a text or a decision."""
-    for is_kind in (pa.types.is_boolean, pa.types.is_string):
-        if is_kind(wanted):
-            return is_kind(found) or pa.types.is_null(found) or _is_text(found, wanted)
+    if pa.types.is_boolean(wanted):
+        return pa.types.is_boolean(found) or pa.types.is_null(found)
+    if pa.types.is_string(wanted):
+        return _is_text(found) or pa.types.is_null(found)
     return not (pa.types.is_boolean(found) or pa.types.is_string(found))
 
 
-def _is_text(found: pa.DataType, wanted: pa.DataType) -> bool:
-    return pa.types.is_string(wanted) and (
-        pa.types.is_large_string(found) or pa.types.is_string_view(found)
-    )
+def _is_text(kind: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from gpuclassify import hub
-from gpuclassify.checks import check_optional_texts, check_text
+from gpuclassify.checks import check_text
 from gpuclassify.hub import Identity
 from gpuclassify.hub.tensors import WEIGHTS
 from gpuclassify.options import LabelOptions, ModelOptions
@@ -44,7 +44,6 @@ class LoraOptions(LabelOptions, ModelOptions):
         """See `ModelOptions.check`."""
         super().check()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
-        check_optional_texts(self, ("base_revision",), "a branch, tag or commit, or None")
 
 
 class LoraModel(PinnedModel):
