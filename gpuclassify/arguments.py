@@ -34,13 +34,24 @@ def parse_options(
                 f"{owner} has no argument {name!r}.{nearest(name, known)} "
                 f"Arguments are {', '.join(known)}."
             )
-    settings = {**defaults, **given}
+    settings = {**_fitting(defaults, given), **given}
     for own in fields(options_type):  # type: ignore[arg-type]
         if own.init and own.default is MISSING and own.name not in settings:
             raise TypeError(f"{owner} needs {own.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     return options_type(**{name: _normal(value) for name, value in settings.items()})
+
+
+def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A class's defaults, as far as they suit what the caller passed."""
+    fitting = dict(defaults)
+    if given.get("long_text", "truncate") != "truncate":
+        fitting.pop("max_chars", None)  # windows are there to read more of the text
+    if "text_template" in fitting and "text_field" in given:
+        template = fitting["text_template"]
+        fitting["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
+    return fitting
 
 
 def _normal(value: Any) -> Any:

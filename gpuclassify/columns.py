@@ -34,6 +34,41 @@ def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
             )
 
 
+def check_is_there(name: str, columns: Sequence[str], setting: str) -> None:
+    """Raise ValueError unless one text column of a dataset has the name that a setting gives."""
+    count = columns.count(name)
+    if count == 0:
+        raise ValueError(
+            f"no text column {name!r}; columns are {columns}.{nearest(name, map(str, columns))} "
+            f"Pass {setting}= to name yours."
+        )
+    if count > 1:
+        raise ValueError(f"{count} columns are called {name!r}: rename all but one")
+
+
+def check_are_new(
+    names: Sequence[str], columns: Sequence[str], texts: Sequence[str], overwrite: bool
+) -> None:
+    """Raise ValueError unless the output columns `names` may stand beside a dataset's `columns`.
+
+    They differ, and none is one of `texts`, which stay, or of the others unless `overwrite`.
+    """
+    for name in texts:
+        if name in names:
+            raise ValueError(
+                f"output column {name!r} is a text column, which stays as it is: choose another "
+                "output name"
+            )
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"output columns need different names; given twice: {repeated}")
+    taken = [name for name in names if name in columns]
+    if taken and not overwrite:
+        raise ValueError(
+            f"the dataset already has {taken}: choose other output names, or pass overwrite=True "
+            "to replace them"
+        )
+
+
 def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Array:
     """Values of one column as an Arrow array of the field's type.
 

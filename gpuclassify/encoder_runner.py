@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,12 +71,9 @@ class EncoderRunner(NetworkRunner):
             counts.append(found.counts)
         return TokenLengths(_joined(whole), _joined(windows), _joined(counts), limit)
 
-    @contextlib.contextmanager
-    def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
+    def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[LoadedModel]:
         """The model in memory; see `Runner.lease`."""
         from gpuclassify.inference.loaded_model import load_model
-        from gpuclassify.inference.memory import free_bytes
-        from gpuclassify.inference.residency import MODELS
 
         checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
         own = self.own_module
@@ -94,12 +91,7 @@ class EncoderRunner(NetworkRunner):
                 unpacks=self.options.unpack_inference_batch,
             )
 
-        def needed() -> int:
-            return sum(self.model.weights_bytes(dtype).values())
-
-        free = functools.partial(free_bytes, device)
-        with MODELS.lease(self._key(device, dtype), load, needed, free) as model:
-            yield model
+        return self.lease_loaded(self._key(device, dtype), load, device, dtype)
 
     def check_weights(self) -> None:
         """Raise CheckpointError if the headers of the weights do not fit the network.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -205,6 +206,18 @@ class NetworkRunner(Runner):
     @abstractmethod
     def check_weights(self) -> None:
         """Raise CheckpointError if the headers of the weights do not fit the network."""
+
+    def lease_loaded(
+        self, key: tuple[Hashable, ...], load: Callable[[], Any], device: Any, dtype: Any
+    ) -> contextlib.AbstractContextManager[Any]:
+        """What `load` gives, kept under `key`; others make room for the weights where they must."""
+        from gpuclassify.inference.memory import free_bytes
+        from gpuclassify.inference.residency import MODELS
+
+        def needed() -> int:
+            return sum(self.model.weights_bytes(dtype).values())
+
+        return MODELS.lease(key, load, needed, functools.partial(free_bytes, device))
 
     def batch_bytes(self) -> int | None:
         """The tokens that a batch holds at most; see `largest_batch_bytes`."""

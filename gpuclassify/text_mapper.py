@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.arguments import parse_options, refuse_unnamed
-from gpuclassify.checks import nearest
 from gpuclassify.code_digest import code_digest
-from gpuclassify.columns import LABELS, check_column_types
+from gpuclassify.columns import LABELS, check_are_new, check_column_types, check_is_there
 from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts, Texts
@@ -101,13 +100,7 @@ class TextMapper(PartitionMap):
             refuse_unnamed(owner, unnamed[0])
         given = modern_spellings(owner, self.family, arguments)
         token = given.pop("token", None)  # before anything could show or keep it
-        defaults = dict(self.defaults)
-        if given.get("long_text", "truncate") != "truncate":
-            defaults.pop("max_chars", None)  # windows are there to read more of the text
-        if "text_template" in defaults and "text_field" in given:
-            template = defaults["text_template"]
-            defaults["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
-        self.options: Any = parse_options(owner, self.Options, defaults, given)
+        self.options: Any = parse_options(owner, self.Options, self.defaults, given)
         self.model = self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -254,9 +247,14 @@ class TextMapper(PartitionMap):
 
     def check(self, frame: Any) -> None:
         """Raise unless the frame has the columns that are needed, and the filters a meaning."""
+        columns, backend = list(frame.columns), backend_of(frame)
+        setting = "text_field" if self.options.text_template is None else "text_template"
         for name in self.text_fields:
-            self._check_text_column(frame, name)
-        self._check_new_columns(frame)
+            check_is_there(name, columns, setting)
+            backend.check_text_column(frame, name)
+        schema = self.schema()
+        check_are_new(schema.names, columns, self.text_fields, self.options.overwrite)
+        backend.check_new_columns(schema)
         if self.options.plans_without_model or self.model.is_readable():
             for head in self.heads:
                 head.check_settings()
@@ -308,38 +306,6 @@ class TextMapper(PartitionMap):
     def meta_dtypes(self, frame: Any) -> Any:
         """The dtype of new string columns; a partition without strings may suggest another."""
         return backend_of(frame).string_dtype(frame, self.text_field)
-
-    def _check_text_column(self, frame: Any, name: str) -> None:
-        columns = list(frame.columns)
-        count = columns.count(name)
-        if count == 0:
-            setting = "text_field" if self.options.text_template is None else "text_template"
-            raise ValueError(
-                f"no text column {name!r}; columns are {columns}."
-                f"{nearest(name, map(str, columns))} Pass {setting}= to name yours."
-            )
-        if count > 1:
-            raise ValueError(f"{count} columns are called {name!r}: rename all but one")
-        backend_of(frame).check_text_column(frame, name)
-
-    def _check_new_columns(self, frame: Any) -> None:
-        schema = self.schema()
-        for name in self.text_fields:
-            if name in schema.names:
-                raise ValueError(
-                    f"output column {name!r} is a text column, which stays as it is: choose "
-                    "another output name"
-                )
-        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"output columns need different names; given twice: {repeated}")
-        taken = [name for name in schema.names if name in frame.columns]
-        if taken and not self.options.overwrite:
-            raise ValueError(
-                f"the dataset already has {taken}: choose other output names, "
-                "or pass overwrite=True to replace them"
-            )
-        backend_of(frame).check_new_columns(schema)
 
     # On a worker.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -109,8 +108,6 @@ class DecoderRunner(NetworkRunner):
     @contextlib.contextmanager
     def lease_decoder(self, device: Any, dtype: Any) -> Iterator[Decoder]:
         """The decoder that all mappers with this base share, with this mapper's adapter in it."""
-        from gpuclassify.inference.memory import free_bytes
-        from gpuclassify.inference.residency import MODELS
         from gpuclassify.safety.decoder import load_decoder
 
         cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
@@ -121,11 +118,7 @@ class DecoderRunner(NetworkRunner):
 
         key = (checkpoint.base, str(device), str(dtype))
 
-        def needed() -> int:
-            return sum(self.model.weights_bytes(dtype).values())
-
-        free = functools.partial(free_bytes, device)
-        with MODELS.lease(key, load, needed, free) as decoder:
+        with self.lease_loaded(key, load, device, dtype) as decoder:
             directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)
             decoder.add_adapter(adapter_key(checkpoint.adapter), directory)
             yield decoder
