@@ -72,10 +72,8 @@ def main(context: click.Context, debug: bool) -> None:
     warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
 
 
-for command in (
-    *(buckets, classify, convert, dedup, models),
-    *(plan, preview, report, slurm_script, train),
-):
+JOBS = (buckets, classify, dedup, plan, preview, report, slurm_script)
+for command in (*JOBS, convert, models, train):
     main.add_command(command)
 
 
