@@ -1,5 +1,6 @@
 """The public names: read by type checkers and editors, and by __init__.py when it runs."""
 
+from .chain import classify as classify
 from .classifiers import AegisClassifier as AegisClassifier
 from .classifiers import ContentTypeClassifier as ContentTypeClassifier
 from .classifiers import DistributedDataClassifier as DistributedDataClassifier
@@ -37,7 +38,6 @@ from .jobs.pipeline import Pipeline as Pipeline
 from .jobs.push_to_hub import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
 from .models.deberta import Deberta as Deberta
-from .partition_map import classify as classify
 from .scores.buckets import ScoreBuckets as ScoreBuckets
 from .scores.buckets import ScoreEdges as ScoreEdges
 from .scores.buckets import add_buckets as add_buckets

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import Field, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _COLLECTIONS = (list, tuple, set, frozenset)
+# What settings are called whose type is one of these.
+_TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
 
 
 def plain_value(value: Any) -> Any:
@@ -63,6 +68,29 @@ def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[st
     return labels if keep_order else tuple(sorted(set(labels)))
 
 
+def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
+    """A number as a float, or numbers by label as sorted pairs, which may be given as well.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Neither a number nor numbers by label, or by no label.
+    """
+    if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
+        value = dict(value)
+    if isinstance(value, Mapping):
+        if not value:
+            raise ValueError(f"{name}={{}} names no label: pass at least one, or None")
+        for label, number in value.items():
+            check_text(f"{name}'s key", label, "a label")
+            check_number(name, number)
+        return tuple(sorted((label, float(number)) for label, number in value.items()))
+    if value is None:
+        return None
+    check_number(name, value, "a number, or a dict of label to number")
+    return float(value)
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """A phrase that suggests the known name nearest to `name`, or nothing."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
@@ -76,9 +104,9 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}.{hint}")
 
 
-def check_text(name: str, value: Any, what: str) -> None:
-    """Raise TypeError unless `value` is a non-empty string."""
-    if not isinstance(value, str) or not value:
+def check_text(name: str, value: Any, what: str, least: int = 1) -> None:
+    """Raise TypeError unless `value` is a string, of at least so many characters."""
+    if not isinstance(value, str) or len(value) < least:
         raise TypeError(f"{name}={value!r} is not {what}")
 
 
@@ -89,14 +117,14 @@ def check_optional_texts(options: Any, names: Iterable[str], what: str) -> None:
             check_text(name, getattr(options, name), what)
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise unless `value` is None or an integer of at least 1."""
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise unless `value` is None or an integer that is not below `least`."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass an int, or None")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1; None means no limit")
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}; None means no limit")
 
 
 def check_number(name: str, value: Any, what: str = "a number") -> None:
@@ -116,3 +144,42 @@ def check_flag(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
+
+
+def check_settings(options: Any) -> None:
+    """Raise TypeError or ValueError unless the settings of a dataclass are what their types say.
+
+    A ``Literal`` lists the choices, an int is a count, and a str is not empty; ``least`` in a
+    field's metadata is another least number, or length, than 1. A type of several kinds, such as a
+    text or a collection of them, is for the class itself to check.
+    """
+    for setting, kinds, may_be_none in _settings_with_kinds(type(options)):  # type: ignore[arg-type]
+        name, value = setting.name, getattr(options, setting.name)
+        least = setting.metadata.get("least", 1)
+        if value is None and may_be_none:
+            continue
+        if get_origin(kinds[0]) is Literal:
+            choices = get_args(kinds[0])
+            check_choice(name, value, (None, *choices) if may_be_none else choices)
+        elif kinds == (bool,):
+            check_flag(name, value)
+        elif kinds == (int,):
+            check_count(name, value, least)
+        elif kinds == (float,):
+            check_number(name, value)
+        elif kinds in _TEXTS:
+            what = "a column name" if name.endswith("_field") else _TEXTS[kinds]
+            check_text(name, value, f"{what} or None" if may_be_none else what, least)
+
+
+@functools.lru_cache(maxsize=64)
+def _settings_with_kinds(owner: type) -> list[tuple[Field[Any], tuple[Any, ...], bool]]:
+    """The settings of a dataclass, the kinds of each but None, and whether it may be None."""
+    hints, found = get_type_hints(owner), []
+    for setting in fields(owner):
+        hint = hints[setting.name]
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        others = tuple(kind for kind in kinds if kind is not NoneType)
+        if setting.init:
+            found.append((setting, others, NoneType in kinds))
+    return found

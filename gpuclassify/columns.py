@@ -34,6 +34,41 @@ def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
             )
 
 
+def check_is_there(name: str, columns: Sequence[str], setting: str) -> None:
+    """Raise ValueError unless one text column of a dataset has the name that a setting gives."""
+    count = columns.count(name)
+    if count == 0:
+        raise ValueError(
+            f"no text column {name!r}; columns are {columns}.{nearest(name, map(str, columns))} "
+            f"Pass {setting}= to name yours."
+        )
+    if count > 1:
+        raise ValueError(f"{count} columns are called {name!r}: rename all but one")
+
+
+def check_are_new(
+    names: Sequence[str], columns: Sequence[str], texts: Sequence[str], overwrite: bool
+) -> None:
+    """Raise ValueError unless the output columns `names` may stand beside a dataset's `columns`.
+
+    They differ, and none is one of `texts`, which stay, or of the others unless `overwrite`.
+    """
+    for name in texts:
+        if name in names:
+            raise ValueError(
+                f"output column {name!r} is a text column, which stays as it is: choose another "
+                "output name"
+            )
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"output columns need different names; given twice: {repeated}")
+    taken = [name for name in names if name in columns]
+    if taken and not overwrite:
+        raise ValueError(
+            f"the dataset already has {taken}: choose other output names, or pass overwrite=True "
+            "to replace them"
+        )
+
+
 def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Array:
     """Values of one column as an Arrow array of the field's type.
 
@@ -83,16 +118,16 @@ def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Arra
 
 def _keeps_kind(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast keeps what values are: no number becomes a text or a decision."""
-    for is_kind in (pa.types.is_boolean, pa.types.is_string):
-        if is_kind(wanted):
-            return is_kind(found) or pa.types.is_null(found) or _is_text(found, wanted)
+    if pa.types.is_boolean(wanted):
+        return pa.types.is_boolean(found) or pa.types.is_null(found)
+    if pa.types.is_string(wanted):
+        return _is_text(found) or pa.types.is_null(found)
     return not (pa.types.is_boolean(found) or pa.types.is_string(found))
 
 
-def _is_text(found: pa.DataType, wanted: pa.DataType) -> bool:
-    return pa.types.is_string(wanted) and (
-        pa.types.is_large_string(found) or pa.types.is_string_view(found)
-    )
+def _is_text(kind: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:

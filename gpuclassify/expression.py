@@ -74,6 +74,8 @@ class RowMap(MapPartitions):
         if columns == self.columns:
             return None
         mapper = self.mapper.narrowed(columns)
+        if mapper is None:
+            return type(parent)(self.frame[columns], *parent.operands[1:])
         read = asked.difference(mapper.schema().names).union(mapper.text_fields)
         frame = new_collection(self.frame[[name for name in self.frame.columns if name in read]])
         mapped = mapper.map_partitions(frame, self._meta[columns], columns)

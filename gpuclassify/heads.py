@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.activations import sigmoid, softmax
-from gpuclassify.checks import nearest
-from gpuclassify.columns import (
-    COLUMN_TYPES,
-    FLOAT32,
-    LABELS,
-    SCORES,
-    label_array,
-    labels_array,
-    scores_array,
-)
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
-from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, THRESHOLD
+from gpuclassify.columns import COLUMN_TYPES, arrow_array
+from gpuclassify.models.checkpoint import Checkpoint
 from gpuclassify.pinned_model import PinnedModel
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
 Columns = Mapping[str, Any]
-
-_MOST_LABELS = 60  # that a message names
 
 
 class Head(ABC):
@@ -44,6 +31,10 @@ class Head(ABC):
         Which of the runner's outputs the head reads. Default: all.
     """
 
+    label_field: str | None = None  # name of the label column
+    filters: bool = False  # whether the settings filter rows
+    keep_field: str | None = None  # of the filters' decision, if rows are not to be dropped
+
     def __init__(
         self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
     ) -> None:
@@ -56,21 +47,6 @@ class Head(ABC):
     def labels(self) -> list[Any]:
         """Every label that a row can get; empty for a head that gives none."""
         return []
-
-    @property
-    def label_field(self) -> str | None:
-        """Name of the label column."""
-        return None
-
-    @property
-    def filters(self) -> bool:
-        """Whether the settings filter rows."""
-        return False
-
-    @property
-    def keep_field(self) -> str | None:
-        """Name of the column that gets the filters' decision, if rows are not to be dropped."""
-        return None
 
     @abstractmethod
     def fields(self) -> list[pa.Field]:
@@ -97,6 +73,20 @@ class Head(ABC):
     def columns(self, values: np.ndarray) -> Columns:
         """Columns for activated outputs, float32 (texts, outputs)."""
 
+    def arrays(self, values: np.ndarray) -> dict[str, pa.Array]:
+        """What `columns` makes as Arrow arrays, if they are the columns of `fields`."""
+        made, giver = self.columns(values), f"{self.owner}.columns()"
+        fields = {field.name: field for field in self.fields()}
+        if sorted(made) != sorted(fields):
+            raise ValueError(
+                f"{giver} gave {sorted(made)}, and new_columns declares {sorted(fields)}: they "
+                "must be the same"
+            )
+        return {
+            name: arrow_array(made[name], field, len(values), giver)
+            for name, field in fields.items()
+        }
+
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts pass each filter that is set, bool (texts,), by what `columns` gets.
 
@@ -114,15 +104,15 @@ class OwnColumns(Head):
 
     def __init__(
         self,
-        owner: str,
-        options: Any,
-        model: PinnedModel,
+        *parts: Any,
         declared: Mapping[str, str],
         compute: Callable[[np.ndarray], Columns] | None,
     ) -> None:
-        super().__init__(owner, options, model)
+        super().__init__(*parts)
         if compute is None:
-            raise TypeError(f"{owner} declares new_columns and has no columns(outputs): write it")
+            raise TypeError(
+                f"{self.owner} declares new_columns and has no columns(outputs): write it"
+            )
         self._declared = declared
         self._compute = compute
 
@@ -144,245 +134,6 @@ class OwnColumns(Head):
         return self._compute(values)
 
 
-class LabelHead(Head):
-    """Gives each text a label, and filters rows by it."""
-
-    @property
-    def label_field(self) -> str | None:
-        """Name of the label column."""
-        return self.options.label_field
-
-    @property
-    def filters(self) -> bool:
-        """Whether the settings filter rows."""
-        return self.options.filters
-
-    @property
-    def keep_field(self) -> str | None:
-        """Name of the column that gets the filters' decision."""
-        return self.options.keep_field
-
-    def check_settings(self) -> None:
-        """Raise ValueError unless the labels to filter by exist."""
-        self._check_labels(*(self.options.filter_by or ()))
-
-    @property
-    def scores_type(self) -> pa.DataType:
-        """Of a column with a number for each label: a list in id order, or a struct by name."""
-        if self.options.score_format == "list":
-            return SCORES
-        return pa.struct([(label, FLOAT32) for label in self.labels])
-
-    def _check_labels(self, *names: str) -> None:
-        for name in names:
-            if name not in self.labels:
-                raise ValueError(
-                    f"no label {name!r} in {self.owner}.{nearest(name, self.labels)} "
-                    f"Labels are {some_of(self.labels, _MOST_LABELS)}."
-                )
-
-    def _check_minimums(self, minimum: Any) -> None:
-        """Raise ValueError unless `min_score` names outputs, of which there are several."""
-        if minimum is not None and not isinstance(minimum, tuple):
-            raise ValueError(
-                f"min_score={minimum} names no label, and this model scores {len(self.labels)}: "
-                f"pass a minimum by label, such as min_score={{{self.labels[0]!r}: {minimum}}}"
-            )
-        self._check_labels(*(name for name, _ in minimum or ()))
-
-    def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Which of `labels` (texts,) pass `filter_by`, if it is set; see `passes`."""
-        if self.options.filter_by is None:
-            return {}
-        return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
-
-
-class CategoryHead(LabelHead):
-    """The most probable of several labels, by softmax; ties go to the lowest id."""
-
-    problem_type: ClassVar[str] = SINGLE_LABEL
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels in id order: as given, or from the checkpoint's ``config.json``."""
-        return list(self.options.labels or self.model.checkpoint.labels)
-
-    def fields(self) -> list[pa.Field]:
-        """Label, scores and confidence, as far as they have names."""
-        return named_fields(
-            (self.label_field, pa.string()),
-            (self.options.score_field, self.scores_type),
-            (self.options.confidence_field, pa.float32()),
-        )
-
-    def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities for logits, float32 (texts, labels)."""
-        return softmax(outputs)
-
-    def columns(self, values: np.ndarray) -> Columns:
-        """Columns for probabilities, float32 (texts, labels)."""
-        return named_columns(
-            (self.label_field, label_array(values.argmax(axis=1), self.labels)),
-            (self.options.score_field, scores_array(values, self.scores_type)),
-            (self.options.confidence_field, values.max(axis=1)),
-        )
-
-    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Which texts have a wanted label, confidence and score."""
-        labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
-        passed = self.passes_label(labels)
-        if self.options.min_confidence is not None:
-            minimum = np.float32(self.options.min_confidence)
-            passed["confidence"] = values.max(axis=1) >= minimum
-        return passed | passes_minimums(values, self.labels, self.options.min_score)
-
-    def certainties(self, values: np.ndarray) -> np.ndarray:
-        """The probability of each text's label."""
-        return values.max(axis=1)
-
-    def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint is of this kind and has the labels given."""
-        check_kind(self.owner, self.problem_type, checkpoint)
-        check_labels_given(self.options.labels, checkpoint.labels, checkpoint)
-
-    def check_settings(self) -> None:
-        """Raise ValueError unless the filters fit the model's labels, and the format a column."""
-        super().check_settings()
-        self._check_minimums(self.options.min_score)
-        self.check_labels_field()
-        if self.options.score_format != "list" and self.options.score_field is None:
-            raise ValueError(
-                f"score_format={self.options.score_format!r} has no column to shape: pass "
-                'score_field= with it, such as score_field="scores"'
-            )
-
-    def check_labels_field(self) -> None:
-        """Raise ValueError if a column is to hold several labels of a text, which has one."""
-        if self.options.labels_field is not None:
-            raise ValueError(
-                f"labels_field={self.options.labels_field!r} would hold several labels of a text, "
-                f"and {self.options.model} gives one: use label_field, or pass "
-                f'problem_type="{MULTI_LABEL}" if that is wrong'
-            )
-
-
-class MultiLabelHead(CategoryHead):
-    """As `CategoryHead`, with a probability of its own for each label."""
-
-    problem_type = MULTI_LABEL
-
-    def fields(self) -> list[pa.Field]:
-        """Those of `CategoryHead`, and all labels of each text."""
-        return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
-
-    def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities for logits, float32 (texts, labels)."""
-        return sigmoid(outputs)
-
-    def columns(self, values: np.ndarray) -> Columns:
-        """Columns for probabilities, float32 (texts, labels)."""
-        all_labels = labels_array(self._are_given(values), self.labels)
-        return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
-
-    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """As of `CategoryHead`; with `labels_field`, which texts have any of the wanted labels."""
-        passed = super().passes(values)
-        if self.options.labels_field is not None and self.options.filter_by is not None:
-            wanted = [label in self.options.filter_by for label in self.labels]
-            passed["label"] = np.any(self._are_given(values)[:, wanted], axis=1)
-        return passed
-
-    def check_labels_field(self) -> None:
-        """Raise ValueError if there is a threshold for a label that does not exist."""
-        if isinstance(self.options.thresholds, tuple):
-            self._check_labels(*dict(self.options.thresholds))
-
-    def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Which probabilities reach their labels' thresholds, bool (texts, labels)."""
-        given = self.options.thresholds
-        by_label = dict(given) if isinstance(given, tuple) else {}
-        default = THRESHOLD if given is None or by_label else given
-        least = [by_label.get(label, default) for label in self.labels]
-        return values >= np.array(least, dtype=np.float32)
-
-
-class RegressionHead(LabelHead):
-    """The model's raw outputs: a number, or a list of them; no label."""
-
-    @property
-    def labels(self) -> list[str]:
-        """The outputs' names in id order."""
-        return list(self.options.labels or self.model.checkpoint.labels)
-
-    @property
-    def label_field(self) -> None:
-        """A number is no label."""
-        return None
-
-    @property
-    def score_field(self) -> str:
-        """Name of the score column."""
-        return self.options.score_field or "score"
-
-    def fields(self) -> list[pa.Field]:
-        """The score: float32, or a list or struct of several."""
-        kind = FLOAT32 if len(self.labels) == 1 else self.scores_type
-        return [pa.field(self.score_field, kind)]
-
-    def columns(self, values: np.ndarray) -> Columns:
-        """The column of outputs, float32 (texts, outputs)."""
-        is_one = len(self.labels) == 1
-        scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
-        return {self.score_field: scores}
-
-    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Which texts score enough."""
-        minimum = self.options.min_score
-        if len(self.labels) > 1 or minimum is None:
-            return passes_minimums(values, self.labels, minimum)
-        return {"score": values[:, 0] >= np.float32(minimum)}
-
-    def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """The score, if there is one."""
-        return values[:, 0] if len(self.labels) == 1 else None
-
-    def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint is a regression model."""
-        check_kind(self.owner, REGRESSION, checkpoint)
-        check_labels_given(self.options.labels, checkpoint.labels, checkpoint)
-
-    def check_settings(self) -> None:
-        """Raise ValueError for settings of labels, and for minimums that fit no output."""
-        options, minimum = self.options, self.options.min_score
-        labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
-        for name, default in labels:
-            if getattr(options, name) not in (None, default):
-                raise ValueError(f"a regression model gives no label: leave {name} out")
-        for name in ("filter_by", "min_confidence"):
-            if getattr(options, name) is not None:
-                raise ValueError(f"a regression model gives no label: use min_score, not {name}")
-        if len(self.labels) == 1 and options.score_format != "list":
-            raise ValueError(
-                f"score_format={options.score_format!r} has no meaning for one score, which is a "
-                "number: leave score_format out"
-            )
-        if len(self.labels) > 1:
-            self._check_minimums(minimum)
-        elif isinstance(minimum, tuple):
-            raise ValueError(
-                f"min_score={dict(minimum)} names labels, and this model has one score: "
-                "pass a number"
-            )
-
-
-# By the problem that a checkpoint says it was trained for.
-HEADS: dict[str, type[LabelHead]] = {
-    SINGLE_LABEL: CategoryHead,
-    MULTI_LABEL: MultiLabelHead,
-    REGRESSION: RegressionHead,
-}
-
-
 def named_fields(*columns: tuple[str | None, pa.DataType]) -> list[pa.Field]:
     """The fields of those columns that have a name."""
     return [pa.field(name, kind) for name, kind in columns if name is not None]
@@ -391,43 +142,3 @@ def named_fields(*columns: tuple[str | None, pa.DataType]) -> list[pa.Field]:
 def named_columns(*columns: tuple[str | None, Any]) -> dict[str, Any]:
     """The values of those columns that have a name."""
     return {name: values for name, values in columns if name is not None}
-
-
-def passes_minimums(values: np.ndarray, labels: list[str], minimums: Any) -> dict[str, np.ndarray]:
-    """Which texts' scores (texts, labels) reach every minimum by label; see `Head.passes`."""
-    if not minimums:
-        return {}
-    places = [labels.index(label) for label, _ in minimums]
-    enough = values[:, places] >= np.array([least for _, least in minimums], dtype=np.float32)
-    return {"score": np.all(enough, axis=1)}
-
-
-def check_kind(owner: str, problem_type: str, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError unless the checkpoint has one head, labels and this kind of problem."""
-    name = checkpoint.identity.name
-    if not checkpoint.labels:
-        raise CheckpointError(
-            f"config.json of {name} has no id2label: add the labels by id, "
-            f"or declare new_columns in {owner} and write columns()"
-        )
-    if checkpoint.heads:
-        raise CheckpointError(
-            f"{name} has several heads ({', '.join(head for head, _ in checkpoint.heads)}): it is "
-            "no checkpoint of a single classifier; PromptTaskComplexityClassifier reads it"
-        )
-    if checkpoint.problem_type != problem_type:
-        raise CheckpointError(
-            f"{owner} takes a {problem_type} model, and {name} is a {checkpoint.problem_type} "
-            "model: use DistributedDataClassifier, or pass problem_type= if config.json is wrong"
-        )
-
-
-def check_labels_given(
-    given: tuple[str, ...] | None, expected: tuple[str, ...], checkpoint: Checkpoint
-) -> None:
-    """Raise CheckpointError if ``labels=`` is given and not what rows get, in id order."""
-    if given is not None and given != expected:
-        raise CheckpointError(
-            f"labels={list(given)} are not those of {checkpoint.identity.name}, which are "
-            f"{list(expected)}: pass them in this order, or leave labels out"
-        )

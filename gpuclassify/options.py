@@ -9,21 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, InitVar, dataclass, fields
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
 
-from gpuclassify.checks import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_number,
-    check_optional_texts,
-    check_probability,
-    check_text,
-    label_tuple,
-    nearest,
-    plain_value,
-)
+from gpuclassify.checks import check_probability, check_settings, label_tuple, numbers_by_label
 from gpuclassify.text_template import template_fields
 
 StrPath = str | os.PathLike[str]
@@ -93,28 +82,14 @@ class TextOptions:
 
     def check(self) -> None:
         """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
-        self.check_model_name()
-        check_text("text_field", self.text_field, 'a column name such as "text"')
-        check_optional_texts(
-            self, ("text_template",), 'a text such as "{url}\\n\\n{text}", or None'
-        )
+        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
+            object.__setattr__(self, "max_chars", None)
+        check_settings(self)
         if self.text_field not in self.text_fields:
             raise ValueError(
                 f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
                 "whose nulls make null rows: add it, or name that column as text_field="
             )
-        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
-            object.__setattr__(self, "max_chars", None)
-        check_count("max_chars", self.max_chars)
-        check_optional_texts(self, ("revision", "cache_dir"), "a string, or None")
-        check_optional_texts(self, ("seen_field", "truncated_field"), "a column name or None")
-        check_flag("overwrite", self.overwrite)
-
-    def check_model_name(self) -> None:
-        """Raise TypeError unless a model is named."""
-        check_text(
-            "model", self.model, 'a Hub name such as "nvidia/domain-classifier" or a directory'
-        )
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -200,30 +175,17 @@ class ModelOptions(TextOptions):
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
     end_chars: int | None = None
-    window_overlap: int | None = None
+    window_overlap: int | None = field(default=None, metadata={"least": 0})
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
 
     def check(self) -> None:
         """See `TextOptions.check`."""
-        super().check()
-        check_optional_texts(self, ("base_model",), "a string, or None")
-        check_optional_texts(self, ("windows_field",), "a column name or None")
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
             )
-        for name in ("max_seq_length", "batch_size", "end_chars"):
-            check_count(name, getattr(self, name))
-        for name in ("sort_by_length", "autocast", "strict", "unpack_inference_batch"):
-            check_flag(name, getattr(self, name))
-        check_choice("loader", self.loader, LOADERS)
-        check_choice("engine", self.engine, get_args(Engine))
-        check_choice("tokenizer", self.tokenizer, get_args(Tokenizer))
-        check_choice("dtype", self.dtype, (None, *DTYPES))
-        check_choice("padding_side", self.padding_side, (None, *get_args(PaddingSide)))
-        check_choice("long_text", self.long_text, get_args(LongText))
-        check_choice("window_aggregation", self.window_aggregation, get_args(Aggregation))
+        super().check()
         self._check_windows()
         self._check_tokenizer()
 
@@ -277,13 +239,7 @@ class ModelOptions(TextOptions):
                     f'pass long_text="{long_text}" with it'
                 )
         overlap, length = self.window_overlap, self.max_seq_length
-        if overlap is None:
-            return
-        if isinstance(overlap, bool) or not isinstance(overlap, int):
-            raise TypeError(f"window_overlap={overlap!r}: pass an int, or None")
-        if overlap < 0:
-            raise ValueError(f"window_overlap={overlap} must be at least 0")
-        if length is not None and overlap >= length:
+        if overlap is not None and length is not None and overlap >= length:
             raise ValueError(
                 f"window_overlap={overlap} leaves windows of {length} tokens no way forward: "
                 "pass a smaller one"
@@ -313,7 +269,6 @@ class LabelOptions(TextOptions):
     def check(self) -> None:
         """See `TextOptions.check`."""
         super().check()
-        check_optional_texts(self, ("label_field", "keep_field"), "a column name or None")
         object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
         if self.keep_field is not None and not self.filters:
             raise ValueError(
@@ -353,10 +308,8 @@ class ScoreOptions(LabelOptions, ModelOptions):
     def check(self) -> None:
         """See `TextOptions.check`."""
         super().check()
-        check_optional_texts(self, ("score_field",), "a column name or None")
-        check_choice("problem_type", self.problem_type, (None, *get_args(ProblemType)))
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
-        object.__setattr__(self, "min_score", _by_label("min_score", self.min_score))
+        object.__setattr__(self, "min_score", numbers_by_label("min_score", self.min_score))
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -400,14 +353,12 @@ class ClassifierOptions(ScoreOptions):
     def check(self) -> None:
         """See `TextOptions.check`."""
         super().check()
-        check_choice("score_format", self.score_format, get_args(ScoreFormat))
-        check_optional_texts(self, ("confidence_field", "labels_field"), "a column name or None")
         self._check_thresholds()
         if self.min_confidence is not None:
             check_probability("min_confidence", self.min_confidence)
 
     def _check_thresholds(self) -> None:
-        thresholds = _by_label("thresholds", self.thresholds)
+        thresholds = numbers_by_label("thresholds", self.thresholds)
         object.__setattr__(self, "thresholds", thresholds)
         if thresholds is None:
             return
@@ -421,62 +372,6 @@ class ClassifierOptions(ScoreOptions):
             raise ValueError(f"thresholds={thresholds} are no probabilities: pass 0 to 1")
 
 
-Options = TypeVar("Options")
-
-
 def setting_names(options: Any) -> list[str]:
     """Names of the settings that a class of options, or one of its objects, is made with."""
-    return [field.name for field in fields(options) if field.init]
-
-
-def parse_options(
-    owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
-) -> Options:
-    """Settings from what the caller of `owner` passed, over the class's own defaults.
-
-    Raises
-    ------
-    TypeError
-        Unknown argument (with the nearest known one).
-    ValueError
-        A value out of range.
-    """
-    names = setting_names(options_type)
-    for name in given:
-        if name not in names:
-            known = [*names, "token"]
-            raise TypeError(
-                f"{owner} has no argument {name!r}.{nearest(name, known)} "
-                f"Arguments are {', '.join(known)}."
-            )
-    settings = {**defaults, **given}
-    for field in fields(options_type):  # type: ignore[arg-type]
-        if field.init and field.default is MISSING and field.name not in settings:
-            raise TypeError(f"{owner} needs {field.name}=")
-    if "model" in names and settings.get("model") in (None, ""):
-        raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
-    for name, given_value in settings.items():  # equal settings are equal however they are given
-        value = settings[name] = plain_value(given_value)
-        if isinstance(value, os.PathLike):
-            settings[name] = os.fspath(value)
-        elif isinstance(value, list):
-            settings[name] = tuple(value)
-    return options_type(**settings)
-
-
-def _by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """A number, or numbers by label."""
-    is_pairs = isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value)
-    if is_pairs:  # as this function gave it
-        value = dict(value)
-    if isinstance(value, Mapping):
-        if not value:
-            raise ValueError(f"{name}={{}} names no label: pass at least one, or None")
-        for label, number in value.items():
-            check_text(f"{name}'s key", label, "a label")
-            check_number(name, number)
-        return tuple(sorted((label, float(number)) for label, number in value.items()))
-    if value is None:
-        return None
-    check_number(name, value, "a number, or a dict of label to number")
-    return float(value)
+    return [own.name for own in fields(options) if own.init]

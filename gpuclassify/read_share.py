@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuclassify.options import TextOptions
 
@@ -48,21 +49,13 @@ def read_share_columns(
         Where each row's text is among those of `read`; -1 for null.
     read : ReadShare
     """
-    if not read_share_fields(options):
-        return {}
-    is_null = positions < 0
-    read_share = np.ones(len(texts), dtype=np.float32)
-    read_share[~is_null] = read.seen_share[positions[~is_null]]
-    read_share *= _left_share(texts, options.max_chars)
-    windows = np.zeros(len(texts), dtype=np.int64)
-    windows[~is_null] = read.windows[positions[~is_null]]
-    found = {"windows": windows, "seen": read_share, "truncated": read_share < 1}
+    rows = pa.array(positions, mask=positions < 0)
+    left = pa.array(_left_share(texts, options.max_chars))
+    seen = pc.multiply(pa.array(read.seen_share).take(rows), left)
+    windows = pa.array(read.windows).take(rows)
+    found = {"windows": windows, "seen": seen, "truncated": pc.less(seen, 1)}
     names = options.read_share_names
-    return {
-        name: pa.array(found[what], mask=is_null)
-        for what, name in names.items()
-        if name is not None
-    }
+    return {name: found[what] for what, name in names.items() if name is not None}
 
 
 def _left_share(texts: list[str | None], max_chars: int | None) -> np.ndarray:

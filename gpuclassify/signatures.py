@@ -1,17 +1,21 @@
-"""What editors, type checkers, help() and dir() show of classes whose settings are a dataclass."""
+"""What editors, help(), repr() and reports show of classes whose settings are a dataclass."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 import textwrap
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, ClassVar, Concatenate, ParamSpec
 
 P = ParamSpec("P")
 PACKAGE = __name__.partition(".")[0]
 HELP_WIDTH = 76  # characters; help() puts four more before each line, for 80 in all
+LONGEST_SHOWN = 80  # characters, in a repr
+LONGEST_DESCRIBED = 200  # characters; longer settings are described by their digest
 SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n(.*?)\n*(?=^\w+\n-+\n|\Z)", re.M | re.S)
 NEXT_SECTION = re.compile(r"^(?=\w+\n---)", re.M)
 ENTRY = re.compile(r"^([\w, ]+) : (.+)\n((?:(?: .*)?(?:\n|\Z))*)", re.M)
@@ -78,6 +82,36 @@ def explanations(doc: str) -> Iterator[tuple[str, str]]:
 
 def _entry(text: str) -> str:
     return textwrap.fill(text, HELP_WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False)
+
+
+def changed_settings(
+    options: Any, defaults: Mapping[str, Any], always: Collection[str]
+) -> dict[str, Any]:
+    """Settings by name: `always` these, and those that are not a class's defaults."""
+    known = {own.name: own.default for own in fields(options)} | dict(defaults)
+    values = {own.name: getattr(options, own.name) for own in fields(options) if own.init}
+    return {name: value for name, value in values.items() if name in always or value != known[name]}
+
+
+def call_text(name: str, settings: Mapping[str, Any], show: Callable[[Any], str]) -> str:
+    """The call of `name` with these settings."""
+    return f"{name}({', '.join(f'{own}={show(value)}' for own, value in settings.items())})"
+
+
+def short(value: Any) -> str:
+    """The representation of a value, of a long one its beginning."""
+    shown = repr(value)
+    if len(shown) <= LONGEST_SHOWN:
+        return shown
+    return f"<{len(shown):,} characters: {shown[:LONGEST_SHOWN]}...>"
+
+
+def as_json(value: Any) -> Any:
+    """A setting as a JSON value, of a long one its digest."""
+    shown = repr(value)
+    if len(shown) > LONGEST_DESCRIBED:
+        return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
+    return value if value is None or isinstance(value, (bool, int, float, str)) else shown
 
 
 class _PublicNames(ABCMeta):

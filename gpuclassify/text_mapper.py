@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.checks import nearest
+from gpuclassify.arguments import parse_options, refuse_unnamed
 from gpuclassify.code_digest import code_digest
-from gpuclassify.columns import LABELS, arrow_array, check_column_types
+from gpuclassify.columns import LABELS, check_are_new, check_column_types, check_is_there
+from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.heads import Columns, Head, OwnColumns
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.options import ModelOptions, TextOptions, parse_options, setting_names
+from gpuclassify.options import ModelOptions, TextOptions, setting_names
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.read_share import ReadShare, read_share_columns, read_share_fields
-from gpuclassify.runners import EncoderRunner, OwnModule, Runner
-from gpuclassify.signatures import show_settings, takes
+from gpuclassify.runners import OwnModule, Runner
+from gpuclassify.signatures import as_json, call_text, changed_settings, short, show_settings, takes
 from gpuclassify.stage_counts import (
     KEPT,
     TextOutcomes,
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 
 # Attributes that are no settings of a subclass's own.
 _PARTS = frozenset({"options", "model", "runner", "heads"})
-_LONGEST_SHOWN = 80  # characters, in a repr
-_LONGEST_DESCRIBED = 200  # characters; longer settings are described by their digest
 _PROBE = "One short text shows whether a model runs here."
 
 
@@ -100,16 +97,10 @@ class TextMapper(PartitionMap):
     def __init__(self, *unnamed: Any, **arguments: Any) -> None:
         owner = type(self).__qualname__
         if unnamed:
-            raise TypeError(_unnamed_argument(owner, unnamed[0]))
+            refuse_unnamed(owner, unnamed[0])
         given = modern_spellings(owner, self.family, arguments)
         token = given.pop("token", None)  # before anything could show or keep it
-        defaults = dict(self.defaults)
-        if given.get("long_text", "truncate") != "truncate":
-            defaults.pop("max_chars", None)  # windows are there to read more of the text
-        if "text_template" in defaults and "text_field" in given:
-            template = defaults["text_template"]
-            defaults["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
-        self.options: Any = parse_options(owner, self.Options, defaults, given)
+        self.options: Any = parse_options(owner, self.Options, self.defaults, given)
         self.model = self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -134,7 +125,8 @@ class TextMapper(PartitionMap):
         """Outputs to columns; several heads read the outputs of one run."""
         if self.new_columns:
             owner = type(self).__qualname__
-            return (OwnColumns(owner, self.options, self.model, self.new_columns, self.columns),)
+            parts = (owner, self.options, self.model)
+            return (OwnColumns(*parts, declared=self.new_columns, compute=self.columns),)
         return self.make_heads()
 
     def make_heads(self) -> tuple[Head, ...]:
@@ -166,36 +158,24 @@ class TextMapper(PartitionMap):
         return hash((type(self), self.options))
 
     def __repr__(self) -> str:
-        return self._call(_short)
+        return call_text(self.__name__, self._settings_to_show("model"), short)
 
     def code(self) -> str:
         """The call that makes the same mapper, however long its settings are."""
-        return self._call(repr)
-
-    def _call(self, show: Callable[[Any], str]) -> str:
-        settings = self._settings({"model"}).items()
-        shown = ", ".join(f"{name}={show(value)}" for name, value in settings)
-        return f"{self.__name__}({shown})"
+        return call_text(self.__name__, self._settings_to_show("model"), repr)
 
     def _repr_html_(self) -> str:
-        settings = self._settings({"model", *self.defaults}).items()
-        rows = [(name, _short(value)) for name, value in settings]
+        settings = self._settings_to_show("model", *self.defaults).items()
+        rows = [(name, short(value)) for name, value in settings]
         return html_table(self.__name__, [("", self.purpose), *rows])
 
-    def _settings(self, always: Collection[str]) -> dict[str, Any]:
-        """Settings by name: `always` these, and those that are not the class's defaults."""
-        values = {name: getattr(self.options, name) for name in setting_names(self.options)}
-        defaults = {field.name: field.default for field in fields(self.options)} | self.defaults
-        return {
-            name: value
-            for name, value in values.items()
-            if name in always or value != defaults[name]
-        }
+    def _settings_to_show(self, *always: str) -> dict[str, Any]:
+        return changed_settings(self.options, self.defaults, always)
 
     def describe(self) -> dict[str, Any]:
         """Settings as JSON values, and the model's commit or digest if in reach."""
         described = {
-            name: _as_json(getattr(self.options, name)) for name in setting_names(self.options)
+            name: as_json(getattr(self.options, name)) for name in setting_names(self.options)
         }
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
@@ -267,9 +247,14 @@ class TextMapper(PartitionMap):
 
     def check(self, frame: Any) -> None:
         """Raise unless the frame has the columns that are needed, and the filters a meaning."""
+        columns, backend = list(frame.columns), backend_of(frame)
+        setting = "text_field" if self.options.text_template is None else "text_template"
         for name in self.text_fields:
-            self._check_text_column(frame, name)
-        self._check_new_columns(frame)
+            check_is_there(name, columns, setting)
+            backend.check_text_column(frame, name)
+        schema = self.schema()
+        check_are_new(schema.names, columns, self.text_fields, self.options.overwrite)
+        backend.check_new_columns(schema)
         if self.options.plans_without_model or self.model.is_readable():
             for head in self.heads:
                 head.check_settings()
@@ -321,38 +306,6 @@ class TextMapper(PartitionMap):
     def meta_dtypes(self, frame: Any) -> Any:
         """The dtype of new string columns; a partition without strings may suggest another."""
         return backend_of(frame).string_dtype(frame, self.text_field)
-
-    def _check_text_column(self, frame: Any, name: str) -> None:
-        columns = list(frame.columns)
-        count = columns.count(name)
-        if count == 0:
-            setting = "text_field" if self.options.text_template is None else "text_template"
-            raise ValueError(
-                f"no text column {name!r}; columns are {columns}."
-                f"{nearest(name, map(str, columns))} Pass {setting}= to name yours."
-            )
-        if count > 1:
-            raise ValueError(f"{count} columns are called {name!r}: rename all but one")
-        backend_of(frame).check_text_column(frame, name)
-
-    def _check_new_columns(self, frame: Any) -> None:
-        schema = self.schema()
-        for name in self.text_fields:
-            if name in schema.names:
-                raise ValueError(
-                    f"output column {name!r} is a text column, which stays as it is: choose "
-                    "another output name"
-                )
-        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"output columns need different names; given twice: {repeated}")
-        taken = [name for name in schema.names if name in frame.columns]
-        if taken and not self.options.overwrite:
-            raise ValueError(
-                f"the dataset already has {taken}: choose other output names, "
-                "or pass overwrite=True to replace them"
-            )
-        backend_of(frame).check_new_columns(schema)
 
     # On a worker.
 
@@ -456,7 +409,7 @@ class TextMapper(PartitionMap):
             read = outputs.read
             for head in self.heads:
                 values = outputs.by_text(head.activate, head.outputs)
-                arrays |= _checked(head, head.columns(values), len(values))
+                arrays |= head.arrays(values)
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing
                 if head is labelling:
@@ -468,41 +421,3 @@ class TextMapper(PartitionMap):
 
 def _evict(mapper: TextMapper) -> None:
     mapper.runner.evict()
-
-
-def _checked(head: Head, made: Columns, count: int) -> dict[str, pa.Array]:
-    """The columns that a head made as Arrow arrays, if they are those that it declares."""
-    declared = {field.name: field for field in head.fields()}
-    if sorted(made) != sorted(declared):
-        raise ValueError(
-            f"{head.owner}.columns() gave {sorted(made)}, and new_columns declares "
-            f"{sorted(declared)}: they must be the same"
-        )
-    return {
-        name: arrow_array(made[name], field, count, f"{head.owner}.columns()")
-        for name, field in declared.items()
-    }
-
-
-def _unnamed_argument(owner: str, value: Any) -> str:
-    """What to write instead of ``owner(value)``."""
-    if hasattr(value, "columns"):
-        return (
-            f"{owner} got a dataset in place of its settings: make the classifier first, as in "
-            f"ddf.pipe({owner}()) or {owner}()(ddf)"
-        )
-    return f"{owner} takes its settings by name, such as {owner}(model={_short(value)})"
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    if len(shown) <= _LONGEST_SHOWN:
-        return shown
-    return f"<{len(shown):,} characters: {shown[:_LONGEST_SHOWN]}...>"
-
-
-def _as_json(value: Any) -> Any:
-    shown = repr(value)
-    if len(shown) > _LONGEST_DESCRIBED:
-        return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
-    return value if value is None or isinstance(value, (bool, int, float, str)) else shown

@@ -12,8 +12,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from gpuclassify import QualityClassifier, classify
+from gpuclassify.chain import Chain
 from gpuclassify.jobs.stages import Function
-from gpuclassify.partition_map import Chain
 from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_stats import collected_stats
 

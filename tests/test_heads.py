@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.heads import CategoryHead, Head
+from gpuclassify.heads import Head
 from gpuclassify.inference import engine
+from gpuclassify.label_heads import CategoryHead
 from gpuclassify.testing import sample_texts
 from tests.oracle import stacked
 

@@ -233,7 +233,7 @@ def test_the_second_generations_education_arguments_are_accepted():
         ({"batch_size": True}, "batch_size=True is a bool"),
         ({"autocast": "yes"}, "autocast='yes' is a str: pass True or False"),
         ({"model": None}, "DomainClassifier needs model="),
-        ({"model": 7}, "model=7 is not a Hub name"),
+        ({"model": 7}, "model=7 is not a name or a path"),
         ({"text_field": ""}, "text_field='' is not a column name"),
         ({"label_field": 3}, "label_field=3 is not a column name or None"),
         ({"filter_by": [3]}, "filter_by holds 3 of type int: labels are str"),

@@ -16,9 +16,9 @@ from gpuclassify import (
     read_files,
     to_parquet,
 )
+from gpuclassify.chain import Chain
 from gpuclassify.dedup.semantic import embedding_frame
 from gpuclassify.hub import HubUnreachableError
-from gpuclassify.partition_map import Chain
 from gpuclassify.workers.task_errors import message_first
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -4,52 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.heads import CategoryHead
+from gpuclassify.label_heads import CategoryHead
 from gpuclassify.options import ClassifierOptions
 from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 
 DOMAINS = (
-    "Adult",
-    "Arts_and_Entertainment",
-    "Autos_and_Vehicles",
-    "Beauty_and_Fitness",
-    "Books_and_Literature",
-    "Business_and_Industrial",
-    "Computers_and_Electronics",
-    "Finance",
-    "Food_and_Drink",
-    "Games",
-    "Health",
-    "Hobbies_and_Leisure",
-    "Home_and_Garden",
-    "Internet_and_Telecom",
-    "Jobs_and_Education",
-    "Law_and_Government",
-    "News",
-    "Online_Communities",
-    "People_and_Society",
-    "Pets_and_Animals",
-    "Real_Estate",
-    "Science",
-    "Sensitive_Subjects",
-    "Shopping",
-    "Sports",
-    "Travel_and_Transportation",
-)
+    "Adult", "Arts_and_Entertainment", "Autos_and_Vehicles", "Beauty_and_Fitness",
+    "Books_and_Literature", "Business_and_Industrial", "Computers_and_Electronics", "Finance",
+    "Food_and_Drink", "Games", "Health", "Hobbies_and_Leisure", "Home_and_Garden",
+    "Internet_and_Telecom", "Jobs_and_Education", "Law_and_Government", "News",
+    "Online_Communities", "People_and_Society", "Pets_and_Animals", "Real_Estate", "Science",
+    "Sensitive_Subjects", "Shopping", "Sports", "Travel_and_Transportation",
+)  # fmt: skip
 CONTENT_TYPES = (
-    "Product/Company/Organization/Personal Websites",
-    "Explanatory Articles",
-    "News",
-    "Blogs",
-    "MISC",
-    "Boilerplate Content",
-    "Analytical Exposition",
-    "Online Comments",
-    "Reviews",
-    "Books and Literature",
-    "Conversational",
-)
+    "Product/Company/Organization/Personal Websites", "Explanatory Articles", "News", "Blogs",
+    "MISC", "Boilerplate Content", "Analytical Exposition", "Online Comments", "Reviews",
+    "Books and Literature", "Conversational",
+)  # fmt: skip
 
 
 class CategoryClassifier(TextMapper):

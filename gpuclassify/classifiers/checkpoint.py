@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.heads import HEADS, CategoryHead, Head
+from gpuclassify.heads import Head
+from gpuclassify.label_heads import HEADS, CategoryHead
 from gpuclassify.options import SINGLE_LABEL, ClassifierOptions
 from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper

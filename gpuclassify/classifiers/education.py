@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.checks import check_optional_texts
 from gpuclassify.columns import label_array
-from gpuclassify.heads import (
-    Columns,
-    LabelHead,
-    check_kind,
-    check_labels_given,
-    named_columns,
-    named_fields,
-)
+from gpuclassify.heads import Columns, named_columns, named_fields
+from gpuclassify.label_heads import LabelHead
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.options import REGRESSION, ScoreOptions
 from gpuclassify.signatures import takes
@@ -39,11 +32,6 @@ class EducationOptions(ScoreOptions):
     """
 
     int_score_field: str | None = None
-
-    def check(self) -> None:
-        """See `ModelOptions.check`."""
-        super().check()
-        check_optional_texts(self, ("int_score_field",), "a column name or None")
 
 
 class EducationHead(LabelHead):
@@ -78,10 +66,8 @@ class EducationHead(LabelHead):
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts have a wanted label and score enough."""
         scores, ids = _scores_and_ids(values)
-        passed = self.passes_label(np.asarray(QUALITY_LABELS, dtype=object)[ids])
-        if self.options.min_score is not None:
-            passed["score"] = scores >= np.float32(self.options.min_score)
-        return passed
+        labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
+        return self.passes_label(labels) | self.passes_score(scores)
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
         """How far each score is from the border between the two labels."""
@@ -96,17 +82,13 @@ class EducationHead(LabelHead):
                 f"{self.owner} takes a regression model with one: "
                 "use DistributedDataClassifier for other models"
             )
-        check_kind(self.owner, REGRESSION, checkpoint)
-        check_labels_given(self.options.labels, QUALITY_LABELS, checkpoint)
+        self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
         """Raise ValueError unless the filters fit a score from 0 to 5 and the two labels."""
         super().check_settings()
+        self.check_minimums(are_several=False)
         minimum = self.options.min_score
-        if isinstance(minimum, tuple):
-            raise ValueError(
-                f"min_score={dict(minimum)} names labels, and there is one score: pass a number"
-            )
         if minimum is not None and minimum > HIGHEST:
             raise ValueError(f"min_score={minimum} keeps nothing: scores run from 0 to 5")
 

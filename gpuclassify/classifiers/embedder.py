@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.checks import check_choice, check_flag, check_optional_texts, check_text
 from gpuclassify.columns import COLUMN_TYPES
 from gpuclassify.heads import Head
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
-from gpuclassify.models.sentence_transformers import (
-    POOLINGS,
-    SentenceModel,
-    read_embedding_checkpoint,
-)
+from gpuclassify.models.sentence_transformers import SentenceModel, read_embedding_checkpoint
 from gpuclassify.options import ModelOptions
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.signatures import takes
@@ -46,7 +41,7 @@ class EmbeddingOptions(ModelOptions):
 
     pooling: Pooling | None = None
     normalize: bool | None = None
-    prompt: str | None = None
+    prompt: str | None = field(default=None, metadata={"least": 0})  # "" is none
     prompt_name: str | None = None
 
     @property
@@ -57,12 +52,6 @@ class EmbeddingOptions(ModelOptions):
     def check(self) -> None:
         """See `ModelOptions.check`."""
         super().check()
-        check_choice("pooling", self.pooling, (None, *POOLINGS))
-        check_optional_texts(self, ("prompt_name",), "a prompt's name or None")
-        if self.normalize is not None:
-            check_flag("normalize", self.normalize)
-        if self.prompt is not None and not isinstance(self.prompt, str):
-            raise TypeError(f"prompt={self.prompt!r} is not a text: pass a str, or None")
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError(
                 f"prompt={self.prompt!r} and prompt_name={self.prompt_name!r} both name a prompt: "
@@ -89,12 +78,6 @@ class EmbedderOptions(EmbeddingOptions):
 
     embedding_field: str = "embedding"
     embedding_dtype: EmbeddingDtype = "float32"
-
-    def check(self) -> None:
-        """See `ModelOptions.check`."""
-        super().check()
-        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
-        check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
 
 
 class EmbeddingModel(PinnedModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_count, check_number, check_optional_texts, check_probability
+from gpuclassify.checks import check_probability
 from gpuclassify.fasttext.head import FastTextHead, LanguageHead
 from gpuclassify.fasttext.runner import FastTextModel, FastTextRunner
 from gpuclassify.options import LabelOptions
@@ -54,14 +54,8 @@ class FastTextOptions(LabelOptions):
     def check(self) -> None:
         """See `TextOptions.check`."""
         super().check()
-        names = ("confidence_field", "score_field", "top_labels_field", "top_scores_field")
-        check_optional_texts(self, names, "a column name or None")
-        check_optional_texts(self, ("file", "score_label"), "a text, or None")
-        check_count("top_k", self.top_k)
         if self.min_confidence is not None:
             check_probability("min_confidence", self.min_confidence)
-        if self.min_score is not None:
-            check_number("min_score", self.min_score)
         if self.score_label is None and self.needs_score:
             raise ValueError(
                 "score_field and min_score are about the probability of one label: pass "

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.checks import check_optional_texts, check_text, nearest
+from gpuclassify.checks import check_text, nearest
 from gpuclassify.classifiers.embedder import (
     EmbedderOptions,
     EmbeddingHead,
     EmbeddingModel,
     EmbeddingOptions,
 )
+from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.frames.texts import Texts
-from gpuclassify.heads import HEADS, Head
+from gpuclassify.heads import Head
 from gpuclassify.hub import Identity
 from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.label_heads import HEADS
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
 from gpuclassify.models.embedding_head import (
     CONVERT,
@@ -40,7 +42,7 @@ from gpuclassify.options import (
     setting_names,
 )
 from gpuclassify.pinned_model import PinnedModel
-from gpuclassify.runners import EncoderRunner, NonFiniteOutputError, Outputs, OwnModule
+from gpuclassify.runners import NonFiniteOutputError, Outputs, OwnModule
 from gpuclassify.signatures import takes
 from gpuclassify.text_mapper import TextMapper
 from gpuclassify.workers.run_stats import RunStats
@@ -106,8 +108,6 @@ class HeadOptions(EmbeddingOptions):
     def check(self) -> None:
         """See `ModelOptions.check`."""
         super().check()
-        names = (*COLUMN_NAMES, "keep_field", "embedding_field")
-        check_optional_texts(self, names, "a column name or None")
         if self.keep_field is not None and not self.filters:
             raise ValueError(
                 f"keep_field={self.keep_field!r} has no decision to write: "
@@ -123,10 +123,6 @@ class HeadOptions(EmbeddingOptions):
             given = [(name, getattr(own, key)) for name, own in by_head.items()]
             given = [(name, value) for name, value in given if value is not None]
             object.__setattr__(self, key, tuple(given) or None)
-
-    def check_model_name(self) -> None:
-        """Raise TypeError unless the backbone is None or a name."""
-        check_optional_texts(self, ("backbone",), "a Hub name, a directory or None")
 
     def _of_heads(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
         """A setting's values by the names of heads."""

@@ -12,19 +12,9 @@ from gpuclassify.text_mapper import TextMapper
 
 TASK = "task_type"
 TASK_TYPES = (
-    "Brainstorming",
-    "Chatbot",
-    "Classification",
-    "Closed QA",
-    "Code Generation",
-    "Extraction",
-    "Open QA",
-    "Other",
-    "Rewrite",
-    "Summarization",
-    "Text Generation",
-    "Unknown",
-)
+    "Brainstorming", "Chatbot", "Classification", "Closed QA", "Code Generation", "Extraction",
+    "Open QA", "Other", "Rewrite", "Summarization", "Text Generation", "Unknown",
+)  # fmt: skip
 FEW_SHOTS = "number_of_few_shots"
 DIMENSIONS = (
     "creativity_scope",
@@ -53,15 +43,12 @@ FEW_SHOTS_FROM = 0.05
 class PromptHead(Head):
     """Two task types and seven dimensions, of a model with eight heads of its own."""
 
+    label_field = FIRST_TASK
+
     @property
     def labels(self) -> list[str]:
         """The task types in id order."""
         return list(self.model.checkpoint.labels)
-
-    @property
-    def label_field(self) -> str:
-        """The column of the first task type."""
-        return FIRST_TASK
 
     def fields(self) -> list[pa.Field]:
         """The eleven columns in their published order."""

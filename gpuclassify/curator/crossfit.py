@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuclassify.curator.documents import DocumentDataset
 from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
-from gpuclassify.heads import CategoryHead, Columns
+from gpuclassify.heads import Columns
+from gpuclassify.label_heads import CategoryHead
 from gpuclassify.models.checkpoint import Checkpoint
 from gpuclassify.options import ClassifierOptions
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.code_digest import code_digest
+from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.pinned_model import PinnedModel
-from gpuclassify.runners import EncoderRunner, OwnModule, Runner
+from gpuclassify.runners import OwnModule, Runner
 from gpuclassify.text_mapper import TextMapper
 
 if TYPE_CHECKING:

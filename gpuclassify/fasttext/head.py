@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from gpuclassify.columns import SCORES
 from gpuclassify.fasttext.model_file import FastTextFile
-from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.heads import Columns, named_columns, named_fields
+from gpuclassify.label_heads import LabelHead
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 
 PREFIX = "__label__"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuclassify.chain import Chain
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
 from gpuclassify.jobs.job import Job, make_job
@@ -22,7 +23,6 @@ from gpuclassify.jobs.stages import import_lines, shown
 from gpuclassify.jobs.steps import StepReport, StepWriter
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.task import TaskSpec
-from gpuclassify.partition_map import Chain
 from gpuclassify.scores.buckets import (
     SETTINGS,
     ScoreBuckets,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuclassify.chain import Chain
 from gpuclassify.checks import nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
@@ -21,7 +22,6 @@ from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
-from gpuclassify.partition_map import Chain
 from gpuclassify.workers.part_progress import RunningParts, heard_by
 from gpuclassify.workers.secrets import remember, share_with_workers
 

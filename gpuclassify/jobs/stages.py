@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice
 from gpuclassify.code_digest import code_digest
 from gpuclassify.frames import BACKENDS, backend_of, import_cudf
-from gpuclassify.partition_map import Chain, PartitionMap
+from gpuclassify.partition_map import PartitionMap
 
 
 @dataclass(frozen=True)

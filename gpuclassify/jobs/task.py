@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
+from gpuclassify.chain import Chain
 from gpuclassify.frames import name_row
 from gpuclassify.jobs.files import InputFile, check_unchanged
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
@@ -39,7 +40,6 @@ from gpuclassify.jobs.report.counts import (
 )
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.stores import redacted
-from gpuclassify.partition_map import Chain
 from gpuclassify.stage_counts import Stages, add_examples, collected_stages, count_labels
 from gpuclassify.workers.part_progress import PartProgress, progress_of
 from gpuclassify.workers.retire import on_sound_device

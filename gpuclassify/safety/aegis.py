@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.checks import check_flag, check_optional_texts
 from gpuclassify.columns import LABELS
 from gpuclassify.frames.texts import Texts
-from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.heads import Columns, named_columns, named_fields
+from gpuclassify.label_heads import LabelHead
 from gpuclassify.options import StrPath
 from gpuclassify.read_share import ReadShare
 from gpuclassify.runners import NonFiniteOutputError, Outputs, TokenLengths
@@ -62,14 +62,11 @@ class AegisOptions(LoraOptions):
     template_digest: str | None = None
     categories_field: str | None = None
     keep_raw: bool = False
-    raw_field: str = "_aegis_raw_pred"
+    raw_field: str | None = "_aegis_raw_pred"
 
     def check(self) -> None:
         """See `ModelOptions.check`."""
         super().check()
-        check_optional_texts(self, ("template",), "the prompt's text or a file's path, or None")
-        check_optional_texts(self, ("categories_field", "raw_field"), "a column name")
-        check_flag("keep_raw", self.keep_raw)
         if self.template_digest is not None:
             full_digest(self.template_digest)
         if self.has_windows:

@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.activations import sigmoid
-from gpuclassify.checks import check_optional_texts, check_text
-from gpuclassify.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.encoder_runner import EncoderRunner
+from gpuclassify.heads import Columns, named_columns, named_fields
 from gpuclassify.hub import Identity
+from gpuclassify.label_heads import LabelHead
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import compare_shapes
 from gpuclassify.options import StrPath
-from gpuclassify.runners import EncoderRunner
 from gpuclassify.safety.lora import (
     BASE_MODEL,
     DEFENSIVE,
@@ -58,13 +58,6 @@ class GuardOptions(LoraOptions):
     adapter_revision: str | None = None
     score_field: str | None = None
     filter_by: bool | Collection[bool] | None = None  # type: ignore[assignment]
-
-    def check(self) -> None:
-        """See `ModelOptions.check`."""
-        super().check()
-        check_text("adapter", self.adapter, "a Hub name or a directory")
-        check_optional_texts(self, ("score_field",), "a column name or None")
-        check_optional_texts(self, ("adapter_revision",), "a branch, tag or commit, or None")
 
     def normal_labels(self, labels: Any) -> Any:
         """The labels to keep as a sorted tuple of bool."""

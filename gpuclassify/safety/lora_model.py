@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from gpuclassify import hub
-from gpuclassify.checks import check_optional_texts, check_text
+from gpuclassify.checks import check_text
 from gpuclassify.hub import Identity
 from gpuclassify.hub.tensors import WEIGHTS
 from gpuclassify.options import LabelOptions, ModelOptions
@@ -44,7 +43,6 @@ class LoraOptions(LabelOptions, ModelOptions):
         """See `ModelOptions.check`."""
         super().check()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
-        check_optional_texts(self, ("base_revision",), "a branch, tag or commit, or None")
 
 
 class LoraModel(PinnedModel):
@@ -110,8 +108,6 @@ class DecoderRunner(NetworkRunner):
     @contextlib.contextmanager
     def lease_decoder(self, device: Any, dtype: Any) -> Iterator[Decoder]:
         """The decoder that all mappers with this base share, with this mapper's adapter in it."""
-        from gpuclassify.inference.memory import free_bytes
-        from gpuclassify.inference.residency import MODELS
         from gpuclassify.safety.decoder import load_decoder
 
         cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
@@ -122,11 +118,7 @@ class DecoderRunner(NetworkRunner):
 
         key = (checkpoint.base, str(device), str(dtype))
 
-        def needed() -> int:
-            return sum(self.model.weights_bytes(dtype).values())
-
-        free = functools.partial(free_bytes, device)
-        with MODELS.lease(key, load, needed, free) as decoder:
+        with self.lease_loaded(key, load, device, dtype) as decoder:
             directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)
             decoder.add_adapter(adapter_key(checkpoint.adapter), directory)
             yield decoder

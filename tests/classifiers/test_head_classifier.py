@@ -15,13 +15,14 @@ from torch import nn
 
 from gpuclassify import Embedder, HeadClassifier
 from gpuclassify.classifiers import head_classifier
+from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.hub import Identity, ModelChangedError
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.embedding_head import Backbone, DenseHead
-from gpuclassify.runners import EncoderRunner, NonFiniteOutputError
+from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from tests.oracle import (
     assert_close,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.chain import Chain
 from gpuclassify.cluster.sizing import shown_cpu_cluster
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
@@ -17,7 +18,6 @@ from gpuclassify.jobs.estimate.trial import time_stages
 from gpuclassify.jobs.quarantine import ROW
 from gpuclassify.jobs.sources import FileSource, FrameSource
 from gpuclassify.jobs.stages import Function
-from gpuclassify.partition_map import Chain
 from gpuclassify.text_mapper import TextMapper
 
 TEXT_COPIES = 2  # of a part's text on a worker: in the frame, and as Python's strings
