@@ -43,7 +43,7 @@ html_css_files = ["site.css"]
 html_show_sourcelink = html_copy_source = False
 html_sidebars = {"index": [], "contributing": [], "changelog": []}
 html_theme_options = {
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "navbar_end": ["theme-switcher"],
     "secondary_sidebar_items": ["page-toc", "markdown-link"],
     "footer_start": ["copyright"],

@@ -32,13 +32,17 @@ def _output(output: dict[str, Any], as_html: bool) -> str:
     data = {"text/plain": output.get("text", "")} | output.get("data", {})
     found = {kind: "".join(content) for kind, content in data.items()}
     if as_html and "text/html" in found:
-        return _fence("{raw} html", f'<div class="notebook-output">{found["text/html"]}</div>')
+        return _raw(found["text/html"])
     if "image/png" not in found:
         return _fence("text", found["text/plain"])
     if not as_html:
         return "*(a picture)*"
     source = f"data:image/png;base64,{found['image/png'].strip()}"
-    return _fence("{raw} html", f'<img alt="What the code above draws" src="{source}">')
+    return _raw(f'<img alt="What the code above draws" src="{source}">')
+
+
+def _raw(html: str) -> str:
+    return _fence("{raw} html", f'<div class="notebook-output">{html}</div>')
 
 
 def _fence(language: str, content: str) -> str:
