@@ -11,8 +11,8 @@ from typing import Any
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
 from gpuclassify.jobs.job import Job, make_job
-from gpuclassify.jobs.output.manifest import JOB, key_in, number_in
-from gpuclassify.jobs.output.records import QUARANTINE, quarantine_path
+from gpuclassify.jobs.output.manifest import JOB
+from gpuclassify.jobs.output.records import QUARANTINE, key_in, number_in, quarantine_path
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import report_of

@@ -13,7 +13,6 @@ import json
 import logging
 import platform
 import posixpath
-import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
+    KEY_DIGITS,
     METADATA,
     QUARANTINE,
     RECORDS,
@@ -32,7 +32,9 @@ from gpuclassify.jobs.output.records import (
     Record,
     complete,
     is_published,
+    key_in,
     parse_record,
+    part_name,
     published_path,
     quarantine_path,
     record_path,
@@ -44,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 JOB, MANIFEST, SUCCESS = f"{METADATA}/job.json", f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
-KEY_DIGITS = 8
-PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 MOST_CHANGES_SHOWN = 5
 _JOB_NAMES = {"key", "parts", "identity", "versions"}
 _HEAD_BYTES = 64  # of job.json, which begins with the job's key
@@ -112,8 +112,7 @@ class Manifest:
         DamagedMetadataError
             It cannot be read whose parts there are, unless it starts over.
         """
-        if self.directory.filesystem.isfile(self.directory.root):
-            raise NotADirectoryError(f"{self.directory} is a file: name a directory for the output")
+        self.directory.refuse_file()
         earlier = self._earlier(restart)
         self._refuse_foreign_files(earlier)
         if earlier is not None and not restart and earlier["key"] != self.key:
@@ -152,7 +151,13 @@ class Manifest:
         if restart or earlier is None:
             self._write_job(earlier)
         else:
-            _warn_of_versions(earlier["versions"])
+            known, today = earlier["versions"], _versions()
+            names = [name for name in {**known, **today} if known.get(name) != today.get(name)]
+            if names:
+                shown = ", ".join(
+                    f"{name} {known.get(name)} -> {today.get(name)}" for name in names
+                )
+                logger.warning("the job goes on with other versions than it began with: %s", shown)
         done: set[str] = set()
         for record in self._sound_records():
             done.add(stem_of(record.name))
@@ -179,10 +184,6 @@ class Manifest:
         }
         return mark == {"key": self.key, "parts": self.count} and found == {*self.names()}
 
-    def check_current(self) -> None:
-        """Raise JobChangedError if another run has started over here; see `check_current`."""
-        check_current(self.directory, self.key)
-
     def finish(self) -> None:
         """Write the manifest, and mark the output as complete at last.
 
@@ -191,7 +192,7 @@ class Manifest:
         JobChangedError
             Another run has started over here.
         """
-        self.check_current()
+        check_current(self.directory, self.key)
         contents = self.directory.read_all([record_path(name) for name in self.names()])
         try:
             with self.directory.replacing(self.directory.path(MANIFEST)) as file:
@@ -204,7 +205,7 @@ class Manifest:
         self.directory.remove(*self._parts_of(earlier))  # of attempts that came late
         self.directory.prune(QUARANTINE)
         self.directory.sync()
-        self.check_current()
+        check_current(self.directory, self.key)
         content = json.dumps({"key": self.key, "parts": self.count}).encode()
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
@@ -265,7 +266,7 @@ class Manifest:
             "code": self.code,
             "command": self.command,
             "earlier": sorted(past),
-            "versions": versions(),
+            "versions": _versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
@@ -305,9 +306,8 @@ class Manifest:
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove what attempts have left, of all parts or of those with these stems."""
         for folder in (SCRATCH, WHOLE):
-            names = [
-                n for n in self.directory.sizes(folder) if stems is None or stem_of(n) in stems
-            ]
+            left = self.directory.sizes(folder)
+            names = [name for name in left if stems is None or stem_of(name) in stems]
             self.directory.remove(*(f"{folder}/{name}" for name in names))
 
 
@@ -326,10 +326,9 @@ def read_job(directory: Directory) -> dict[str, Any]:
     try:
         with directory.explained():
             content = directory.read(JOB)
-    except NotADirectoryError as err:
-        raise NotADirectoryError(
-            f"a file is where {directory} belongs: name a directory for the output"
-        ) from err
+    except NotADirectoryError:
+        directory.refuse_file()
+        raise
     with contextlib.suppress(ValueError):
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:
@@ -368,37 +367,13 @@ def _gone(directory: Directory) -> JobChangedError:
     )
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Versions of Python and of the packages that results may depend on."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _warn_of_versions(earlier: dict[str, str]) -> None:
-    today = versions()
-    changed = [n for n in {**earlier, **today} if earlier.get(n) != today.get(n)]
-    if changed:
-        shown = ", ".join(f"{n} {earlier.get(n)} -> {today.get(n)}" for n in changed)
-        logger.warning("the job goes on with other versions than it began with: %s", shown)
-
-
-def part_name(number: int, count: int, key: str, suffix: str) -> str:
-    """The name of one of `count` parts of the job with this key."""
-    return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
-
-
-def number_in(name: str) -> int:
-    """The number of the part with this name."""
-    return int(name.split("-")[1])
-
-
-def key_in(name: str) -> str | None:
-    """The key of the job whose part, record or quarantine file has this name."""
-    match = PART_NAME.match(posixpath.basename(name))
-    return match[1] if match else None
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:

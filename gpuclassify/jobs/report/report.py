@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import posixpath
 import time
-from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from gpuclassify.jobs.ledger import read_ledger
 from gpuclassify.jobs.output.manifest import REPORTS, read_job
 from gpuclassify.jobs.output.records import QUARANTINE, RECORDS, Record, parse_record
-from gpuclassify.jobs.report.counts import BIN_WIDTH, LENGTH_EDGES, fold_rare
+from gpuclassify.jobs.report.counts import BIN_WIDTH, LENGTH_EDGES, fold_rare, most_frequent
 from gpuclassify.jobs.report.page import page
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import Directory
@@ -66,7 +65,8 @@ def report_of(directory: Directory) -> dict[str, Any]:
         ) from None
     summary = JobSummary(output=str(directory))
     times = _Times()
-    for record in _records(directory):
+    names = [f"{RECORDS}/{name}" for name in sorted(directory.sizes(RECORDS))]
+    for record in filter(None, map(parse_record, directory.read_all(names))):
         summary.add(record)
         times.add(record)
     return {
@@ -81,7 +81,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "output_bytes": summary.output_bytes,
         "left_out": summary.left_out,
         "problems": _problems(directory) if summary.left_out else [],
-        "labels": {name: _most_frequent(counts) for name, counts in summary.columns.items()},
+        "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         "stages": summary.stages,
@@ -142,11 +142,6 @@ class _Times:
         return np.array(times) - begins[0] - passed[np.maximum(index, 0)]
 
 
-def _records(directory: Directory) -> Iterator[Record]:
-    names = [f"{RECORDS}/{name}" for name in sorted(directory.sizes(RECORDS))]
-    return filter(None, map(parse_record, directory.read_all(names)))
-
-
 def _problems(directory: Directory) -> list[dict[str, Any]]:
     """The first problems, with where to find all of them."""
     names = [f"{QUARANTINE}/{name}" for name in sorted(directory.sizes(QUARANTINE))]
@@ -194,10 +189,6 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
         return None
     busy_seconds = totals.get("device_busy_seconds", 0.0)
     return {"busy_share": busy_seconds / sampled_seconds if sampled_seconds else None, **peaks}
-
-
-def _most_frequent(counts: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
