@@ -10,6 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 
+import notebook_pages  # noqa: E402
 import tables  # noqa: E402
 import text_pages  # noqa: E402
 
@@ -60,8 +61,9 @@ NEXT_SECTION = re.compile(r"^(?=\w+\n-{4,})", re.MULTILINE)
 
 
 def fill_page(_app, docname, source):
-    """Put tables and drawings in their places, and take comments out, before a page is read."""
-    source[0] = text_pages.with_drawings(tables.fill(source[0], docname), HERE)
+    """Put tables, notebooks and drawings in their places before a page is read."""
+    text = notebook_pages.fill(tables.fill(source[0], docname), docname, as_html=True)
+    source[0] = text_pages.with_drawings(text, HERE)
 
 
 def explain_settings(_app, what, _name, obj, _options, lines):

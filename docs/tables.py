@@ -304,6 +304,32 @@ def workers() -> str:
     )
 
 
+def scale() -> str:
+    """A job over many documents: how fast, how evenly, and what its memory grew by."""
+    return table(
+        [
+            "documents",
+            "documents/s",
+            "seconds a million, median",
+            "farthest from it",
+            "growth of client and workers",
+            "result",
+        ],
+        (
+            [
+                f"{result['rows']:,}",
+                f"{result['rows_per_second']:,.0f}",
+                f"{result['steps']['median_seconds']:.1f}",
+                f"{result['steps']['largest_deviation']:.0%}",
+                " and ".join(f"{grown[part] / 1e6:.0f} MB" for part in ("client", "workers")),
+                _link(path),
+            ]
+            for path, result in _results("scale")
+            for grown in [result["memory_growth"]]
+        ),
+    )
+
+
 def _results(question: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(RESULTS.glob(f"{question}-*.json")):
         yield path, json.loads(path.read_text(encoding="utf-8"))
@@ -349,4 +375,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision-of-removal": precision_of_removal,
     "safety": safety,
     "workers": workers,
+    "scale": scale,
 }

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import notebook_pages
 import tables
 
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.MULTILINE)
@@ -48,8 +49,9 @@ def write(env: Any, output: Path, source: Path) -> None:
 
 
 def plain(path: Path, page: str) -> str:
-    """A page in Markdown alone: tables filled, comments gone, reference as text."""
+    """A page in Markdown alone: tables and notebooks in it, comments gone, reference as text."""
     text = tables.fill(path.read_text(encoding="utf-8"), page)
+    text = notebook_pages.fill(text, page, as_html=False)
     text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
     text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2]), text)
     up = os.path.relpath(".", Path(page).parent)

@@ -118,7 +118,7 @@ def demo(directory: str, documents: int | None, as_json: bool) -> None:
     console.print(
         f"Held-out accuracy {result.accuracy:.1%} over {result.areas} areas "
         f"(always the most frequent one: {result.majority_share:.1%}). "
-        f"Labelled documents are in {result.output}.",
+        f"Labelled documents are in {result.output}, the model is in {result.model}.",
         highlight=False,
         soft_wrap=True,
     )

@@ -121,7 +121,7 @@ class ModelOptions(TextOptions):
     base_model : str
         Checkpoint with the backbone's sizes, if not the model's own.
     max_seq_length : int
-        Tokens of a text that the model sees. Default: all it can.
+        Tokens of a text that the model sees; None: all it can.
     batch_size : int
         Most rows of a batch. Default: as tokens and memory allow.
     sort_by_length : bool

@@ -49,3 +49,10 @@ def test_every_label_and_argument_has_its_place(site):
         assert f"## `{name}`" in labels
         assert all(f"`{label}`" in labels for label in owner.published_labels)
     assert "`max_seq_length`" in arguments and "`min_confidence`" in arguments
+
+
+def test_every_notebook_is_a_page_with_its_pictures(site):
+    for notebook in sorted(DOCS.parent.glob("notebooks/*.ipynb")):
+        page = site / "notebooks" / notebook.with_suffix(".html").name
+        pictures = notebook.read_text().count('"image/png"')
+        assert page.read_text().count("data:image/png;base64,") == pictures, notebook.name
