@@ -12,8 +12,9 @@ from gpuclassify.checks import nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.folders import check_folder_columns
-from gpuclassify.jobs.output.manifest import JobChangedError, Manifest
+from gpuclassify.jobs.output.manifest import Manifest
 from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.output.run_key import JobChangedError
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
@@ -37,8 +38,6 @@ class Job:
     source : Source
     spec : TaskSpec
     manifest : Manifest
-    restart : bool
-        Whether `run` begins with removing what earlier runs wrote.
     writer : FileWriter, optional
         Uploads the finished output, where it has a place to upload it to.
     """
@@ -46,8 +45,12 @@ class Job:
     source: Source
     spec: TaskSpec
     manifest: Manifest
-    restart: bool = False
     writer: FileWriter | None = None
+
+    @property
+    def restart(self) -> bool:
+        """Whether `run` begins with removing what earlier runs wrote."""
+        return self.manifest.restart
 
     def needs_workers(self) -> bool:
         """Whether `run` has parts to do or files to upload; reads the manifest, if there is one."""
@@ -59,7 +62,7 @@ class Job:
         summary = JobSummary(output=str(self.manifest.directory))
         with self.current(client):
             done = set()
-            for record in self.manifest.begin(self.restart):
+            for record in self.manifest.begin():
                 self._add(summary, record, is_resumed=True)
                 done.add(record.name)
             _show(report, len(done), self.source.count, summary)
@@ -176,10 +179,10 @@ def make_job(
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
-    manifest = Manifest(directory, whole, source.count, writer.encoding, code, command)
-    manifest.check(restart)
+    manifest = Manifest(directory, whole, source.count, writer.encoding, restart, code, command)
+    manifest.check()
     writer.check(source.count)
-    return Job(source, spec, manifest, restart, writer)
+    return Job(source, spec, manifest, writer)
 
 
 def make_task_spec(

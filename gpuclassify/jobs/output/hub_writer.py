@@ -13,7 +13,7 @@ from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
 from gpuclassify.jobs.output.hub_upload import Staging, staged_files, upload_and_commit
 from gpuclassify.jobs.output.manifest import SUCCESS
-from gpuclassify.jobs.output.records import METADATA
+from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.workers.secrets import remember, share_with_workers

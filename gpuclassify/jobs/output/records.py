@@ -26,10 +26,10 @@ from typing import Any
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import create
 from gpuclassify.jobs.output.folders import spread_rows
+from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
 
-METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
 WHOLE = f"{METADATA}/whole"  # parts whose rows go to folders, until they are there
 QUARANTINE = "_quarantine"
