@@ -42,12 +42,19 @@ class EmbeddingOptions(ModelOptions):
         Stands before every text, such as "query: "; "" for none. Default: the model's own.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
+    embedding_field : str
+        Output column of the embedding (a list as long as the model's states are wide). Default:
+        none.
+    embedding_dtype : {"float32", "float16"}
+        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     pooling: Pooling | None = None
     normalize: bool | None = None
     prompt: str | None = None
     prompt_name: str | None = None
+    embedding_field: str | None = None
+    embedding_dtype: EmbeddingDtype = "float32"
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -58,7 +65,9 @@ class EmbeddingOptions(ModelOptions):
         """See `ModelOptions.check`."""
         super().check()
         check_choice("pooling", self.pooling, (None, *POOLINGS))
+        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
         check_optional_texts(self, ("prompt_name",), "a prompt's name or None")
+        check_optional_texts(self, ("embedding_field",), "a column name or None")
         if self.normalize is not None:
             check_flag("normalize", self.normalize)
         if self.prompt is not None and not isinstance(self.prompt, str):
@@ -83,17 +92,13 @@ class EmbedderOptions(EmbeddingOptions):
     ----------
     embedding_field : str
         Output column (list<float32>, as long as the model's states are wide).
-    embedding_dtype : {"float32", "float16"}
-        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     embedding_field: str = "embedding"
-    embedding_dtype: EmbeddingDtype = "float32"
 
     def check(self) -> None:
         """See `ModelOptions.check`."""
         super().check()
-        check_choice("embedding_dtype", self.embedding_dtype, get_args(EmbeddingDtype))
         check_text("embedding_field", self.embedding_field, 'a column name such as "embedding"')
 
 
@@ -161,7 +166,7 @@ class EmbeddingHead(Head):
         largest = np.abs(vectors).max()
         if largest > np.finfo(kind).max:
             raise OverflowError(
-                f"{self.options.model} gives {largest:g}, which float16 cannot hold: pass "
+                f"{self.model.identity.name} gives {largest:g}, which float16 cannot hold: pass "
                 'embedding_dtype="float32" or normalize=True'
             )
         return {self.options.embedding_field: vectors.astype(kind)}

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_count, check_number, check_optional_texts, check_probability
+from gpuclassify.checks import (
+    check_count,
+    check_number,
+    check_optional_texts,
+    check_probability,
+    label_tuple,
+)
 from gpuclassify.fasttext.head import FastTextHead, LanguageHead
 from gpuclassify.fasttext.runner import FastTextModel, FastTextRunner
 from gpuclassify.options import LabelOptions
@@ -37,6 +44,8 @@ class FastTextOptions(LabelOptions):
         Also write lists of the so many most probable labels, and of their probabilities.
     top_labels_field, top_scores_field : str
         Their columns.
+    labels : list of str
+        In the file's order, for a client without the file; workers verify.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -50,6 +59,7 @@ class FastTextOptions(LabelOptions):
     top_k: int | None = None
     top_labels_field: str = "top_labels"
     top_scores_field: str = "top_scores"
+    labels: Sequence[str] | None = None
 
     def check(self) -> None:
         """See `TextOptions.check`."""
@@ -58,6 +68,7 @@ class FastTextOptions(LabelOptions):
         check_optional_texts(self, names, "a column name or None")
         check_optional_texts(self, ("file", "score_label"), "a text, or None")
         check_count("top_k", self.top_k)
+        object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         if self.min_confidence is not None:
             check_probability("min_confidence", self.min_confidence)
         if self.min_score is not None:
@@ -72,6 +83,11 @@ class FastTextOptions(LabelOptions):
                 f"score_label={self.score_label!r} has no column to fill and no filter: pass "
                 "score_field= or min_score= with it"
             )
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels are given, so that the file need not be in reach."""
+        return self.labels is not None
 
     @property
     def needs_score(self) -> bool:
