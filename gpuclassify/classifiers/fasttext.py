@@ -145,23 +145,27 @@ class FastTextClassifier(TextMapper):
 class LanguageIdentifier(FastTextClassifier):
     """Gives text its language, and how probable that is, by a model of fastText.
 
-    Languages are the model's labels without ``__label__``: ``deu_Latn`` of the
-    default model and of GlotLID (``model="cis-lmu/glotlid",
-    file="model_v3.bin"``), ``de`` of ``lid.176.bin``, which is no model of the
-    Hub: download it, and pass its path.
+    The default is the latest GlotLID, a file of about 1.7 GB; with
+    ``file="model_v3.bin"`` it is always version 3, whose labels are told here.
+    Languages are the model's labels without ``__label__``, and so are those of
+    `filter_by`: GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``,
+    and ``und_...`` and ``zxx_...`` for what is no language. ``lid.176.bin`` and
+    ``lid.176.ftz``, which are no models of the Hub, are much smaller and have
+    two letters, ``de``: download one, and pass its path.
 
     Examples
     --------
     >>> ddf = LanguageIdentifier()(ddf)  # doctest: +SKIP
-    >>> german_or_french = LanguageIdentifier(model="lid.176.bin", filter_by=["de", "fr"])
+    >>> german = LanguageIdentifier(filter_by="deu_Latn")
+    >>> german_or_french = LanguageIdentifier(model="lid.176.ftz", filter_by=["de", "fr"])
     """
 
     head_type = LanguageHead
     family = "language"
-    purpose = "language of text, 217 labels"
-    licence = "CC-BY-NC-4.0"
+    purpose = "language of text, 2,102 labels"
+    licence = "Apache-2.0"
     defaults: ClassVar[dict[str, Any]] = {
-        "model": "facebook/fasttext-language-identification",
+        "model": "cis-lmu/glotlid",
         "label_field": "language",
         "confidence_field": "language_confidence",
     }
