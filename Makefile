@@ -25,7 +25,7 @@ test: $(VENV)/.dev
 
 # All that this machine can run: on two quiet cores under 30 minutes.
 test-all: $(VENV)/.dev
-	$(PYTEST) -m "$(HERE)"
+	$(PYTEST) --durations 25 -m "$(HERE)"
 
 # Slurm, a browser and networks of one's own, from Debian's packages: installs those that are missing.
 # Slurm's GPU workers are dask-cuda's, from the RAPIDS environment.

@@ -77,17 +77,25 @@ def measure_speed(frame: pd.DataFrame, path: Path, options: argparse.Namespace) 
             client = stack.enter_context(get_client("cpu", n_workers=count))
             compute = functools.partial(_computed, client, lazy)
             ways[shown(count)] = functools.partial(answers, compute)
+        cores = sorted(os.sched_getaffinity(0))
+        stack.callback(hold_to_cores, cores)
+        held = {shown(count): cores[:count] for count in options.workers}
         spent: dict[str, list[float]] = {name: [] for name in ways}
-        variants = [Variant(name, timed(way, spent[name]), way) for name, way in ways.items()]
+        variants = [
+            Variant(name, timed(on_cores(way, held.get(name, cores[:1])), spent[name]), way)
+            for name, way in ways.items()
+        ]
         run = run_interleaved(variants, options.repeats, TOLERANCE)
-    few, many = (run.median_seconds(shown(count)) for count in sorted(options.workers)[:2])
+    few, many = sorted(options.workers)[:2]
+    scaling = run.median_seconds(shown(few)) / run.median_seconds(shown(many))
     return {
         "documents": len(frame),
         "mean_text_bytes": float(frame["text"].str.len().mean()),
         "largest_difference": run.largest_difference,
         "variants": {name: _findings(run, name, spent[name], len(frame)) for name in ways},
         "speed_up": {FRAME: run.speed_up(FRAME, LIBRARY)},
-        "scaling": few / many,
+        "scaling": scaling,
+        "share_of_linear": scaling * few / many,
     }
 
 
@@ -123,6 +131,27 @@ def _computed(client: Any, lazy: Any) -> pd.DataFrame:
     return client.compute(lazy[["language_confidence"]]).result()
 
 
+def on_cores(way: Any, cores: Sequence[int]) -> Any:
+    """The way, with all that takes part held to these cores, as many as there are workers.
+
+    A worker alone would otherwise have a second core for the process that holds its model.
+    """
+
+    def run() -> np.ndarray:
+        hold_to_cores(cores)
+        return way()
+
+    return run
+
+
+def hold_to_cores(cores: Sequence[int]) -> None:
+    """Every thread of this process, of the workers, and of what holds the model."""
+    for process in _family():
+        for thread in process.threads():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, cores)
+
+
 def timed(way: Any, spent: list[float]) -> Any:
     """The way, noting the core seconds of all processes but this one."""
 
@@ -136,8 +165,13 @@ def timed(way: Any, spent: list[float]) -> Any:
 
 
 def _core_seconds() -> float:
-    family = [*psutil.Process().children(recursive=True), *host_processes()]
-    return sum(sum(process.cpu_times()[:2]) for process in family)
+    return sum(sum(process.cpu_times()[:2]) for process in _family()[1:])
+
+
+def _family() -> list[psutil.Process]:
+    """This process, the workers, and what holds the model."""
+    own = psutil.Process()
+    return [own, *own.children(recursive=True), *host_processes()]
 
 
 def _findings(run: Run, name: str, spent: list[float], rows: int) -> dict[str, Any]:
@@ -192,7 +226,10 @@ def table(result: dict[str, Any]) -> str:
     ratio = result["speed_up"][FRAME]
     rounds = ", ".join(f"{of_round:.2f}" for of_round in ratio["ratio_by_round"])
     lines.append(f"  {ratio['ratio_of_medians']:.2f} times as fast as {LIBRARY} ({rounds})")
-    lines.append(f"  {result['scaling']:.2f} times as fast with more workers")
+    lines.append(
+        f"  {result['scaling']:.2f} times as fast with more workers, on as many more cores: "
+        f"{result['share_of_linear']:.0%} of linear"
+    )
     for found in result["memory"]:
         held, alone = found["model_bytes"] / 2**20, max(found["resident_bytes"]) / 2**20
         lines.append(

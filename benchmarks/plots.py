@@ -205,14 +205,18 @@ def draw_scale(results: Sequence[dict[str, Any]]) -> Any:
     for result, (time, memory) in zip(
         results, zip(axes[::2], axes[1::2], strict=True), strict=True
     ):
-        steps, samples = result["steps"], result["samples"]
-        ends = steps["rows"] * np.arange(1, len(steps["seconds"]) + 1) / 1e6
-        time.plot(ends, steps["seconds"], "o-", color=SUBJECT_COLOUR)
-        time.axhspan(
-            *(steps["median_seconds"] * np.array([0.9, 1.1])), color=PEER_COLOUR, alpha=0.4
-        )
-        time.set_ylim(0, 1.15 * max(steps["seconds"]))
-        time.set_title(f"seconds for each {steps['rows']:,} rows (band: median ± 10%)", loc="left")
+        pace, samples = result["pace"], result["samples"]
+        ends = pace["rows"] * np.arange(1, len(pace["seconds"]) + 1) / 1e6
+        shown = {"seconds": SUBJECT_COLOUR, "yardstick_seconds": BASELINE_COLOUR}
+        for (measured, colour), name in zip(
+            shown.items(), ("the job", "the library alone, meanwhile"), strict=True
+        ):
+            values = np.array(pace[measured])
+            time.plot(ends, values / np.median(values), "o-", color=colour, label=name)
+        time.axhspan(0.9, 1.1, color=PEER_COLOUR, alpha=0.4)
+        time.set_ylim(0, 1.4 * time.get_ylim()[1])
+        time.set_title(f"time for each {pace['rows']:,} rows, over its median", loc="left")
+        time.legend(frameon=False, ncols=2, loc="upper left")
         rows = [sample["rows"] / 1e6 for sample in samples]
         held = {
             "workers together": [sum(sample["workers_bytes"]) for sample in samples],
@@ -238,7 +242,7 @@ PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
         "recall": ("recall", draw_recall),
         "growth": ("growth", draw_growth),
     },
-    "scale": {"scale": ("steps", draw_scale)},
+    "scale": {"scale": ("pace", draw_scale)},
 }
 
 

@@ -9,17 +9,18 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.fasttext import held_bytes, host_processes, real_model
+from benchmarks.fasttext import by_library, held_bytes, host_processes, real_model
 from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
 from benchmarks.texts import docstrings
 from gpuclassify import LanguageIdentifier, ParquetReader, ParquetWriter, Pipeline, get_client
@@ -28,6 +29,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 QUESTION = "scale"
 PHRASES, PHRASE_WORDS, WORD_CHARS = 20_000, 9, 24
 LEVEL_PARTS = 0.1  # of the parts, at the beginning and at the end, whose memory is compared
+YARDSTICK_ROWS = 1_000
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
@@ -77,6 +79,7 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ParquetReader(f"{folder}/in", part_bytes=1 << 30),
         ParquetWriter(f"{folder}/out"),
     )
+    machine_seconds = yardstick(Path(folder, "in"))
     with workers(options.workers) as (client, processes):
         client.run(classifier.setup)
         samples: list[dict[str, Any]] = []
@@ -90,6 +93,7 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 {
                     "rows": min(done * options.part_rows, options.rows),
                     "seconds": summary.elapsed_seconds,  # since the first part was handed out
+                    "yardstick_seconds": machine_seconds(),
                     "client_bytes": psutil.Process().memory_info().rss,
                     "workers_bytes": [one.memory_info().rss for one in processes],
                     "model_bytes": sum(map(held_bytes, host_processes())),
@@ -104,7 +108,7 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds,
         "rows_per_second": options.rows / seconds,
         "other_cores": max(0.0, others / seconds),
-        "steps": time_steps(samples, options.step_rows),
+        "pace": find_pace(samples, options.step_rows),
         "memory_growth": memory_growth(samples),
         "samples": samples,
     }
@@ -121,19 +125,45 @@ def _core_seconds(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(one.cpu_times()[:2]) for one in [*processes, *host_processes()])
 
 
-def time_steps(samples: Sequence[dict[str, Any]], step_rows: int) -> dict[str, Any]:
-    """Seconds for each further million rows, and how far one is from the median of all."""
+def yardstick(corpus: Path) -> Callable[[], float]:
+    """What tells how fast the machine itself is at a time: core seconds of the same little work.
+
+    It is the library alone, over the first documents, in this process: a core that its host lends
+    to others, or clocks down, is as slow for it as for the job.
+    """
+    import fasttext
+
+    model = fasttext.load_model(str(real_model()))
+    frame = pd.read_parquet(min(corpus.iterdir())).head(YARDSTICK_ROWS)
+
+    def measure() -> float:
+        started = time.thread_time()
+        by_library(model, frame)
+        return time.thread_time() - started
+
+    return measure
+
+
+def find_pace(samples: Sequence[dict[str, Any]], step_rows: int) -> dict[str, Any]:
+    """Seconds for each further million rows, as they are and in yardsticks of that time."""
     rows = [0, *(sample["rows"] for sample in samples)]
     clock = [0.0, *(sample["seconds"] for sample in samples)]
     ends = np.arange(0, rows[-1] + 1, step_rows)
-    seconds = np.diff(np.interp(ends, rows, clock)).tolist()
-    middle = statistics.median(seconds)
+    seconds = np.diff(np.interp(ends, rows, clock))
+    step = np.ceil(np.array(rows[1:]) / step_rows)
+    measured = np.array([sample["yardstick_seconds"] for sample in samples])
+    machine = np.array([measured[step == number + 1].mean() for number in range(len(seconds))])
     return {
         "rows": step_rows,
-        "seconds": seconds,
-        "median_seconds": middle,
-        "largest_deviation": max(abs(own / middle - 1) for own in seconds),
+        "seconds": seconds.tolist(),
+        "yardstick_seconds": machine.tolist(),
+        "largest_deviation": _deviation(seconds),
+        "largest_deviation_in_yardsticks": _deviation(seconds / machine),
     }
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(np.abs(values / np.median(values) - 1).max())
 
 
 def memory_growth(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -153,7 +183,7 @@ def memory_growth(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> str:
     """The result as a few lines for people."""
-    steps, last = result["steps"], result["samples"][-1]
+    pace, last = result["pace"], result["samples"][-1]
     growth = result["memory_growth"]
     held = {
         "client": last["client_bytes"],
@@ -163,8 +193,9 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{result['rows']:,} documents of {result['mean_text_bytes']:.0f} bytes: "
         f"{result['seconds']:.1f} s, {result['rows_per_second']:,.0f} rows/s",
-        f"  {steps['rows']:,} rows take {min(steps['seconds']):.2f} to "
-        f"{max(steps['seconds']):.2f} s, {steps['largest_deviation']:.1%} from the median at most",
+        f"  {pace['rows']:,} rows take {min(pace['seconds']):.2f} to {max(pace['seconds']):.2f} s, "
+        f"{pace['largest_deviation']:.1%} from the median at most; "
+        f"{pace['largest_deviation_in_yardsticks']:.1%} in yardsticks",
     ]
     for name, size in held.items():
         lines.append(f"  {name:8}{size / 2**20:8.0f} MiB, grown by {growth[name] / 2**20:.1f} MiB")
