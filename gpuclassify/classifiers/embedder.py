@@ -43,8 +43,7 @@ class EmbeddingOptions(ModelOptions):
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
     embedding_field : str
-        Output column of the embedding (a list as long as the model's states are wide). Default:
-        none.
+        Output column of the embedding. Default: none.
     embedding_dtype : {"float32", "float16"}
         Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """

@@ -23,13 +23,13 @@ class HeadOptions(EmbeddingOptions):
     Attributes
     ----------
     heads : dict of str to str
-        Directory or Hub name (or ``owner/name@revision``) of each head, by name.
+        Directory or Hub name (or ``owner/name@revision``) of each, by name.
     backbone : str
         Hub name or directory of what embeds. Default: the heads' own.
     revision : str
         Branch, tag or commit of `backbone` on the Hub.
     label_field : str
-        Output columns of labels, {head} being a head's name; None: none.
+        Output columns of labels, {head} being a head's name; or None.
     labels_field : str
         Output columns of all labels above `thresholds`, of multi-label heads.
     thresholds : dict of str to float or dict
@@ -47,10 +47,9 @@ class HeadOptions(EmbeddingOptions):
     keep_field : str
         Write the filters' decision to this column, and drop nothing.
     labels : dict of str to list of str
-        By head, for all of them: its labels in id order, for a client without the models; workers
-        verify.
+        Of each head, in id order, for a client without the models.
     problem_type : dict of str to str
-        By head, beside `labels`: what it was trained for. Default: "single_label_classification".
+        By head, beside `labels`. Default: that of one label a text.
     pooling : {"mean", "cls", "last"}
         Which tokens are averaged. Default: as the model's files say.
     """
