@@ -72,16 +72,9 @@ def main(context: click.Context, debug: bool) -> None:
     warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
 
 
-main.add_command(buckets)
-main.add_command(classify)
-main.add_command(convert)
-main.add_command(dedup)
-main.add_command(models)
-main.add_command(plan)
-main.add_command(preview)
-main.add_command(report)
-main.add_command(slurm_script)
-main.add_command(train)
+JOBS = (buckets, classify, dedup, plan, preview, report, slurm_script)
+for command in (*JOBS, convert, models, train):
+    main.add_command(command)
 
 
 @main.command(short_help="Examine what is installed, and GPUs.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,11 +10,11 @@ from gpuclassify.commands.classify import run_job
 from gpuclassify.commands.console import quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import (
     BUCKETS,
+    COLUMN,
     JobCommand,
     file_options,
-    grouped_option,
+    option_table,
     read_file_options,
-    refuse_file,
     restart_option,
     split_paths,
 )
@@ -24,31 +23,22 @@ from gpuclassify.scores import COMBINE
 ROWS = "none"  # as a weight: rows count alike
 
 
-def bucket_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what buckets are; settings of the same names."""
-    column: dict[str, Any] = {"metavar": "COLUMN"}
-    options: dict[str, dict[str, Any]] = {
-        "--score": column | {"multiple": True, "help": "Column of numbers to cut; repeatable."},
-        "--n": {"type": int, "help": "Number of buckets. Default: 20."},
-        "--weight": column | {"help": "Buckets have equal sums of this column; bytes is those of "
-                              "the text, none counts rows. Default: bytes."},
-        "--by": column | {"help": "Cut within each value of this column, such as language."},
-        "--text-field": column | {"help": "Column of the text. Default: text."},
-        "--combine": {"type": click.Choice(COMBINE), "help": "Which bucket of its scores is a "
-                      "row's. Default: max."},
-        "--bucket-field": column | {"help": "Output column of the row's. Default: bucket."},
-        "--overwrite": {"is_flag": True, "default": None, "help": "Replace columns that exist."},
-        "--edges": {"metavar": "FILE", "help": "Edges of an earlier job, from its OUTPUT/_buckets/"
-                    "edges.json, in place of --score, --n, --weight and --by."},
-    }  # fmt: skip
-    for flag, attributes in reversed(options.items()):
-        command = grouped_option(flag, group=BUCKETS, **attributes)(command)
-    return command
-
-
 @click.command(cls=JobCommand, short_help="Cut scores into buckets, or go on with it.")
 @click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
-@bucket_options
+@option_table(BUCKETS, {
+    "--score scores": COLUMN | {"multiple": True, "help": "Column of numbers to cut; repeatable."},
+    "--n": {"type": int, "help": "Number of buckets. Default: 20."},
+    "--weight": COLUMN | {"help": "Buckets have equal sums of this column; bytes is those of the "
+                          "text, none counts rows. Default: bytes."},
+    "--by": COLUMN | {"help": "Cut within each value of this column, such as language."},
+    "--text-field": COLUMN | {"help": "Column of the text. Default: text."},
+    "--combine": {"type": click.Choice(COMBINE), "help": "Which bucket of its scores is a row's. "
+                  "Default: max."},
+    "--bucket-field": COLUMN | {"help": "Output column of the row's. Default: bucket."},
+    "--overwrite": {"is_flag": True, "default": None, "help": "Replace columns that exist."},
+    "--edges": {"metavar": "FILE", "help": "Edges of an earlier job, from its OUTPUT/_buckets/"
+                "edges.json, in place of --score, --n, --weight and --by."},
+})  # fmt: skip
 @file_options
 @restart_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -67,19 +57,16 @@ def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> Non
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted.
     """
-    from gpuclassify.jobs.settings import BUCKETS_OF_EDGES, EDGES, SCORES, JobSettings
+    from gpuclassify.jobs.settings import BUCKETS as SETTINGS
+    from gpuclassify.jobs.settings import EDGES, JobSettings
 
     quiet_dask()
     with wrong_call_exits():
-        names = ("n", EDGES, *SCORES[1:], *BUCKETS_OF_EDGES)
-        chosen = {name: given[name] for name in names if given[name] is not None}
-        if given["score"]:
-            chosen["scores"] = list(given["score"])
+        chosen = {name: given[name] for name in (EDGES, *SETTINGS) if given[name] not in (None, ())}
         if chosen.get("weight") == ROWS:
             chosen["weight"] = None
         if not {"scores", EDGES} & {*chosen}:
             raise ValueError("name the columns of scores: --score COLUMN, or --edges FILE")
-        values = {**read_file_options(given), **split_paths(paths, None), "buckets": chosen}
+        values = {**read_file_options(given), **split_paths(paths, given), "buckets": chosen}
         settings = JobSettings.of(values)
-        refuse_file(settings.output)
     run_job(context, settings, given["restart"], given["as_json"])

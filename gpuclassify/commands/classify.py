@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gpuclassify.commands.client import open_client, shown_workers
+from gpuclassify.commands.client import run_on_cluster
 from gpuclassify.commands.console import (
     LEFT_OUT,
-    interrupt_hint,
     open_console,
     print_summary,
     quiet_dask,
-    start_progress,
     wrong_call_exits,
 )
 from gpuclassify.commands.options import (
@@ -23,13 +20,11 @@ from gpuclassify.commands.options import (
     command_line,
     job_options,
     read_settings,
-    refuse_file,
     restart_option,
     split_paths,
 )
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.report.summary import JobSummary
     from gpuclassify.jobs.settings import JobSettings
 
 
@@ -55,10 +50,9 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
     """
     quiet_dask()
     with wrong_call_exits():
-        settings = read_settings(given, **split_paths(paths, given["config"]))
+        settings = read_settings(given, **split_paths(paths, given))
         if settings is None:
             return
-        refuse_file(settings.output)
     run_job(context, settings, given["restart"], given["as_json"])
 
 
@@ -71,7 +65,6 @@ def report(output: str, as_json: bool) -> None:
     from gpuclassify.jobs.storage import open_directory
 
     with wrong_call_exits():
-        refuse_file(output)
         made = write_report(open_directory(output))
     if as_json:
         click.echo(json.dumps(made))
@@ -86,28 +79,13 @@ def run_job(
     context: click.Context, settings: JobSettings, restart: bool, as_json: bool
 ) -> NoReturn:
     """Run the job of a command, print its summary, and end with its exit code."""
-    summary = _run(settings, restart, command_line(context))
+
+    def prepare() -> Any:
+        return settings.job().prepare(restart=restart, command=command_line(context))
+
+    summary = run_on_cluster(prepare, vars(settings), restart)
     if as_json:
         click.echo(json.dumps(summary.as_dict()))
     else:
         print_summary(summary, open_console())
     context.exit(LEFT_OUT if summary.left_out else 0)
-
-
-def _run(settings: JobSettings, restart: bool, command: str) -> JobSummary:
-    """Run the job, on a cluster if anything is left to do."""
-    from gpuclassify.jobs.buckets import BucketJob
-
-    with start_progress("Looking for the input's parts") as progress:
-        with wrong_call_exits():
-            job = settings.job().prepare(restart=restart, command=command)
-            last = job.last if isinstance(job, BucketJob) else job
-            client = None
-            if last.needs_workers():
-                client = open_client(vars(settings), progress, last.source.count)
-        where = "" if client is None else f" on {shown_workers(client)}"
-        progress.watch(last.spec.chain.__name__, client, f"loading the model{where}")
-        with interrupt_hint(restart), client or contextlib.nullcontext():
-            if isinstance(job, BucketJob):
-                return job.run(client, progress.step)
-            return job.run(client, progress.parts)

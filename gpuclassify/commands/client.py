@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuclassify.commands.console import interrupt_hint, start_progress, wrong_call_exits
+
 if TYPE_CHECKING:
     from gpuclassify.jobs.report.progress import JobProgress
+
+
+def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
+    """The summary of a job, run on a cluster if anything is left to do.
+
+    Parameters
+    ----------
+    prepare : callable
+        Makes the job, and refuses a wrong call.
+    cluster : mapping
+        As of `open_client`.
+    restart : bool
+        Whether the job starts over.
+    """
+    with start_progress("Looking for the input's parts") as progress:
+        with wrong_call_exits():
+            job = prepare()
+            from gpuclassify.jobs.job import Job  # after the first line that people see
+
+            last = job if isinstance(job, Job) else job.last
+            client = None
+            if last.needs_workers():
+                client = open_client(cluster, progress, last.source.count)
+        at_first = "waiting for rows"
+        if last.spec.text_fields:
+            at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
+        progress.watch(last.spec.chain.__name__, client, at_first)
+        with interrupt_hint(restart), client or contextlib.nullcontext():
+            return job.run(client, progress.parts if job is last else progress.step)
 
 
 def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | None = None) -> Any:

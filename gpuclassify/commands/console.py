@@ -178,7 +178,9 @@ def _print_labels(name: str, counts: dict[str, int], rows: int, console: Console
     from rich.markup import escape
     from rich.table import Table
 
+    from gpuclassify.jobs.report.counts import most_frequent
+
     table = Table(escape(name), "rows", "share")
-    for label, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    for label, count in most_frequent(counts).items():
         table.add_row(escape(label), f"{count:,}", f"{count / max(1, rows):.1%}")
     console.print(table)

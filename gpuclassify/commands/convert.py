@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from gpuclassify.commands.console import wrong_call_exits
+from gpuclassify.commands.options import option_table
 from gpuclassify.models.embedding_head import (
     HIDDEN_ACTIVATIONS,
     OUTPUT_ACTIVATIONS,
@@ -23,35 +24,22 @@ OUTPUT = [name or "none" for name in OUTPUT_ACTIVATIONS]
 @click.command(short_help="Make a head's directory of a .pt, .ckpt, .npz or .safetensors file.")
 @click.argument("source", type=click.Path(exists=True, dir_okay=False))
 @click.argument("directory")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="LABEL",
-    help="Name of an output, in order; repeatable. Default: score, of a regression.",
-)
-@click.option(
-    "--problem-type",
-    type=click.Choice(get_args(ProblemType)),
-    help="Default: one label a text if there are labels, else a regression.",
-)
-@click.option("--hidden-activation", type=click.Choice(HIDDEN), help="Between two layers.")
-@click.option("--output-activation", type=click.Choice(OUTPUT), help="Of a regression's score.")
-@click.option(
-    "--backbone",
-    "model",
-    metavar="NAME",
-    help="Hub name or directory of the model whose embeddings the head reads.",
-)
-@click.option("--revision", help="Commit of that model on the Hub.")
-@click.option("--pooling", type=click.Choice(POOLINGS), help="Default: the model's own.")
-@click.option(
-    "--normalize/--no-normalize",
-    default=None,
-    help="Whether embeddings have length 1. Default: the model's own.",
-)
-@click.option("--prompt", help="What stands before every text. Default: the model's own.")
-@click.option("--max-seq-length", type=int, help="Tokens that are read. Default: the model's own.")
+@option_table("Options", {
+    "--label labels": {"multiple": True, "metavar": "LABEL", "help": "Name of an output, in order; "
+                       "repeatable. Default: score, of a regression."},
+    "--problem-type": {"type": click.Choice(get_args(ProblemType)), "help": "Default: one label a "
+                       "text if there are labels, else a regression."},
+    "--hidden-activation": {"type": click.Choice(HIDDEN), "help": "Between two layers."},
+    "--output-activation": {"type": click.Choice(OUTPUT), "help": "Of a regression's score."},
+    "--backbone model": {"metavar": "NAME", "help": "Hub name or directory of the model whose "
+                         "embeddings the head reads."},
+    "--revision": {"help": "Commit of that model on the Hub."},
+    "--pooling": {"type": click.Choice(POOLINGS), "help": "Default: the model's own."},
+    "--normalize/--no-normalize": {"default": None, "help": "Whether embeddings have length 1. "
+                                   "Default: the model's own."},
+    "--prompt": {"help": "What stands before every text. Default: the model's own."},
+    "--max-seq-length": {"type": int, "help": "Tokens that are read. Default: the model's own."},
+})  # fmt: skip
 def convert(source: str, directory: str, **given: Any) -> None:
     """Write the head in SOURCE into DIRECTORY, as the classifier `heads` reads it.
 

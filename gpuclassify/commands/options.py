@@ -8,7 +8,6 @@ import json
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -43,11 +42,6 @@ class Argument(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
-def with_new_lines(template: str) -> str:
-    """A template of the command line, where a new line is hard to type."""
-    return template.replace("\\n", "\n")
-
-
 ARGUMENTS = (
     Argument("model", MODEL, "Hub name or directory. Default: the published model.", "NAME"),
     Argument("heads", MODEL, "Directory or Hub name of a head on embeddings, and the name of its "
@@ -62,7 +56,8 @@ ARGUMENTS = (
     Argument("cache_dir", MODEL, "Where downloads are kept.", "DIRECTORY", None, True),
     Argument("text_field", MODEL, "Column of the text. Default: text.", "COLUMN", None, True),
     Argument("text_template", MODEL, "What the model is given of columns of strings, such as "
-             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE", with_new_lines, True),
+             "'{url}\\n\\n{text}'; \\n is a new line.", "TEMPLATE",
+             lambda text: text.replace("\\n", "\n"), True),
     Argument("max_chars", MODEL, "Characters of a text that the model sees.", None, int, True),
     Argument("max_seq_length", MODEL, "Tokens of a text that the model sees.", None, int, True),
     Argument("batch_size", MODEL, "Most rows of a batch. Default: automatic.", None, int, True),
@@ -91,6 +86,7 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _WORDS = f"{__name__}.words"
 
 
@@ -137,27 +133,69 @@ restart_option = click.option(
     "--restart/--resume", default=False,
     help="Start over and remove what earlier runs wrote, or continue, which is the default.",
 )  # fmt: skip
+COLUMN = {"metavar": "COLUMN"}
 
 
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a job, for a `JobCommand`."""
-    for option in reversed(list(_options())):
-        command = option(command)
-    return command
+def option_table(group: str, table: Mapping[str, Mapping[str, Any]]) -> Decorator:
+    """The options of a group: the names of each, as ``--set others``, and its attributes."""
+    return _all_of(grouped_option(*k.split(), group=group, **own) for k, own in table.items())
 
 
-def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a job's files and cluster alone, for a `JobCommand`."""
-    for option in reversed(list(_setting_options({FILES, CLUSTER}))):
-        command = option(command)
-    return command
+def _all_of(options: Iterable[Decorator]) -> Decorator:
+    """Several options as one decorator of a `JobCommand`."""
+    listed = [*options]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(listed):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a cluster alone, for a `JobCommand`."""
-    for option in reversed(list(_setting_options({CLUSTER}))):
-        command = option(command)
-    return command
+def _setting_options(groups: Collection[str]) -> Iterator[Decorator]:
+    for own in fields(JobSettings):
+        if (group := own.metadata["group"]) in groups:
+            attributes = dict(own.metadata["option"])
+            flag = f"--{own.name.replace('_', '-')}"
+            short = attributes.pop("short", None)
+            if choices := attributes.pop("choices", None):
+                attributes["type"] = click.Choice(choices)
+            elif str(own.type).startswith(("list", "dict")):
+                flag, attributes["multiple"] = flag.removesuffix("s"), True
+            elif own.type in ("int", "int | None"):
+                attributes["type"] = int
+            names = [flag, own.name] if short is None else [short, flag, own.name]
+            yield grouped_option(*names, group=group, **attributes)
+
+
+def _argument_options() -> Iterator[Decorator]:
+    for argument in ARGUMENTS:
+        kind: dict[str, Any] = {"type": argument.kind}
+        if not argument.is_shared:
+            kind = {"multiple": True}
+        elif argument.kind is bool:
+            kind = {"is_flag": True, "default": None}
+        kind |= {"help": argument.help, "metavar": argument.metavar, "group": argument.group}
+        yield grouped_option(argument.flag, argument.name, **kind)
+
+
+cluster_options = _all_of(_setting_options({CLUSTER}))
+file_options = _all_of(_setting_options({FILES, CLUSTER}))
+job_options = _all_of([
+    *_setting_options({MODEL, ROWS, FILES, REPORT, CLUSTER}),
+    *_argument_options(),
+    option_table(MODEL, {
+        "--set others": {"metavar": "NAME=VALUE", "multiple": True, "help": "Any other argument "
+                         "of the classifier; VALUE is JSON, or a text. Repeatable."},
+    }),
+    option_table("Settings", {
+        "--config": {"metavar": "FILE", "help": "Read settings from a YAML file; options of the "
+                     "command line win."},
+        "--dump-config": {"metavar": "FILE", "help": "Write the settings to a YAML file, and "
+                          "stop."},
+    }),
+])  # fmt: skip
 
 
 def command_line(context: click.Context) -> str:
@@ -175,7 +213,7 @@ def command_line(context: click.Context) -> str:
     return shlex.join(["gpuclassify", context.info_name or "", *words])
 
 
-def split_paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
+def split_paths(paths: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     """Input and output; with a config file that names the input, the output alone will do."""
     if "-" in paths:
         raise ValueError(
@@ -184,57 +222,10 @@ def split_paths(paths: tuple[str, ...], config: str | None) -> dict[str, Any]:
             "texts from standard input"
         )
     *inputs, output = paths or (None,)
-    if output is not None and not inputs and config is None:
-        raise ValueError(f"got one path, {output!r}: name the input, and then the output")
+    if not inputs and not given.get("config") and (paths or "config" not in given):
+        got = f"got one path, {output!r}: " if paths else ""
+        raise ValueError(f"{got}name the input, and then the output: INPUT... OUTPUT")
     return {"input": inputs, "output": output}
-
-
-def refuse_file(output: str | None) -> None:
-    """Raise NotADirectoryError if a file is where the output or a directory above it belongs."""
-    path = Path((output or "").removeprefix("file://"))
-    for place in (path, *path.parents):
-        if place.is_file():
-            raise NotADirectoryError(f"{place} is a file: name a directory for the output")
-
-
-def _options() -> Iterator[Callable[[Any], Any]]:
-    yield from _setting_options({MODEL, ROWS, FILES, REPORT, CLUSTER})
-    for argument in ARGUMENTS:
-        kind: dict[str, Any] = {"type": argument.kind}
-        if not argument.is_shared:
-            kind = {"multiple": True}
-        elif argument.kind is bool:
-            kind = {"is_flag": True, "default": None}
-        kind |= {"help": argument.help, "metavar": argument.metavar, "group": argument.group}
-        yield grouped_option(argument.flag, argument.name, **kind)
-    yield grouped_option(
-        "--set", "others", multiple=True, metavar="NAME=VALUE", group=MODEL,
-        help="Any other argument of the classifier; VALUE is JSON, or a text. Repeatable.",
-    )  # fmt: skip
-    yield grouped_option(
-        "--config", metavar="FILE", group="Settings",
-        help="Read settings from a YAML file; options of the command line win.",
-    )  # fmt: skip
-    yield grouped_option(
-        "--dump-config", metavar="FILE", group="Settings",
-        help="Write the settings to a YAML file, and stop.",
-    )  # fmt: skip
-
-
-def _setting_options(groups: Collection[str]) -> Iterator[Callable[[Any], Any]]:
-    for own in fields(JobSettings):
-        if (group := own.metadata["group"]) in groups:
-            attributes = dict(own.metadata["option"])
-            flag = f"--{own.name.replace('_', '-')}"
-            short = attributes.pop("short", None)
-            if choices := attributes.pop("choices", None):
-                attributes["type"] = click.Choice(choices)
-            elif str(own.type).startswith(("list", "dict")):
-                flag, attributes["multiple"] = flag.removesuffix("s"), True
-            elif own.type in ("int", "int | None"):
-                attributes["type"] = int
-            names = [flag, own.name] if short is None else [short, flag, own.name]
-            yield grouped_option(*names, group=group, **attributes)
 
 
 def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
@@ -304,7 +295,9 @@ def _add_given(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         if value is None or value == ():
             continue
         if own.name == "types":
-            values["types"] = {**(values.get("types") or {}), **_types(value)}
+            form = "COLUMN=TYPE, such as price=double"
+            kinds = dict(_named("--type", form, value, str.rpartition))
+            values["types"] = {**(values.get("types") or {}), **kinds}
         elif own.name == "cluster_options":
             options = named_values("--cluster-option", "memory_limit=8GB", value)
             values["cluster_options"] = {**(values.get("cluster_options") or {}), **options}
@@ -380,24 +373,15 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
     return given
 
 
-def _named(option: str, form: str, settings: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _named(
+    option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
+) -> Iterator[tuple[str, str]]:
     """Names and values, from NAME=VALUE."""
     for setting in settings:
-        name, equals, value = setting.partition("=")
+        name, equals, value = cut(setting, "=")
         if not equals or not name:
             raise ValueError(f"{option} {setting!r}: pass {form}")
         yield name, value
-
-
-def _types(settings: Iterable[str]) -> dict[str, str]:
-    """Types by columns, from COLUMN=TYPE."""
-    given = {}
-    for setting in settings:
-        name, _, kind = setting.rpartition("=")
-        if not name or not kind:
-            raise ValueError(f"--type {setting!r}: pass COLUMN=TYPE, such as price=double")
-        given[name] = kind
-    return given
 
 
 def _number(argument: Argument, text: str, given: str) -> float:

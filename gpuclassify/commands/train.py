@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,12 +15,12 @@ from gpuclassify.commands.console import (
     wrong_call_exits,
 )
 from gpuclassify.commands.options import (
+    COLUMN,
     TRAINING,
     JobCommand,
     cluster_options,
-    grouped_option,
+    option_table,
     read_file_options,
-    refuse_file,
 )
 
 if TYPE_CHECKING:
@@ -31,37 +30,28 @@ KINDS = ("linear", "mlp", "pooler")
 TASKS = ("classes", "multilabel", "regression")
 
 
-def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that are arguments of `Head.fit`, by the same names."""
-    column: dict[str, Any] = {"metavar": "COLUMN"}
-    options: dict[str, dict[str, Any]] = {
-        "--label-field": column | {"required": True, "help": "Column of the labels."},
-        "--backbone": {"metavar": "NAME", "required": True, "help": "Hub name or directory of the "
-                       "model whose embeddings are read; its weights stay as they are."},
-        "--text-field": column | {"default": "text", "help": "Column of the text. Default: text."},
-        "--kind": {"type": click.Choice(KINDS), "default": "linear", "help": "A linear layer; two "
-                   "layers; or a BERT's pooler and a linear layer, as FineWeb-Edu has it. Default: "
-                   "linear."},
-        "--task": {"type": click.Choice(TASKS), "default": "classes", "help": "One of several "
-                   "labels, any number of them, or a number. Default: classes."},
-        "--group": column | {"help": "Rows of one value stay together when some are held out."},
-        "--embeddings": {"metavar": "DIRECTORY", "help": "Keep embeddings here, and take them "
-                         "from here when the same texts are trained on again."},
-        "--balanced": {"is_flag": True, "help": "Labels count alike, however many rows they have."},
-        "--hidden-size": {"type": int, "default": 256, "help": "Width between two layers. Default: "
-                          "256."},
-        "--epochs": {"type": int, "help": "At most, of kinds mlp and pooler."},
-        "--learning-rate": {"type": float, "help": "Of kinds mlp and pooler."},
-        "--seed": {"type": int, "default": 0, "help": "Of what is held out, and of training."},
-    }  # fmt: skip
-    for flag, attributes in reversed(options.items()):
-        command = grouped_option(flag, group=TRAINING, **attributes)(command)
-    return command
-
-
 @click.command(cls=JobCommand, short_help="Train a classifier's head on annotated texts.")
 @click.argument("paths", nargs=-1, required=True, metavar="ANNOTATED... DIRECTORY")
-@training_options
+@option_table(TRAINING, {
+    "--label-field": COLUMN | {"required": True, "help": "Column of the labels."},
+    "--backbone": {"metavar": "NAME", "required": True, "help": "Hub name or directory of the "
+                   "model whose embeddings are read; its weights stay as they are."},
+    "--text-field": COLUMN | {"default": "text", "help": "Column of the text. Default: text."},
+    "--kind": {"type": click.Choice(KINDS), "default": "linear", "help": "A linear layer; two "
+               "layers; or a BERT's pooler and a linear layer, as FineWeb-Edu has it. Default: "
+               "linear."},
+    "--task": {"type": click.Choice(TASKS), "default": "classes", "help": "One of several "
+               "labels, any number of them, or a number. Default: classes."},
+    "--group": COLUMN | {"help": "Rows of one value stay together when some are held out."},
+    "--embeddings": {"metavar": "DIRECTORY", "help": "Keep embeddings here, and take them from "
+                     "here when the same texts are trained on again."},
+    "--balanced": {"is_flag": True, "help": "Labels count alike, however many rows they have."},
+    "--hidden-size": {"type": int, "default": 256, "help": "Width between two layers. Default: "
+                      "256."},
+    "--epochs": {"type": int, "help": "At most, of kinds mlp and pooler."},
+    "--learning-rate": {"type": float, "help": "Of kinds mlp and pooler."},
+    "--seed": {"type": int, "default": 0, "help": "Of what is held out, and of training."},
+})  # fmt: skip
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
@@ -97,13 +87,14 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 def _train(inputs: list[str], directory: str, given: dict[str, Any]) -> Head:
     from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.jobs.storage import open_directory
     from gpuclassify.training.head import Head
 
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             if not inputs:
                 raise ValueError("name the annotated files, and then the head's directory")
-            refuse_file(directory)
+            open_directory(directory).refuse_file()
             cluster = read_file_options(given)
             wanted = {given[name] for name in ("text_field", "label_field", "group")} - {None}
             annotated = read_files(inputs, fields=sorted(wanted))

@@ -29,6 +29,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps, read_rows
+from gpuclassify.jobs.storage import Place
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.workers.secrets import remember, share_with_workers
 
@@ -210,14 +211,14 @@ class DedupJob:
     Attributes
     ----------
     duplicates : Duplicates
-    removal : Job
+    last : Job
         Its last step, whose output is the job's.
     earlier : Source, optional
         The earlier corpus.
     """
 
     duplicates: Duplicates
-    removal: Job
+    last: Job
     earlier: Source | None
 
     def corpus(self) -> Corpus:
@@ -228,20 +229,20 @@ class DedupJob:
         TypeError, ValueError
             A column is missing, or its type is wrong.
         """
-        spec, earlier = self.removal.spec, self.earlier
+        spec, earlier = self.last.spec, self.earlier
         if earlier is None:
-            return self.duplicates.corpus(self.removal.source.frame(spec))
+            return self.duplicates.corpus(self.last.source.frame(spec))
         reads = replace(
             spec,
             input_schema=earlier.input_schema,
             input_name=earlier.options_name,
             on_error="whole",
         )
-        return self.duplicates.corpus(self.removal.source.frame(spec), earlier.frame(reads))
+        return self.duplicates.corpus(self.last.source.frame(spec), earlier.frame(reads))
 
     def run(self, client: Any = None, report: StepReport | None = None) -> DedupSummary:
         """Run what is not done yet; see `Deduplicate.run`."""
-        removal, manifest = self.removal, self.removal.manifest
+        removal, manifest = self.last, self.last.manifest
         with removal.current(client), _shuffling(client):
             if self.earlier is not None:
                 share_with_workers([self.earlier.options_name])
@@ -272,7 +273,7 @@ class DedupJob:
         return DuplicatesSummary.of(steps.ledger["duplicates"])
 
     def _refuse(self, counts: DuplicatesSummary) -> None:
-        directory = self.removal.manifest.directory
+        directory = self.last.manifest.directory
         try:
             refuse(counts, *(getattr(self.duplicates, name) for name in LIMITS))
         except TooManyDuplicatesError as err:
@@ -289,9 +290,9 @@ class DedupJob:
         steps.keep("duplicates", self.duplicates.listing(self.corpus(), decisions))
         columns = decisions[["document", "keep", "is_earlier"]]
         gone = columns.map_partitions(removed, meta=removed(columns._meta))
-        steps.keep("removed", by_partition(gone, self.removal.source.count).reset_index())
-        path, options_name, names = steps.files("removed")
-        return DropRows(path, options_name, str(key_in(names[0])), len(names))
+        steps.keep("removed", by_partition(gone, self.last.source.count).reset_index())
+        names = steps.files("removed")
+        return DropRows(steps.place("removed"), str(key_in(names[0])), len(names))
 
 
 @dataclass(frozen=True)
@@ -300,23 +301,22 @@ class DropRows:
 
     Attributes
     ----------
-    path, options_name : str
-        The step's directory, and what its storage options are known as.
+    place : Place
+        The step's directory.
     key : str
         In the names of its files.
     count : int
         Number of parts.
     """
 
-    path: str
-    options_name: str
+    place: Place
     key: str
     count: int
 
     def __call__(self, frame: Any, number: int) -> Any:
         """The rows of the part with this number that stay."""
         name = part_name(number, self.count, self.key, ".parquet")
-        gone = read_rows(name, self.path, self.options_name)
+        gone = read_rows(name, self.place)
         return drop_rows(frame, number, gone.set_index("document"))
 
 

@@ -92,6 +92,8 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
     found: dict[str, InputFile] = {}
     for name in pinned(map(str, inputs), storage_options):
         found.update((file.path, file) for file in _expand(name, storage_options))
+    if not found:
+        raise UnreadableInputError("no input is given: name files, directories or globs")
     formats = {file_format(path): path for path in found}
     if len(formats) > 1:
         one, other, *_ = formats.values()

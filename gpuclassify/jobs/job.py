@@ -13,15 +13,13 @@ from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.folders import check_folder_columns
 from gpuclassify.jobs.output.manifest import Manifest
-from gpuclassify.jobs.output.records import Record
-from gpuclassify.jobs.output.run_key import JobChangedError
+from gpuclassify.jobs.output.run_key import JobChangedError, check_current
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
-from gpuclassify.jobs.storage import Directory
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.partition_map import Chain
@@ -38,14 +36,14 @@ class Job:
     source : Source
     spec : TaskSpec
     manifest : Manifest
-    writer : FileWriter, optional
+    writer : FileWriter
         Uploads the finished output, where it has a place to upload it to.
     """
 
     source: Source
     spec: TaskSpec
     manifest: Manifest
-    writer: FileWriter | None = None
+    writer: FileWriter
 
     @property
     def restart(self) -> bool:
@@ -55,7 +53,7 @@ class Job:
     def needs_workers(self) -> bool:
         """Whether `run` has parts to do or files to upload; reads the manifest, if there is one."""
         is_done = not self.restart and self.manifest.is_complete()
-        return not (is_done and (self.writer is None or self.writer.is_uploaded()))
+        return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
         """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
@@ -63,7 +61,7 @@ class Job:
         with self.current(client):
             done = set()
             for record in self.manifest.begin():
-                self._add(summary, record, is_resumed=True)
+                summary.add(record, summary.output, is_resumed=True)
                 done.add(record.name)
             _show(report, len(done), self.source.count, summary)
             try:
@@ -76,7 +74,7 @@ class Job:
                     f"{summary.output}: run the same job again to continue"
                 )
                 raise
-        self.manifest.check_current()
+        check_current(self.manifest.directory, self.manifest.key)
         write_report(self.manifest.directory)
         self.manifest.finish()
         summary.files.sort()
@@ -84,8 +82,6 @@ class Job:
         return summary
 
     def _upload(self, client: Any, summary: JobSummary) -> None:
-        if self.writer is None:
-            return
         try:
             summary.commit_url = self.writer.upload(client, restart=self.restart)
         except (Exception, KeyboardInterrupt) as err:
@@ -105,14 +101,11 @@ class Job:
         started = time.perf_counter()
         with heard_by(summary.running.hear, client):
             for record in self.source.run(client, todo, names, self.spec):
-                self._add(summary, record)
+                summary.add(record, summary.output)
                 summary.elapsed_seconds = time.perf_counter() - started
                 _show(report, summary.parts, self.source.count, summary)
         if todo:
             self.source.check_unchanged()
-
-    def _add(self, summary: JobSummary, record: Record, is_resumed: bool = False) -> None:
-        summary.add(record, summary.output, is_resumed)
 
     @contextlib.contextmanager
     def current(self, client: Any) -> Iterator[None]:
@@ -173,7 +166,7 @@ def make_job(
         There is no column `source_field`, or a stage takes it away.
     """
     directory = writer.directory
-    _refuse_own_output(directory, source, f"part{writer.encoding.suffix}")
+    source.refuse_output(directory, f"part{writer.encoding.suffix}")
     spec = make_task_spec(source, chain, writer, backend, on_error)
     check_folder_columns(spec.encoding.partition_by, spec.schema)
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
@@ -240,18 +233,3 @@ def _check_source_field(name: str | None, before: list[str], after: list[str]) -
 def _show(report: Report | None, done: int, total: int, summary: JobSummary) -> None:
     if report is not None:
         report(done, total, summary)
-
-
-def _refuse_own_output(directory: Directory, source: Source, part: str) -> None:
-    """Raise ValueError if the job, or its next run, would read what it writes."""
-    for folder in sorted(source.folders()):
-        if directory.holds(f"{folder}/file"):
-            raise ValueError(
-                f"the input in {redacted(folder)} lies in the output directory {directory}: "
-                "choose an output directory outside the input"
-            )
-    if source.would_read(directory, part):
-        raise ValueError(
-            f"the output directory {directory} lies in the input, which would grow by it: "
-            "choose an output directory outside the input"
-        )

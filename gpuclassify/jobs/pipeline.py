@@ -113,6 +113,7 @@ class Pipeline:
             The stages' settings do not fit the input, or each other.
         """
         reader, writer = self._ends()
+        writer.directory.refuse_file()  # before any model is looked up
         middle = self.stages[1:-1]
         source = as_source(reader, self.on_error, as_chain(middle).text_fields)
         chain = self._chain(source, middle)

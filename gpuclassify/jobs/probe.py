@@ -53,7 +53,6 @@ def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> 
     """Raise PreflightError if workers of the client cannot do a job; unless that is set off."""
     if not dask.config.get(SETTING, True):
         return
-    stages = list(stages)
     mappers = tuple(stage for stage in stages if isinstance(stage, TextMapper))
     probe = ModelProbe(mappers) if mappers else None
     check_workers(client, probe, uses_gpu=may_use_gpu(mappers, backend))
@@ -75,7 +74,11 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
         return
     device, dtype = mapper.runner.device_and_dtype()
     needed = sum(mapper.model.weights_bytes(dtype).values())
-    free = memory_bytes if str(device) == "cpu" else _free_device_bytes(device)
+    free = memory_bytes
+    if str(device) != "cpu":
+        from gpuclassify.inference.memory import free_bytes  # imports torch
+
+        free = free_bytes(device)
     if needed > free:
         raise MisfitError(
             f"memory of {device}",
@@ -83,9 +86,3 @@ def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
             f"{needed / 1e9:.2f} GB for {mapper.model.identities[0].name}",
             "fewer workers a machine, a higher memory_limit, or end what else runs there",
         )
-
-
-def _free_device_bytes(device: Any) -> int:
-    from gpuclassify.inference.memory import free_bytes  # imports torch
-
-    return free_bytes(device)

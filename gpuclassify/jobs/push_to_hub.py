@@ -39,7 +39,7 @@ def push_to_hub(
     Returns
     -------
     JobSummary
-        Its `published` is the address of the commit.
+        Its `commit_url` is the address of the commit.
 
     Raises
     ------

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from gpuclassify.text_mapper import TextMapper
 
 FORMATS = ("parquet", "jsonl")
-# Settings of `AssignBuckets`, and those of `ScoreBuckets` with edges that are there.
-SCORES = ("scores", "weight", "by", "text_field")
+# Settings of `ScoreBuckets` with edges that are there, and those of `AssignBuckets`.
 BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
-BUCKETS = (*SCORES, "n", *BUCKETS_OF_EDGES)
+BUCKETS = ("scores", "weight", "by", "text_field", "n", *BUCKETS_OF_EDGES)
 EDGES = "edges"
 
 
@@ -73,8 +72,8 @@ class JobSettings:
 
     input: list[str] = field(metadata=_about(
         "a path or a list of paths, such as [books/*.jsonl]"))
-    output: str | None = field(metadata=_about("a directory or URL"))
-    classifiers: list[dict[str, Any]] = field(metadata=_about(
+    output: str | None = field(default=None, metadata=_about("a directory or URL"))
+    classifiers: list[dict[str, Any]] = field(default_factory=list, metadata=_about(
         "a list of settings, such as [{classifier: domain}]", "Classifiers", metavar="FAMILY",
         help="See `gpuclassify models`; repeatable. Options that mean one of several begin with "
         "its name: --filter-by domain:Games."))
@@ -140,8 +139,6 @@ class JobSettings:
         for own in fields(self):
             if choices := own.metadata["option"].get("choices"):
                 check_choice(own.name, getattr(self, own.name), choices)
-        if not self.input or not (self.classifiers or self.buckets):
-            raise ValueError("a job needs at least one input and one classifier")
         self._check_buckets()
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
@@ -184,20 +181,16 @@ class JobSettings:
             A value is of another kind.
         """
         check_kinds(values)
-        needed = {"input": "INPUT...", "output": "OUTPUT"}
-        needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
-        if is_plan:
-            del needed["output"]
-        if values.get("buckets"):
-            del needed["classifiers"]
+        needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
+        if not values.get("buckets"):
+            needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if not values.get(name)]
         if missing:
             options = " ".join(needed[name] for name in missing)
             raise ValueError(
                 f"a job's {' and '.join(missing)} must be given: {options}, or in a --config FILE"
             )
-        given: dict[str, Any] = {"output": None, "classifiers": []}
-        given |= {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
         for name in {"input", "fields", "partition_by"} & set(given):
             given[name] = [given[name]] if _is_text(given[name]) else list(given[name])
         return cls(**given)
@@ -222,25 +215,13 @@ class JobSettings:
         return made
 
     def pipeline(self) -> Pipeline:
-        """The job, without a writer if there is no output, and without edges of buckets to find.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a classifier is unknown or wrong.
-        """
+        """The job, without a writer if there is no output, and without edges of buckets to find."""
         from gpuclassify.jobs.pipeline import Pipeline
 
         return Pipeline(self._stages(), **self._options())
 
     def job(self) -> Pipeline | AssignBuckets:
-        """The job itself.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As of `pipeline`.
-        """
+        """The job itself."""
         from gpuclassify.jobs.buckets import AssignBuckets
 
         if self.buckets is None or EDGES in self.buckets:
@@ -259,9 +240,8 @@ class JobSettings:
             stages.append(ScoreBuckets(**self.buckets))
         read = None if self.fields is None else self._fields(stages)
         if self.limit is None:
-            reader: Any = make_reader(
-                self.input, fields=read, types=self.types, part_size=self.part_size
-            )
+            options: dict[str, Any] = {"types": self.types, "part_size": self.part_size}
+            reader: Any = make_reader(self.input, fields=read, **options)
         else:
             from gpuclassify.jobs.input.first_rows import first_rows_lazily
 
@@ -269,8 +249,8 @@ class JobSettings:
         stages.insert(0, reader)
         if self.output is not None:
             names = ("compression", "staging", "partition_by")
-            options = {name: getattr(self, name) for name in names}
-            stages.append(make_writer(self.output, self.format, **options))
+            written = {name: getattr(self, name) for name in names}
+            stages.append(make_writer(self.output, self.format, **written))
         return stages
 
     def _fields(self, stages: list[Any]) -> list[str]:
@@ -278,13 +258,12 @@ class JobSettings:
         from gpuclassify.jobs.buckets import AssignBuckets
         from gpuclassify.jobs.stages import as_chain
 
-        names = [*as_chain(stages).text_fields, *(self.fields or ())]
-        names += [self.source_field] if self.source_field is not None else []
+        names = [*as_chain(stages).text_fields, *(self.fields or ()), self.source_field]
         if self.buckets is not None:
             buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)
             written = as_chain(stages).schema().names
             names += [name for name in buckets.columns.needed if name not in written]
-        return names
+        return [name for name in names if name is not None]
 
 
 def make_reader(
@@ -327,13 +306,12 @@ def make_writer(
     from gpuclassify.jobs.output.hub_writer import HubWriter
     from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 
-    options: dict[str, Any] = {} if compression is None else {"compression": compression}
     place = hub_uri(output)
     if place is None:
         if staging is not None:
             raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
         kind = ParquetWriter if file_format == "parquet" else JsonlWriter
-        return kind(output, partition_by=partition_by, **options)
+        return kind(output, partition_by=partition_by, compression=compression)
     if partition_by is not None:
         raise ValueError(
             f"partition_by={partition_by} is for directories: files of {output} have one folder"
@@ -351,7 +329,7 @@ def make_writer(
         path=place.path_in_repo or "data",
         revision=place.revision or "main",
         file_format=file_format,
-        **options,
+        compression=compression,
     )
 
 
@@ -373,9 +351,7 @@ def find_family(name: str) -> type[TextMapper]:
         There is none; the nearest name is given.
     """
     known = families()
-    if name not in known:
-        near = nearest(str(name), known)
-        raise ValueError(f"no classifier {name!r}.{near} Known: {', '.join(known)}.")
+    check_choice("classifier", name, tuple(known))
     return known[name]
 
 
@@ -412,12 +388,10 @@ def check_kinds(values: Mapping[str, Any]) -> None:
 def _bytes(size: int | str | None) -> int | None:
     from dask.utils import parse_bytes
 
-    if size is None:
-        return None
     try:
-        size_bytes = parse_bytes(size)
+        size_bytes = None if size is None else parse_bytes(size)
     except ValueError as err:
         raise ValueError(f'part_size={size!r} is no size: pass bytes, or such as "16MB"') from err
-    if size_bytes < 1:
+    if size_bytes is not None and size_bytes < 1:
         raise ValueError(f'part_size={size!r} is below 1 byte: pass bytes, or such as "16MB"')
     return size_bytes

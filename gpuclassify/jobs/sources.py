@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import dask
 
-from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import token_names
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
 from gpuclassify.jobs.files import UnreadableInputError, check_all_unchanged, file_format
@@ -21,6 +20,7 @@ from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec, read_frame, run_part, run_partition
+from gpuclassify.workers.secrets import share_tokens_with_workers
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,32 @@ class FileSource:
         """The empty frame with the dtypes of every part."""
         return self.found.schema.meta()
 
-    def folders(self) -> set[str]:
-        """Where the files are."""
-        return {posixpath.dirname(file.path) for file in self.found.files}
+    def refuse_output(self, directory: Directory, name: str) -> None:
+        """Raise ValueError if this job or its next run would read what it writes as `name`."""
+        for folder in sorted({posixpath.dirname(file.path) for file in self.found.files}):
+            if directory.holds(f"{folder}/file"):
+                raise ValueError(
+                    f"the input in {redacted(folder)} lies in the output directory {directory}: "
+                    "choose an output directory outside the input"
+                )
+        if any(self._matches(path, directory, name) for path in self.reader.paths):
+            raise ValueError(
+                f"the output directory {directory} lies in the input, which would grow by it: "
+                "choose an output directory outside the input"
+            )
 
-    def would_read(self, directory: Directory, name: str) -> bool:
-        """Whether the reader's paths match the file `name` of a directory."""
+    def _matches(self, path: str, directory: Directory, name: str) -> bool:
+        """Whether one of the reader's paths matches the file `name` of a directory."""
         from fsspec.utils import glob_translate
 
-        for path in self.reader.paths:
-            place = open_directory(path, self.reader.storage_options)
-            are_local = place.is_local and directory.is_local
-            if not are_local and place.filesystem != directory.filesystem:
-                continue
-            for resolve in (str, os.path.realpath) if are_local else (str,):
-                root, written = resolve(place.root), f"{resolve(directory.root)}/{name}"
-                if written.startswith(f"{root}/") or re.match(glob_translate(root), written):
-                    return True
+        place = open_directory(path, self.storage_options)
+        are_local = place.is_local and directory.is_local
+        if not are_local and place.filesystem != directory.filesystem:
+            return False
+        for resolve in (str, os.path.realpath) if are_local else (str,):
+            root, written = resolve(place.root), f"{resolve(directory.root)}/{name}"
+            if written.startswith(f"{root}/") or re.match(glob_translate(root), written):
+                return True
         return False
 
     def identity(self) -> dict[str, dict[str, Any]]:
@@ -154,13 +163,8 @@ class FrameSource:
         """The frame's meta."""
         return self._frame._meta
 
-    def folders(self) -> set[str]:
-        """Unknown: the frame may be read from anywhere, or from nowhere."""
-        return set()
-
-    def would_read(self, directory: Directory, name: str) -> bool:
+    def refuse_output(self, directory: Directory, name: str) -> None:
         """Nothing: what a frame was made from is not known here."""
-        return False
 
     def identity(self) -> dict[str, dict[str, Any]]:
         """As given, or the frame's key, which Dask makes of all that the frame consists of."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import posixpath
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource
 from gpuclassify.jobs.stages import as_chain
-from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.storage import Place
 from gpuclassify.workers.secrets import recall
 
 # ``report(step, done, of, summary)``, at first and after every part of a step.
@@ -81,7 +80,7 @@ class Steps:
         job = make_job(
             FrameSource(frame, {"step": step}),
             as_chain([]),
-            StepWriter(self._path(name), storage_options=options),
+            StepWriter(self.place(name).path, storage_options=options),
             backend="pandas",
             on_error="raise",
             code="",
@@ -94,13 +93,16 @@ class Steps:
 
     def read(self, name: str) -> Any:
         """The frame that a finished step has kept, read from its files."""
-        path, options_name, names = self.files(name)
-        return self._stored(name, names, read_rows(names[0], path, options_name).iloc[:0])
+        names = self.files(name)
+        return self._stored(name, names, read_rows(names[0], self.place(name)).iloc[:0])
 
-    def files(self, name: str) -> tuple[str, str, list[str]]:
-        """Where a finished step's files are, what its storage options are called, and names."""
-        names = [posixpath.basename(path) for path in self._open(name).parts([".parquet"])]
-        return self._path(name), self._spec.output_name, names
+    def place(self, name: str) -> Place:
+        """Where a step's files are."""
+        return Place(f"{self._spec.output.rstrip('/')}/{FOLDER}/{name}", self._spec.output_name)
+
+    def files(self, name: str) -> list[str]:
+        """The names of a finished step's files."""
+        return sorted(n for n in self.place(name).open().sizes() if n.endswith(".parquet"))
 
     def compute(self, name: str, tasks: Sequence[Any]) -> list[Any]:
         """Results of delayed tasks, in any order."""
@@ -122,29 +124,20 @@ class Steps:
         """Remove the files of all steps but some."""
         for name in {*self.ledger["steps"]} - {*but}:
             with contextlib.suppress(FileNotFoundError):
-                self._directory.filesystem.rm(self._open(name).root, recursive=True)
+                self._directory.filesystem.rm(self.place(name).open().root, recursive=True)
 
     def _note(self, name: str, rows: int | None, seconds: float) -> None:
         self.ledger["steps"][name] = {"rows": rows, "seconds": round(seconds, 3)}
         write_ledger(self._directory, self.ledger)
 
-    def _path(self, name: str) -> str:
-        return f"{self._spec.output.rstrip('/')}/{FOLDER}/{name}"
-
-    def _open(self, name: str) -> Directory:
-        return open_directory(self._path(name), recall(self._spec.output_name, {}))
-
     def _stored(self, name: str, names: Sequence[str], meta: pd.DataFrame) -> Any:
         import dask.dataframe as dd
 
-        where = {"path": self._path(name), "options_name": self._spec.output_name}
-        return dd.from_map(read_rows, names, **where, meta=meta, label=name)
+        return dd.from_map(read_rows, names, place=self.place(name), meta=meta, label=name)
 
 
-def read_rows(
-    name: str, path: str, options_name: str, columns: Sequence[str] | None = None
-) -> pd.DataFrame:
+def read_rows(name: str, place: Place, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """One file of a step, or some of its columns."""
-    content = open_directory(path, recall(options_name, {})).read(name)
+    content = place.open().read(name)
     chosen = None if columns is None else list(columns)
     return pq.read_table(pa.BufferReader(content), columns=chosen).to_pandas()

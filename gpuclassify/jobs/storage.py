@@ -9,9 +9,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from gpuclassify.jobs.stores import explained, redacted, url_to_filesystem
+from gpuclassify.workers.secrets import recall
 
 FILES_AT_A_TIME = 16
 # They have no folders: asked for one, s3fs creates the bucket if there is none.
@@ -20,7 +22,7 @@ _OBJECT_STORES = {"s3", "gs", "az"}
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of part files.
+    """A directory of part files, whose names are relative to its root.
 
     Attributes
     ----------
@@ -43,8 +45,6 @@ class Directory:
     def explained(self) -> contextlib.AbstractContextManager[None]:
         """What its store raises, with its name and what to do; see `gpuclassify.jobs.files`."""
         return explained(str(self), self.filesystem.storage_options)
-
-    # What jobs need: names are relative to the root.
 
     def path(self, name: str) -> str:
         """The path of the file `name`."""
@@ -101,10 +101,14 @@ class Directory:
             file.write(data)
 
     def remove(self, *names: str) -> None:
-        """Remove files, those that are not there included."""
-        for name in names:
+        """Remove files, those that are not there included; several at a time."""
+
+        def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem.rm_file(self.path(name))
+
+        with ThreadPoolExecutor(min(max(1, len(names)), FILES_AT_A_TIME)) as pool:
+            list(pool.map(remove, names))
 
     def prune(self, *folders: str) -> None:
         """Remove folders that are empty, and those above them, where there are folders."""
@@ -124,17 +128,13 @@ class Directory:
             finally:
                 os.close(number)
 
-    # What lazy writers need.
-
-    def parts(self, suffixes: Sequence[str]) -> list[str]:
-        """Paths of the part files with one of `suffixes`, sorted."""
-        if not self.filesystem.exists(self.root):
-            return []
-        return sorted(
-            path
-            for path in self.filesystem.ls(self.root, detail=False)
-            if posixpath.basename(path).startswith("part-") and path.endswith(tuple(suffixes))
-        )
+    def refuse_file(self) -> None:
+        """Raise NotADirectoryError if a file is where the directory or one above it belongs."""
+        above = map(str, PurePath(self.root).parents) if self.is_local else ()
+        for place in (self.root, *above):
+            if self.filesystem.isfile(place):
+                where = Directory(self.filesystem, place)
+                raise NotADirectoryError(f"{where} is a file: name a directory for the output")
 
     def holds(self, path: str) -> bool:
         """Whether the file at `path`, a path or URL, lies in this directory or below it."""
@@ -143,7 +143,7 @@ class Directory:
             return False
         return _real(other).startswith(f"{_real(self)}/")
 
-    def prepare(self, overwrite: bool, suffixes: Sequence[str]) -> None:
+    def prepare(self, overwrite: bool, suffixes: tuple[str, ...]) -> None:
         """Make the directory; with `overwrite`, remove earlier part files, and nothing else.
 
         Raises
@@ -153,16 +153,14 @@ class Directory:
         NotADirectoryError
             A file has this name.
         """
-        if self.filesystem.isfile(self.root):
-            raise NotADirectoryError(f"{self.root} is a file: name a directory for the output")
-        earlier = self.parts(suffixes)
+        self.refuse_file()
+        earlier = [n for n in self.sizes() if n.startswith("part-") and n.endswith(suffixes)]
         if earlier and not overwrite:
             raise FileExistsError(
                 f"{self.root} has {len(earlier)} part files already: choose another directory, "
                 "or overwrite them (overwrite=True, --overwrite)"
             )
-        for path in earlier:
-            self.filesystem.rm_file(path)
+        self.remove(*earlier)
         self.make()
 
     @contextlib.contextmanager
@@ -179,6 +177,26 @@ class Directory:
             with contextlib.suppress(OSError):
                 self.filesystem.rm_file(private)
             raise
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that any worker can open, for the secrets in its storage options stay out.
+
+    Attributes
+    ----------
+    path : str
+        Absolute, or a URL.
+    options_name : str
+        Under which `gpuclassify.workers.secrets` knows the storage options.
+    """
+
+    path: str
+    options_name: str
+
+    def open(self) -> Directory:
+        """The directory, here."""
+        return open_directory(self.path, recall(self.options_name, {}))
 
 
 def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> Directory:

@@ -56,7 +56,7 @@ class TaskSpec:
         Directory, absolute, or URL.
     encoding : Encoding
     on_error : {"raise", "quarantine", "whole"}
-        See `gpuclassify.jobs.input.find_parts.find_parts`.
+        See `gpuclassify.jobs.input.readers.FileReader.find_parts`.
     backend : {"pandas", "cudf"}
         Of the frames that files are read as.
     keep_index : bool
@@ -121,7 +121,11 @@ def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of {part}", name, spec):
-        return _already_written(name, spec) or _read_and_run(part, file, name, spec)
+        if (written := _already_written(name, spec)) is not None:
+            return written
+        started = time.perf_counter()
+        frame, problems = _read(part, file, spec)
+        return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
 
 
 def read_frame(
@@ -168,12 +172,6 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
         check_unchanged(file, storage_options)
 
 
-def _read_and_run(part: Part, file: InputFile | None, name: str, spec: TaskSpec) -> Record:
-    started = time.perf_counter()
-    frame, problems = _read(part, file, spec)
-    return _run(frame, problems, _describe(part), name, spec, time.perf_counter() - started)
-
-
 def _read(
     part: Part, file: InputFile | None, spec: TaskSpec, columns: Sequence[str] | None = None
 ) -> tuple[Any, list[Problem]]:
@@ -206,7 +204,8 @@ def _run(
     stats: dict[str, float] = {}
     for each in runs:
         add_up(stats, each.as_dict())
-    content = _content(table, spec.encoding)
+    names = spec.encoding.partition_by
+    content = pack_rows(table, names) if names else spec.encoding.encode(table).to_pybytes()
     problems = [*problems, *failed]
     record = Record(
         name=name,
@@ -216,13 +215,9 @@ def _run(
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
-        labels=count_labels(table, spec.label_fields),
-        numbers=count_scores(table, spec.number_fields),
-        text_lengths=count_lengths(_texts(frame, spec.text_fields)),
         stages=stages.counts,
         examples=stages.examples,
-        agreements=count_agreements(table, _first_labels(spec.chain)),
-        sources=_sources(frame, table, spec.source_field),
+        **_counts(frame, table, spec),
         seconds={
             "read": read_seconds,
             "map": mapped - started,
@@ -235,13 +230,6 @@ def _run(
     directory = spec.directory
     check_current(directory, key_in(name))
     return publish(directory, record, content, problems, spec.encoding)
-
-
-def _content(table: pa.Table, encoding: Encoding) -> bytes:
-    """What the part is published as."""
-    if encoding.partition_by:
-        return pack_rows(table, encoding.partition_by)
-    return encoding.encode(table).to_pybytes()
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
@@ -306,17 +294,20 @@ def _describe(part: Part) -> dict[str, Any]:
     return known
 
 
-def _first_labels(chain: Chain) -> list[str]:
-    """The column of labels of each mapper that has one."""
-    return [mapper.label_fields[0] for mapper in chain.mappers if mapper.label_fields]
-
-
-def _sources(frame: Any, table: pa.Table, column: str | None) -> dict[str, Any]:
-    """Rows read and kept by source, where a column names it."""
-    if column is None:
-        return {}
-    read = arrow_table(frame[[column]], keep_index=False)[column]
-    return {column: count_sources(read, table[column])}
+def _counts(read: Any, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
+    """What a part's record counts of the rows that are read and of those that are kept."""
+    column, sources = spec.source_field, {}
+    if column is not None:
+        values = arrow_table(read[[column]], keep_index=False)[column]
+        sources = {column: count_sources(values, kept[column])}
+    first_labels = [own.label_fields[0] for own in spec.chain.mappers if own.label_fields]
+    return {
+        "labels": count_labels(kept, spec.label_fields),
+        "numbers": count_scores(kept, spec.number_fields),
+        "text_lengths": count_lengths(_texts(read, spec.text_fields)),
+        "agreements": count_agreements(kept, first_labels),
+        "sources": sources,
+    }
 
 
 def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
@@ -328,5 +319,5 @@ def _texts(frame: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         table = arrow_table(frame[there], keep_index=False)
     except UnicodeEncodeError:
         return {}
-    is_text = (pa.types.is_string, pa.types.is_large_string)
-    return {name: table[name] for name in there if any(is_(table[name].type) for is_ in is_text)}
+    kinds = (pa.string(), pa.large_string())
+    return {name: table[name] for name in there if table[name].type in kinds}

@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 from distributed import Client
 
+from gpuclassify.commands.buckets import buckets
 from gpuclassify.commands.classify import classify, report
 from gpuclassify.commands.client import shown_workers
 from gpuclassify.commands.options import _WORDS, command_line
@@ -464,6 +465,14 @@ def test_reports_of_a_file_and_plans_with_an_output_are_told(run, folder):
     pd.DataFrame({"text": ["x"]}).to_parquet(folder / "other.parquet")
     done = run("in.jsonl", "other.parquet", "--classifier", "domain", command=plan)
     assert (done.exit_code, "leave OUTPUT out" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("paths", [(), ("in.jsonl",)])
+def test_commands_without_a_config_file_do_not_tell_of_one(run, paths):
+    done = run(*paths, "--score", "a", command=buckets)
+    assert done.exit_code == 2
+    assert "name the input, and then the output: INPUT... OUTPUT" in done.output
+    assert "--config" not in done.output
 
 
 def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):

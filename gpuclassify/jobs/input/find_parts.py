@@ -11,13 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from gpuclassify.jobs.files import (
-    PARQUET,
     InputFile,
     UnreadableInputError,
     compression,
     delivers_ranges,
-    file_format,
-    find_files,
     is_denied,
 )
 from gpuclassify.jobs.input.parquet import Footer, group_runs, read_footers
@@ -41,58 +38,26 @@ from gpuclassify.jobs.quarantine import FILE, Problem
 # Some 200 parts show progress and even out workers; parts this small or large lose speed.
 PARTS_AIMED_AT = 200
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 256 << 10, 64 << 20
-# Few enough for stores that answer slowly, and a multiple of three: the last is from a file's end.
-SAMPLES, SAMPLE_BYTES = 30, 512 << 10
 
 
-def find_parts(
-    inputs: Iterable[str],
-    *,
-    fields: Sequence[str] | None = None,
-    part_bytes: int | None = None,
-    storage_options: dict[str, Any] | None = None,
-    on_error: str = "raise",
-    types: Mapping[str, str] | None = None,
-    samples: int = SAMPLES,
-    sample_bytes: int = SAMPLE_BYTES,
-    needed: Collection[str] = (),
-) -> InputParts:
-    """The parts of the files that `inputs` name.
-
-    Parameters
-    ----------
-    inputs, fields, part_bytes, storage_options
-        As of `gpuclassify.jobs.input.readers.FileReader`.
-    on_error : {"raise", "quarantine", "whole"}
-        With "quarantine", files that cannot be read become parts that say so. "whole" raises as
-        well, in an earlier corpus, which no job leaves anything out of.
-    types : mapping of str to str, optional
-        As of `gpuclassify.jobs.input.readers.JsonlReader`.
-    samples, sample_bytes : int
-        How many samples of JSON lines the columns are read from, and about how large each is.
-    needed : collection of str
-        Columns that no Parquet file may lack which another one has. Others are null there.
-
-    Raises
-    ------
-    UnreadableInputError
-        Nothing matches, formats are mixed, a column is not there, nothing can be read, or, unless
-        `on_error` is "quarantine", a file is broken.
-    """
-    options = storage_options or {}
-    files = find_files(inputs, options)
-    if part_bytes is None:
-        aim = sum(file.size_bytes or 0 for file in files) // PARTS_AIMED_AT
-        part_bytes = min(max(aim, SMALLEST_PART_BYTES), LARGEST_PART_BYTES)
-    finder = _Finder(files, fields, part_bytes, options, on_error, needed)
-    if file_format(files[0].path) == PARQUET:
-        return finder.parquet()
-    return finder.json_lines(types or {}, samples, sample_bytes)
+def even_part_bytes(files: Iterable[InputFile]) -> int:
+    """Bytes of a part of these files, where nothing else is asked for."""
+    aim = sum(file.size_bytes or 0 for file in files) // PARTS_AIMED_AT
+    return min(max(aim, SMALLEST_PART_BYTES), LARGEST_PART_BYTES)
 
 
 @dataclass(frozen=True)
-class _Finder:
-    """Finds the parts of files; the settings are those of `find_parts`."""
+class PartFinder:
+    """Finds the parts of files of one format, and their columns.
+
+    Attributes
+    ----------
+    files : sequence of InputFile
+    fields, part_bytes, options
+        As of `gpuclassify.jobs.input.readers.FileReader`; `options` are its storage options.
+    on_error, needed
+        As of `gpuclassify.jobs.input.readers.FileReader.find_parts`.
+    """
 
     files: Sequence[InputFile]
     fields: Sequence[str] | None

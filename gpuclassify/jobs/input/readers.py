@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuclassify.checks import check_count, check_text, with_plain_values
-from gpuclassify.hub import share_tokens_with_workers
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
-from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format
-from gpuclassify.jobs.input.find_parts import SAMPLE_BYTES, SAMPLES, find_parts
+from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, find_files
+from gpuclassify.jobs.input.find_parts import PartFinder, even_part_bytes
 from gpuclassify.jobs.input.parts import InputParts, read_part
 from gpuclassify.jobs.input.schema import named_type
 from gpuclassify.jobs.stores import redacted
+from gpuclassify.workers.secrets import share_tokens_with_workers
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
@@ -50,9 +50,10 @@ class FileReader:
 
     file_format: ClassVar[str | None] = None
     types: Mapping[str, str] | None = None
-    # How many samples of JSON lines columns are read from, and how large each is.
-    samples: ClassVar[int] = SAMPLES
-    sample_bytes: ClassVar[int] = SAMPLE_BYTES
+    # How many samples of JSON lines columns are read from, and how large each is: few enough for
+    # stores that answer slowly, and a multiple of three, as the last is from a file's end.
+    samples: ClassVar[int] = 30
+    sample_bytes: ClassVar[int] = 512 << 10
 
     @with_plain_values
     def __init__(
@@ -83,32 +84,31 @@ class FileReader:
 
         Parameters
         ----------
-        on_error, needed
-            As of `gpuclassify.jobs.input.find_parts.find_parts`.
+        on_error : {"raise", "quarantine", "whole"}
+            With "quarantine", files that cannot be read become parts that say so. "whole" raises
+            as well, in an earlier corpus, which no job leaves anything out of.
+        needed : collection of str
+            Columns that no Parquet file may lack which another one has. Others are null there.
 
         Raises
         ------
         UnreadableInputError
-            Nothing matches, formats are mixed, a column is not there, or a file is broken.
+            Nothing matches, formats are mixed, a column is not there, nothing can be read, or,
+            unless `on_error` is "quarantine", a file is broken.
         """
-        found = find_parts(
-            self.paths,
-            fields=self.fields,
-            part_bytes=self.part_bytes,
-            storage_options=self.storage_options,
-            on_error=on_error,
-            types=self.types,
-            samples=self.samples,
-            sample_bytes=self.sample_bytes,
-            needed=needed,
-        )
-        path = found.files[0].path  # all are of one format
-        if self.file_format not in (None, file_format(path)):
+        files = find_files(self.paths, self.storage_options)
+        found = file_format(files[0].path)  # all are of one
+        if self.file_format not in (None, found):
             raise UnreadableInputError(
-                f"{type(self).__name__} got {redacted(path)}: give it names of "
+                f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
                 f"{self.file_format} files, or take FileReader, which goes by names"
             )
-        return found
+        part_bytes = self.part_bytes or even_part_bytes(files)
+        options = self.storage_options
+        finder = PartFinder(files, self.fields, part_bytes, options, on_error, needed)
+        if found == PARQUET:
+            return finder.parquet()
+        return finder.json_lines(self.types or {}, self.samples, self.sample_bytes)
 
 
 class JsonlReader(FileReader):

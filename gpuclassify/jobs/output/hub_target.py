@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.hub import token_for
 from gpuclassify.hub.calls import ask
 from gpuclassify.hub.errors import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.files import file_format
+from gpuclassify.workers.secrets import token_for
 
 MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000

@@ -17,8 +17,7 @@ from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.hub_target import Target
 from gpuclassify.jobs.output.manifest import MANIFEST
 from gpuclassify.jobs.output.records import parse_record
-from gpuclassify.jobs.storage import Directory, open_directory
-from gpuclassify.workers.secrets import recall
+from gpuclassify.jobs.storage import Directory, Place
 
 MOST_INSIDE_BYTES = 1 << 30  # of files that are not large and so travel inside of the commit
 
@@ -42,22 +41,6 @@ class StagedFile:
     digest: str
 
 
-@dataclass(frozen=True)
-class Staging:
-    """The directory of a job's files, for any worker.
-
-    Attributes
-    ----------
-    path : str
-        Absolute, or a URL.
-    options_name : str
-        Under which `gpuclassify.workers.secrets` knows the storage options.
-    """
-
-    path: str
-    options_name: str
-
-
 def staged_files(directory: Directory, target: Target, suffix: str) -> list[StagedFile]:
     """The files of a finished job, except those without rows.
 
@@ -73,7 +56,7 @@ def staged_files(directory: Directory, target: Target, suffix: str) -> list[Stag
 
 
 def upload_and_commit(
-    client: Any, files: Sequence[StagedFile], target: Target, staging: Staging
+    client: Any, files: Sequence[StagedFile], target: Target, staging: Place
 ) -> str:
     """Upload what the Hub lacks, and make all files visible at once.
 
@@ -84,7 +67,7 @@ def upload_and_commit(
     client : distributed.Client or None
     files : sequence of StagedFile
     target : Target
-    staging : Staging
+    staging : Place
 
     Returns
     -------
@@ -119,7 +102,7 @@ def upload_and_commit(
     return _commit(additions, digests, target)
 
 
-def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str]:
+def upload(file: StagedFile, target: Target, staging: Place) -> tuple[Any, str]:
     """Upload one file to the Hub's store, if it is a large one; on a worker.
 
     Returns
@@ -131,7 +114,7 @@ def upload(file: StagedFile, target: Target, staging: Staging) -> tuple[Any, str
     """
     from huggingface_hub import CommitOperationAdd
 
-    directory = open_directory(staging.path, recall(staging.options_name, {}))
+    directory = staging.open()
     with _local(directory, file.name) as path:
         addition = CommitOperationAdd(file.path, path)
         if addition.upload_info.sha256.hex() != file.digest:

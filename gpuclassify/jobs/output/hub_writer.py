@@ -8,15 +8,20 @@ import re
 from typing import Any
 
 from gpuclassify.checks import check_choice
-from gpuclassify.hub import remember_token, share_tokens_with_workers
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
-from gpuclassify.jobs.output.hub_upload import Staging, staged_files, upload_and_commit
+from gpuclassify.jobs.output.hub_upload import staged_files, upload_and_commit
 from gpuclassify.jobs.output.manifest import SUCCESS
 from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
+from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted
-from gpuclassify.workers.secrets import remember, share_with_workers
+from gpuclassify.workers.secrets import (
+    remember,
+    remember_token,
+    share_tokens_with_workers,
+    share_with_workers,
+)
 
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
@@ -87,8 +92,6 @@ class HubWriter(FileWriter):
         is_parquet = file_format == PARQUET
         self.file_format = file_format
         self.compressions = PARQUET_COMPRESSIONS if is_parquet else JSONL_COMPRESSIONS
-        if compression is None and is_parquet:
-            compression = "zstd"
         super().__init__(staging, compression=compression, storage_options=storage_options)
         _check_names(repo, path, split)
         if token is not None:
@@ -106,11 +109,12 @@ class HubWriter(FileWriter):
 
     def __repr__(self) -> str:
         target = self.target
-        return (
-            f"HubWriter({target.repo!r}, staging={redacted(self.path)!r}, path={target.path!r}, "
-            f"split={target.split!r}, revision={target.revision!r}, "
-            f"file_format={self.file_format!r})"
-        )
+        names = ("path", "split", "revision", "private", "overwrite", "endpoint")
+        options = {"staging": redacted(self.path)} | {n: getattr(target, n) for n in names}
+        options |= {"commit_message": target.message, "file_format": self.file_format}
+        options["compression"] = self.encoding.compression
+        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return f"HubWriter({target.repo!r}, {shown})"
 
     @property
     def keeps_index(self) -> bool:
@@ -169,7 +173,7 @@ class HubWriter(FileWriter):
             directory.remove(self._note)
         elif (earlier := self._commit_of(digests)) is not None:
             return self._address(earlier)
-        staging = Staging(
+        staging = Place(
             directory.root if directory.is_local else self.path, f"staging {redacted(self.path)}"
         )
         remember(staging.options_name, self.storage_options)

@@ -123,8 +123,7 @@ class Manifest:
         DamagedMetadataError
             It cannot be read whose parts there are, unless it starts over.
         """
-        if self.directory.filesystem.isfile(self.directory.root):
-            raise NotADirectoryError(f"{self.directory} is a file: name a directory for the output")
+        self.directory.refuse_file()
         earlier = self._earlier()
         self._refuse_foreign_files(earlier)
         if earlier is not None and not self.restart and earlier["key"] != self.key:
@@ -159,7 +158,13 @@ class Manifest:
         if self.restart or earlier is None:
             self._write_job(earlier)
         else:
-            _warn_of_versions(earlier["versions"])
+            known, today = earlier["versions"], _versions()
+            names = [name for name in {**known, **today} if known.get(name) != today.get(name)]
+            if names:
+                shown = ", ".join(
+                    f"{name} {known.get(name)} -> {today.get(name)}" for name in names
+                )
+                logger.warning("the job goes on with other versions than it began with: %s", shown)
         done: set[str] = set()
         for record in self._sound_records():
             done.add(stem_of(record.name))
@@ -186,10 +191,6 @@ class Manifest:
         }
         return mark == {"key": self.key, "parts": self.count} and found == {*self.names()}
 
-    def check_current(self) -> None:
-        """Raise JobChangedError if another run has started over here; see `check_current`."""
-        check_current(self.directory, self.key)
-
     def finish(self) -> None:
         """Write the manifest, and mark the output as complete at last.
 
@@ -198,7 +199,7 @@ class Manifest:
         JobChangedError
             Another run has started over here.
         """
-        self.check_current()
+        check_current(self.directory, self.key)
         contents = self.directory.read_all([record_path(name) for name in self.names()])
         try:
             with self.directory.replacing(self.directory.path(MANIFEST)) as file:
@@ -211,7 +212,7 @@ class Manifest:
         self._remove_parts(earlier)  # of attempts that came late
         self.directory.prune(QUARANTINE)
         self.directory.sync()
-        self.check_current()
+        check_current(self.directory, self.key)
         content = json.dumps({"key": self.key, "parts": self.count}).encode()
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
@@ -272,7 +273,7 @@ class Manifest:
             "code": self.code,
             "command": self.command,
             "earlier": sorted(past),
-            "versions": versions(),
+            "versions": _versions(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
@@ -312,9 +313,8 @@ class Manifest:
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove what attempts have left, of all parts or of those with these stems."""
         for folder in (SCRATCH, WHOLE):
-            names = [
-                n for n in self.directory.sizes(folder) if stems is None or stem_of(n) in stems
-            ]
+            left = self.directory.sizes(folder)
+            names = [name for name in left if stems is None or stem_of(name) in stems]
             self.directory.remove(*(f"{folder}/{name}" for name in names))
 
 
@@ -333,10 +333,9 @@ def read_job(directory: Directory) -> dict[str, Any]:
     try:
         with directory.explained():
             content = directory.read(JOB)
-    except NotADirectoryError as err:
-        raise NotADirectoryError(
-            f"a file is where {directory} belongs: name a directory for the output"
-        ) from err
+    except NotADirectoryError:
+        directory.refuse_file()
+        raise
     with contextlib.suppress(ValueError):
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:
@@ -348,21 +347,13 @@ def read_job(directory: Directory) -> dict[str, Any]:
     )
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Versions of Python and of the packages that results may depend on."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _warn_of_versions(earlier: dict[str, str]) -> None:
-    today = versions()
-    changed = [n for n in {**earlier, **today} if earlier.get(n) != today.get(n)]
-    if changed:
-        shown = ", ".join(f"{n} {earlier.get(n)} -> {today.get(n)}" for n in changed)
-        logger.warning("the job goes on with other versions than it began with: %s", shown)
 
 
 def _digest(identity: dict[str, dict[str, Any]]) -> str:

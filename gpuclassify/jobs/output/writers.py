@@ -31,7 +31,7 @@ class FileWriter:
     path : str
         Directory, or fsspec URL of one.
     compression : str, optional
-        See the classes.
+        See the classes. Default: zstd for Parquet, none for JSON lines.
     partition_by : str or sequence of str, optional
         Columns of text, whole numbers or booleans whose values are names of folders, instead of a
         column of the files; the first one's are outermost. A part may have 1,000 values.
@@ -45,7 +45,7 @@ class FileWriter:
     """
 
     file_format: str
-    compressions: tuple[str | None, ...]
+    compressions: tuple[str | None, ...]  # the first is the default
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class FileWriter:
         partition_by: str | Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
+        compression = self.compressions[0] if compression is None else compression
         check_choice("compression", compression, self.compressions)
         check_text("path", str(path), "a path: '.' is the current directory")
         if str(path).startswith(SCHEME):
@@ -123,21 +124,6 @@ class ParquetWriter(FileWriter):
 
     file_format = PARQUET
     compressions = PARQUET_COMPRESSIONS
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        compression: str = "zstd",
-        partition_by: str | Sequence[str] | None = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            path,
-            compression=compression,
-            partition_by=partition_by,
-            storage_options=storage_options,
-        )
 
 
 def to_parquet(

@@ -86,6 +86,11 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
             sums[name] = sums.get(name, 0) + count
 
 
+def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts by name, first the largest."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
 def _bins(column: pa.ChunkedArray) -> np.ndarray:
     scores = column.drop_null().to_numpy()
     scores = np.clip(scores[np.isfinite(scores)], -LARGEST_SCORE, LARGEST_SCORE)

@@ -51,7 +51,11 @@ class JobProgress:
         look_every_seconds: float = 5.0,
     ) -> None:
         self._title = title
-        self._write = logger.info if console is None else console_line(console)
+        self._write: Callable[[str], None] = logger.info
+        if console is not None:
+            self._write = functools.partial(
+                console.print, highlight=False, markup=False, soft_wrap=True
+            )
         console = console or Console(stderr=True)
         self._client, self._at_first = client, "waiting for rows"
         self._log_every, self._look_every = log_every_seconds, look_every_seconds
@@ -199,11 +203,6 @@ class JobProgress:
             workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
         return self._gpus
-
-
-def console_line(console: Console) -> Callable[[str], None]:
-    """What writes a line of plain text to a console."""
-    return functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def shown_gpus(shares: list[float | None]) -> str:

@@ -15,7 +15,7 @@ from gpuclassify.jobs.ledger import read_ledger
 from gpuclassify.jobs.output.manifest import REPORTS, read_job
 from gpuclassify.jobs.output.records import QUARANTINE, RECORDS, Record, parse_record
 from gpuclassify.jobs.output.run_key import key_in
-from gpuclassify.jobs.report.counts import BIN_WIDTH, LENGTH_EDGES, fold_rare
+from gpuclassify.jobs.report.counts import BIN_WIDTH, LENGTH_EDGES, fold_rare, most_frequent
 from gpuclassify.jobs.report.page import page
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import Directory
@@ -67,7 +67,8 @@ def report_of(directory: Directory) -> dict[str, Any]:
         ) from None
     summary = JobSummary(output=str(directory))
     times = _Times()
-    for record in _records(directory, job["key"]):
+    contents = _files(directory, RECORDS, job["key"])
+    for record in filter(None, map(parse_record, contents)):
         summary.add(record)
         times.add(record)
     return {
@@ -82,7 +83,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "output_bytes": summary.output_bytes,
         "left_out": summary.left_out,
         "problems": _problems(directory, job["key"]) if summary.left_out else [],
-        "labels": {name: _most_frequent(counts) for name, counts in summary.columns.items()},
+        "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         "stages": summary.stages,
@@ -143,10 +144,6 @@ class _Times:
         return np.array(times) - begins[0] - passed[np.maximum(index, 0)]
 
 
-def _records(directory: Directory, key: str) -> Iterator[Record]:
-    return filter(None, map(parse_record, _files(directory, RECORDS, key)))
-
-
 def _problems(directory: Directory, key: str) -> list[dict[str, Any]]:
     """The first problems, with where to find all of them."""
     contents = _files(directory, QUARANTINE, key)
@@ -200,10 +197,6 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
         return None
     busy_seconds = totals.get("device_busy_seconds", 0.0)
     return {"busy_share": busy_seconds / sampled_seconds if sampled_seconds else None, **peaks}
-
-
-def _most_frequent(counts: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 from dask.utils import format_bytes
 
 from gpuclassify.jobs.output.records import Record
-from gpuclassify.jobs.report.counts import MOST_LABELS, add_counts, fold_rare
+from gpuclassify.jobs.report.counts import MOST_LABELS, add_counts, fold_rare, most_frequent
 from gpuclassify.pages.readable import readable_time, short_number
 from gpuclassify.stage_counts import add_examples
 from gpuclassify.tables import html_table, text_table
@@ -110,7 +110,7 @@ class JobSummary:
         if self.left_out:
             yield "left out", ", ".join(f"{kind}: {n:,}" for kind, n in self.left_out.items())
         for column, counts in self.columns.items():
-            most = sorted(counts.items(), key=lambda item: -item[1])[:MOST_SHOWN]
+            most = list(most_frequent(counts).items())[:MOST_SHOWN]
             more = f", and {len(counts) - len(most):,} more" if len(counts) > len(most) else ""
             yield column, ", ".join(f"{label} {count:,}" for label, count in most) + more
 
@@ -159,8 +159,7 @@ class JobSummary:
             if len(counts) > 2 * MOST_LABELS:  # of many parts, each with others
                 self.sources[name] = fold_rare(counts)
         add_examples(self.examples, record.examples)
-        first = next(iter(self.columns.values()), {})
-        self.labels = dict(sorted(first.items(), key=lambda item: (-item[1], item[0])))
+        self.labels = most_frequent(next(iter(self.columns.values()), {}))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""

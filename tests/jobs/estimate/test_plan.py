@@ -21,7 +21,7 @@ from gpuclassify import (
 )
 from gpuclassify.commands.plan import plan
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.jobs.estimate.memory import limit_warnings, list_columns
+from gpuclassify.jobs.estimate.forecast import limit_warnings, list_columns
 from gpuclassify.jobs.estimate.sample import (
     FEWEST_ROWS,
     MOST_PARTITIONS,

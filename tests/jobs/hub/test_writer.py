@@ -336,6 +336,29 @@ def test_more_files_than_a_folder_takes_are_refused_at_once(hub, push, tmp_path)
     HubWriter(REPO, staging=str(tmp_path), token=TOKEN, endpoint=hub.url).check(10_000)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"file_format": "jsonl", "compression": "gzip", "split": "test", "private": True},
+        {
+            "overwrite": True,
+            "commit_message": "Books",
+            "endpoint": "http://hub:1",
+            "revision": "v2",
+        },
+    ],
+)
+def test_the_shown_code_of_a_writer_makes_the_same_one_again(options):
+    writer = HubWriter("acme/books", staging="out", **options)
+    again = eval(repr(writer))
+    assert (again.path, again.target, again.encoding) == (
+        writer.path,
+        writer.target,
+        writer.encoding,
+    )
+
+
 def test_outputs_of_the_command_line(tmp_path):
     writer = make_writer("hf://datasets/acme/books@v2/some/rows", "jsonl", staging=str(tmp_path))
     assert (writer.target.repo, writer.target.revision) == ("acme/books", "v2")

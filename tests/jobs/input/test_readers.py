@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify.jobs.files import UnreadableInputError, find_files
-from gpuclassify.jobs.input.find_parts import find_parts
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -21,9 +20,16 @@ def write_json(path, records):
     return str(path)
 
 
-def read_sampled(path, samples=1, sample_bytes=400, **options):
+def find_sampled(path, samples=1, sample_bytes=400, **options):
+    """The parts of a file, with the columns that so few lines have."""
+    reader = FileReader(path, **options)
+    reader.samples, reader.sample_bytes = samples, sample_bytes
+    return reader.find_parts()
+
+
+def read_sampled(path, **options):
     """All rows of a file, with the columns that so few lines have."""
-    found = find_parts([path], samples=samples, sample_bytes=sample_bytes, **options)
+    found = find_sampled(path, **options)
     return pd.concat([read_part(part, found.schema) for part in found.parts])
 
 
@@ -209,7 +215,7 @@ def test_a_broken_line_names_file_and_place_when_its_part_is_read(tmp_path, reco
     write_json(path, records)
     with path.open("a") as file:
         file.write('{"text": "no end\n')
-    found = find_parts([str(path)], part_bytes=5_000, samples=1, sample_bytes=1_000)
+    found = find_sampled(path, part_bytes=5_000, sample_bytes=1_000)
     with pytest.raises(UnreadableInputError, match=r"a\.jsonl, from byte \d+ cannot be read"):
         read_part(found.parts[-1], found.schema)
 
@@ -221,11 +227,17 @@ def test_inputs_that_do_not_fit_together_are_refused(tmp_path):
         read_files([str(tmp_path)])
 
 
+def test_no_input_at_all_is_refused_in_words():
+    with pytest.raises(UnreadableInputError, match="no input is given"):
+        FileReader([]).find_parts()
+
+
 def test_a_file_named_twice_is_read_once_and_parts_are_deterministic(tmp_path, records):
     path = write_json(tmp_path / "a.jsonl", records)
     inputs = [path, f"{tmp_path}/*.jsonl"]
     assert [file.path for file in find_files(inputs, {})] == [path]
-    assert find_parts(inputs, part_bytes=1_000) == find_parts(inputs, part_bytes=1_000)
+    reader = FileReader(inputs, part_bytes=1_000)
+    assert reader.find_parts() == reader.find_parts()
 
 
 @pytest.fixture
