@@ -32,6 +32,18 @@ CHECKED = (
     *("rapids-dask-dependency", *REQUIRED),
 )
 RAPIDS_WHEEL = re.compile(r"(?P<base>cudf|dask-cudf|dask-cuda|rmm|pylibcudf)(-cu(?P<cuda>\d+))?")
+# What each extra is for, and its packages; those of GPUs and CrossFit are judged on their own.
+EXTRAS = {
+    "fasttext": ("FastTextClassifier and LanguageIdentifier", ("fasttext-community",)),
+    "safety": ("AegisClassifier and InstructionDataGuardClassifier", ("peft",)),
+    "dedup": ("deduplication", ("numba", "scikit-learn", "scipy")),
+    "train": ("training heads", ("scikit-learn", "scipy")),
+    "s3": ("paths that begin with s3://", ("s3fs",)),
+    "slurm": ("clusters of Slurm", ("dask-jobqueue",)),
+    "coiled": ("clusters of Coiled", ("coiled",)),
+    "ray": ("clusters of Ray", ("ray",)),
+    "tls": ("certificates for clusters", ("cryptography",)),
+}
 OLDEST_PYTHON, FIRST_PYTHON_WITHOUT_CROSSFIT = (3, 11), (3, 13)
 CROSSFIT_VERSION = "0.0.9"
 LOW_DISK_BYTES = 5_000_000_000  # a large checkpoint and the files around it
@@ -282,26 +294,34 @@ def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
 
 
 def optional_checks(installed: Distributions) -> Iterator[Check]:
-    """Check what only some need: CrossFit, and Dask's dashboard."""
-    if "crossfit" in installed:
-        version = installed["crossfit"].version
-        if version == CROSSFIT_VERSION:
-            yield Check("crossfit", "ok", version)
+    """Check what only some need: CrossFit, the other extras, and Dask's dashboard."""
+    yield _crossfit_check(installed)
+    for extra, (use, names) in EXTRAS.items():
+        if absent := [name for name in names if name not in installed]:
+            cure = f"pip install 'gpuclassify[{extra}]' for {use}"
+            yield Check(f"extra {extra}", "missing", f"{', '.join(absent)} not installed", cure)
         else:
-            cure = f"pip install crossfit=={CROSSFIT_VERSION}"
-            found = f"{version}; {CROSSFIT_VERSION} was tested"
-            yield Check("crossfit", "warning", found, cure)
-    elif sys.version_info >= FIRST_PYTHON_WITHOUT_CROSSFIT:
-        found = f"not installed; {CROSSFIT_VERSION} needs Python older than 3.13"
-        yield Check("crossfit", "missing", found, "use loader='sorted', the default")
-    else:
-        cure = "pip install 'gpuclassify[crossfit]' for loader='crossfit'"
-        yield Check("crossfit", "missing", "not installed", cure)
+            found = ", ".join(f"{name} {installed[name].version}" for name in names)
+            yield Check(f"extra {extra}", "ok", found)
     if "bokeh" in installed and "jinja2" in installed:
         yield Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
     else:
         cure = "pip install bokeh jinja2 to see the cluster at client.dashboard_link"
         yield Check("Dask dashboard", "missing", "bokeh is not installed", cure)
+
+
+def _crossfit_check(installed: Distributions) -> Check:
+    if "crossfit" in installed:
+        version = installed["crossfit"].version
+        if version == CROSSFIT_VERSION:
+            return Check("crossfit", "ok", version)
+        cure = f"pip install crossfit=={CROSSFIT_VERSION}"
+        return Check("crossfit", "warning", f"{version}; {CROSSFIT_VERSION} was tested", cure)
+    if sys.version_info >= FIRST_PYTHON_WITHOUT_CROSSFIT:
+        found = f"not installed; {CROSSFIT_VERSION} needs Python older than 3.13"
+        return Check("crossfit", "missing", found, "use loader='sorted', the default")
+    cure = "pip install 'gpuclassify[crossfit]' for loader='crossfit'"
+    return Check("crossfit", "missing", "not installed", cure)
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:

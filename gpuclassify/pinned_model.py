@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COMMIT = re.compile("[0-9a-f]{40}")
+PIN = "revision= with 40 hex digits"
 
 
 class PinnedModel:
@@ -90,6 +90,11 @@ class PinnedModel:
         return self._checkpoint is not None
 
     @property
+    def unpinned(self) -> str:
+        """What to pass so that the settings alone tell the revision; empty if they do."""
+        return "" if is_pinned(self.options.model, self.options.revision) else PIN
+
+    @property
     def identities(self) -> list[Identity]:
         """All that is downloaded for the model; the one with most of the weights first."""
         checkpoint = self.checkpoint
@@ -152,15 +157,14 @@ class PinnedModel:
         except (hub.HubUnreachableError, hub.ModelNotFoundError) as err:
             if not self.options.plans_without_model:
                 raise
-            is_directory = hub.is_directory_name(self.options.model)
-            if not is_directory and not _COMMIT.fullmatch(self.options.revision or ""):
+            if self.unpinned:
                 raise type(err)(
                     f"{err}\nWith labels= the checkpoint may be out of this machine's reach, but "
-                    "its revision must then be a full commit: pass revision= with 40 hex digits"
+                    f"its revision must then be a full commit: pass {self.unpinned}"
                 ) from err
             logger.warning(
                 "%s cannot be read here; its settings are checked in the first partition",
-                self.options.model,
+                self.repositories[0],
             )
             self._is_out_of_reach = True
         return not self._is_out_of_reach
@@ -204,3 +208,8 @@ class PinnedModel:
         cache_dir = self.options.cache_dir
         directory = hub.download(self.tokenizer_home, cache_dir=cache_dir, has_weights=False)
         return load_tokenizer(self.checkpoint, directory)
+
+
+def is_pinned(name: str, revision: str | None) -> bool:
+    """Whether a model is a directory, or its revision a full commit."""
+    return hub.is_directory_name(name) or bool(re.fullmatch("[0-9a-f]{40}", revision or ""))

@@ -1,14 +1,17 @@
 """What `examine` finds here, and how its parts judge other machines."""
 
+import configparser
 import json
 import platform
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import dask
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from gpuclassify import doctor
 from gpuclassify.doctor import Check, Report
@@ -240,6 +243,29 @@ def test_no_gpu_is_no_problem_but_one_that_cannot_be_listed_is_told():
 def test_torch_that_does_not_import_is_told_with_its_error():
     assert "no libgomp here" in doctor.probe_torch("raise ImportError('no libgomp here')")["error"]
     assert "cannot be read" in doctor.probe_torch("print('hello')")["error"]
+
+
+def test_every_extra_is_told_with_its_cure(site):
+    declared = configparser.ConfigParser()
+    declared.read(Path(doctor.__file__).parents[1] / "setup.cfg")
+    extras = {
+        name: tuple(Requirement(line).name for line in lines.split("\n") if line)
+        for name, lines in declared["options.extras_require"].items()
+    }
+    others = {"gpu", "gpu-cu12", "crossfit", "docs", "dev"}
+    assert {name: packages for name, (_, packages) in doctor.EXTRAS.items()} == {
+        name: packages for name, packages in extras.items() if name not in others
+    }
+    checks = by_name(doctor.optional_checks(site(**{"scipy__1.13": [], "numba__1": []})))
+    dedup = checks["extra dedup"]
+    assert (dedup.status, dedup.found) == ("missing", "scikit-learn not installed")
+    assert dedup.cure == "pip install 'gpuclassify[dedup]' for deduplication"
+
+
+def test_an_extra_that_is_here_is_told_with_its_versions(report):
+    found = by_name(report.checks)["extra fasttext"]
+    version = metadata.version("fasttext-community")
+    assert found == Check("extra fasttext", "ok", f"fasttext-community {version}")
 
 
 def test_a_missing_package_is_a_problem_with_its_installation(site):

@@ -37,12 +37,18 @@ class EmbeddingOptions(ModelOptions):
         Stands before every text, such as "query: "; "" for none. Default: the model's own.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
+    embedding_field : str
+        Output column of the embedding. Default: none.
+    embedding_dtype : {"float32", "float16"}
+        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     pooling: Pooling | None = None
     normalize: bool | None = None
     prompt: str | None = field(default=None, metadata={"least": 0})  # "" is none
     prompt_name: str | None = None
+    embedding_field: str | None = None
+    embedding_dtype: EmbeddingDtype = "float32"
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -72,12 +78,9 @@ class EmbedderOptions(EmbeddingOptions):
     ----------
     embedding_field : str
         Output column (list<float32>, as long as the model's states are wide).
-    embedding_dtype : {"float32", "float16"}
-        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
     """
 
     embedding_field: str = "embedding"
-    embedding_dtype: EmbeddingDtype = "float32"
 
 
 class EmbeddingModel(PinnedModel):
@@ -144,7 +147,7 @@ class EmbeddingHead(Head):
         largest = np.abs(vectors).max()
         if largest > np.finfo(kind).max:
             raise OverflowError(
-                f"{self.options.model} gives {largest:g}, which float16 cannot hold: pass "
+                f"{self.model.identity.name} gives {largest:g}, which float16 cannot hold: pass "
                 'embedding_dtype="float32" or normalize=True'
             )
         return {self.options.embedding_field: vectors.astype(kind)}

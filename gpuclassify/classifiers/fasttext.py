@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_probability
+from gpuclassify.checks import check_probability, label_tuple
 from gpuclassify.fasttext.head import FastTextHead, LanguageHead
 from gpuclassify.fasttext.runner import FastTextModel, FastTextRunner
 from gpuclassify.options import LabelOptions
@@ -37,6 +38,8 @@ class FastTextOptions(LabelOptions):
         Also write lists of the so many most probable labels, and of their probabilities.
     top_labels_field, top_scores_field : str
         Their columns.
+    labels : list of str
+        In the file's order, for a client without the file; workers verify.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -50,10 +53,12 @@ class FastTextOptions(LabelOptions):
     top_k: int | None = None
     top_labels_field: str = "top_labels"
     top_scores_field: str = "top_scores"
+    labels: Sequence[str] | None = None
 
     def check(self) -> None:
         """See `TextOptions.check`."""
         super().check()
+        object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         if self.min_confidence is not None:
             check_probability("min_confidence", self.min_confidence)
         if self.score_label is None and self.needs_score:
@@ -66,6 +71,11 @@ class FastTextOptions(LabelOptions):
                 f"score_label={self.score_label!r} has no column to fill and no filter: pass "
                 "score_field= or min_score= with it"
             )
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels are given, so that the file need not be in reach."""
+        return self.labels is not None
 
     @property
     def needs_score(self) -> bool:
@@ -123,23 +133,27 @@ class FastTextClassifier(TextMapper):
 class LanguageIdentifier(FastTextClassifier):
     """Gives text its language, and how probable that is, by a model of fastText.
 
-    Languages are the model's labels without ``__label__``: ``deu_Latn`` of the
-    default model and of GlotLID (``model="cis-lmu/glotlid",
-    file="model_v3.bin"``), ``de`` of ``lid.176.bin``, which is no model of the
-    Hub: download it, and pass its path.
+    The default is the latest GlotLID, a file of about 1.7 GB; with
+    ``file="model_v3.bin"`` it is always version 3, whose labels are told here.
+    Languages are the model's labels without ``__label__``, and so are those of
+    `filter_by`: GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``,
+    and ``und_...`` and ``zxx_...`` for what is no language. ``lid.176.bin`` and
+    ``lid.176.ftz``, which are no models of the Hub, are much smaller and have
+    two letters, ``de``: download one, and pass its path.
 
     Examples
     --------
     >>> ddf = LanguageIdentifier()(ddf)  # doctest: +SKIP
-    >>> german_or_french = LanguageIdentifier(model="lid.176.bin", filter_by=["de", "fr"])
+    >>> german = LanguageIdentifier(filter_by="deu_Latn")
+    >>> german_or_french = LanguageIdentifier(model="lid.176.ftz", filter_by=["de", "fr"])
     """
 
     head_type = LanguageHead
     family = "language"
-    purpose = "language of text, 217 labels"
-    licence = "CC-BY-NC-4.0"
+    purpose = "language of text, 2,102 labels"
+    licence = "Apache-2.0"
     defaults: ClassVar[dict[str, Any]] = {
-        "model": "facebook/fasttext-language-identification",
+        "model": "cis-lmu/glotlid",
         "label_field": "language",
         "confidence_field": "language_confidence",
     }

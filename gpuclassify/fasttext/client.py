@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from gpuclassify.fasttext.host import Predictions
 
 logger = logging.getLogger(__name__)
+
+# Bytes: a socket's path has at most 103 (macOS; Linux 107), with 17 of them for its own name.
+_LONGEST_FOLDER = 86
 
 
 class HostError(RuntimeError):
@@ -43,10 +47,14 @@ class HostClient:
     """
 
     def __init__(self, path: Path, revision: str) -> None:
-        from dask.system import cpu_count
-
         self.path = path
         self._revision = revision
+        self._reset()
+
+    def _reset(self) -> None:
+        from dask.system import cpu_count
+
+        self._process = os.getpid()
         self._idle: list[Connection] = []
         self._free_cores = threading.BoundedSemaphore(cpu_count())
 
@@ -89,6 +97,8 @@ class HostClient:
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
+        if self._process != os.getpid():  # a fork, whose parent uses the connections
+            self._reset()
         with self._free_cores:
             connection = self.connect()
             connection.send(("\n".join(texts), k))  # one string is quicker to send than many
@@ -141,6 +151,11 @@ def _start(place: Path, lock: Path, path: Path) -> None:
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
+    if done.returncode < 0:
+        raise HostError(
+            f"{path} cannot be loaded: {signal.Signals(-done.returncode).name} ended the process "
+            "that did it. Look for a lack of memory: it takes as much as the file has bytes"
+        )
     if done.returncode:
         reason = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
         raise HostError(f"{path} cannot be loaded: {reason}")
@@ -158,7 +173,10 @@ def check_library() -> None:
 
 def _private_folder() -> Path:
     """A folder of sockets that no other user can enter."""
-    folder = Path(tempfile.gettempdir(), f"gpuclassify-{os.getuid()}")
+    name = f"gpuclassify-{os.getuid()}"
+    folder = Path(tempfile.gettempdir(), name)
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        folder = Path("/tmp", name)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:

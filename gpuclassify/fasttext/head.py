@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify.columns import SCORES
+from gpuclassify.fasttext.languages import same_language
 from gpuclassify.fasttext.model_file import FastTextFile
 from gpuclassify.heads import Columns, named_columns, named_fields
 from gpuclassify.label_heads import LabelHead
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.models.checkpoint import CheckpointError, some_of
 
 PREFIX = "__label__"
 
@@ -21,10 +24,16 @@ class FastTextHead(LabelHead):
     none of its words, label and numbers are null, and the text passes no filter.
     """
 
+    model: Any  # a FastTextModel, whose description is a FastTextFile
+
     @property
     def labels(self) -> list[str]:
-        """The labels as the library has them, in its order."""
-        return list(self.model.checkpoint.labels)
+        """The labels in the library's order: as given, or from the file."""
+        return list(self.options.labels or self.labels_of(self.model.checkpoint))
+
+    def labels_of(self, file: FastTextFile) -> tuple[str, ...]:
+        """The labels of a file as rows get them: as the library has them."""
+        return file.labels
 
     @property
     def list_size(self) -> int:
@@ -79,9 +88,15 @@ class FastTextHead(LabelHead):
         """The probability of each text's label."""
         return np.nan_to_num(self._confidences(values))
 
-    def check_model(self, checkpoint: Checkpoint | FastTextFile) -> None:
-        """Raise CheckpointError if there are fewer labels than `top_k`."""
-        wanted, there = self.options.top_k, len(checkpoint.labels)
+    def check_model(self, checkpoint: Any) -> None:
+        """Raise CheckpointError if `labels` are not the file's, or fewer than `top_k`."""
+        given, found = self.options.labels, self.labels_of(checkpoint)
+        if given not in (None, found):
+            raise CheckpointError(
+                f"the {len(given)} labels= are not those of {self.options.model}, which are "
+                f"{some_of(found, 60)}: pass all {len(found)} in this order, or leave labels out"
+            )
+        wanted, there = self.options.top_k, len(found)
         if wanted is not None and wanted > there:
             raise CheckpointError(
                 f"top_k={wanted}, and {self.options.model} has {there} labels: pass at most {there}"
@@ -112,10 +127,19 @@ class FastTextHead(LabelHead):
 class LanguageHead(FastTextHead):
     """As `FastTextHead`, with labels that are names of languages: without their prefix."""
 
-    @property
-    def labels(self) -> list[str]:
+    def labels_of(self, file: FastTextFile) -> tuple[str, ...]:
         """Languages, in the library's order."""
-        return [label.removeprefix(PREFIX) for label in super().labels]
+        return tuple(label.removeprefix(PREFIX) for label in file.labels)
+
+    def _check_labels(self, *names: str) -> None:
+        for name in names:
+            meant = same_language(name, self.labels)
+            if meant and name not in self.labels:
+                raise ValueError(
+                    f"no language {name!r} in {self.owner}: {self.options.model} calls it "
+                    f"{' and '.join(map(repr, meant))}, so pass that"
+                )
+        super()._check_labels(*names)
 
 
 def _or_null(values: np.ndarray) -> pa.Array:

@@ -72,9 +72,12 @@ class FastTextModel(PinnedModel):
         hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
 
     def weights_bytes(self, dtype: Any) -> dict[str, int]:
-        """Bytes of the file, which a node has in memory once."""
-        identity, filename = self.file
-        return {f"{identity.name}@{identity.revision}/{filename}": self.checkpoint.size_bytes}
+        """Bytes of the file, which a node has in memory once; empty where it is out of reach."""
+        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
+            identity, filename = self.file
+            name = f"{identity.name}@{identity.revision}/{filename}"
+            return {name: self.checkpoint.size_bytes}
+        return {}
 
 
 class FastTextRunner(Runner):
@@ -157,7 +160,8 @@ def compute_threads() -> int:
         return torch.get_num_threads()
     from dask.system import cpu_count
 
-    return int(os.environ.get("OMP_NUM_THREADS") or cpu_count())
+    given, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
+    return int(given or cpu_count())
 
 
 def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:

@@ -17,6 +17,7 @@ from gpuclassify.workers.secrets import token_for
 
 Result = TypeVar("Result")
 
+USUAL_NAME = "model.bin"  # under which the Hub expects a model of fastText
 _DIGESTED_BYTES = 65_536  # of a file's beginning
 _BLOCK_BYTES = 2**20  # of a file on the Hub that are asked for at once
 
@@ -51,7 +52,8 @@ def resolve_file(
     name : str or path
         The file, a directory that holds it, or a Hub name.
     filename : str, optional
-        Which file of the directory or repository; default: the only one of `patterns`.
+        Which file of the directory or repository. Default: the only one of `patterns`, or of
+        several ``model.bin``.
     patterns : sequence of str
         Of such files' names, as the shell has them.
     revision, cache_dir
@@ -60,7 +62,7 @@ def resolve_file(
     Raises
     ------
     ModelNotFoundError
-        There is none, no file of this name, or several and no `filename`.
+        There is none, no file of this name, or several of other names and no `filename`.
     ModelAccessError, HubUnreachableError, ValueError
         As in `resolve`.
     """
@@ -84,10 +86,9 @@ def _choose(
 ) -> str:
     files = list_files(identity, cache_dir=cache_dir)
     fitting = [file for file in files if matches(file, patterns)]
-    if filename in files:
-        return str(filename)
-    if filename is None and len(fitting) == 1:
-        return fitting[0]
+    chosen = filename or (fitting[0] if len(fitting) == 1 else USUAL_NAME)
+    if chosen in files:
+        return chosen
     what = f"no file {filename!r}" if filename is not None else f"no one file of {patterns}"
     raise ModelNotFoundError(
         f"{identity.name} has {what}; it has {fitting or files}: pass file= with one of them"

@@ -12,8 +12,8 @@ from gpuclassify.chain import Chain
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
 from gpuclassify.jobs.job import Job, make_job
-from gpuclassify.jobs.output.manifest import JOB
-from gpuclassify.jobs.output.records import QUARANTINE, key_in, number_in, quarantine_path
+from gpuclassify.jobs.output.records import QUARANTINE, quarantine_path
+from gpuclassify.jobs.output.run_key import JOB, key_in, number_in
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import report_of
@@ -197,7 +197,7 @@ class BucketJob:
             if last.restart or not self.directory.filesystem.exists(self.directory.path(JOB)):
                 with contextlib.suppress(FileNotFoundError):
                     self.directory.filesystem.rm(self.directory.path(FOLDER), recursive=True)
-            done = sum(1 for _ in last.manifest.begin(last.restart))
+            done = sum(1 for _ in last.manifest.begin())
             if done < last.manifest.count:
                 last = self._with_edges(client, report)
             summary = last.run(client, report and functools.partial(report, "buckets"))

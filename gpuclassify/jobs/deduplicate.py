@@ -19,7 +19,7 @@ from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError,
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
-from gpuclassify.jobs.output.records import key_in, part_name
+from gpuclassify.jobs.output.run_key import key_in, part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.quarantine import ON_ERROR
@@ -248,7 +248,7 @@ class DedupJob:
                 share_with_workers([self.earlier.options_name])
             if removal.restart:
                 _clear(removal)
-            done = sum(1 for _ in manifest.begin(removal.restart))
+            done = sum(1 for _ in manifest.begin())
             if client is not None and done < manifest.count:
                 check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
             steps = Steps(removal, client, report)

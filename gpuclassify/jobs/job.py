@@ -13,7 +13,8 @@ from gpuclassify.checks import nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.folders import check_folder_columns
-from gpuclassify.jobs.output.manifest import JobChangedError, Manifest, check_current
+from gpuclassify.jobs.output.manifest import Manifest
+from gpuclassify.jobs.output.run_key import JobChangedError, check_current
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
@@ -37,15 +38,17 @@ class Job:
     manifest : Manifest
     writer : FileWriter
         Uploads the finished output, where it has a place to upload it to.
-    restart : bool
-        Whether `run` begins with removing what earlier runs wrote.
     """
 
     source: Source
     spec: TaskSpec
     manifest: Manifest
     writer: FileWriter
-    restart: bool
+
+    @property
+    def restart(self) -> bool:
+        """Whether `run` begins with removing what earlier runs wrote."""
+        return self.manifest.restart
 
     def needs_workers(self) -> bool:
         """Whether `run` has parts to do or files to upload; reads the manifest, if there is one."""
@@ -57,7 +60,7 @@ class Job:
         summary = JobSummary(output=str(self.manifest.directory))
         with self.current(client):
             done = set()
-            for record in self.manifest.begin(self.restart):
+            for record in self.manifest.begin():
                 summary.add(record, summary.output, is_resumed=True)
                 done.add(record.name)
             _show(report, len(done), self.source.count, summary)
@@ -169,10 +172,10 @@ def make_job(
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
-    manifest = Manifest(directory, whole, source.count, writer.encoding, code, command)
-    manifest.check(restart)
+    manifest = Manifest(directory, whole, source.count, writer.encoding, restart, code, command)
+    manifest.check()
     writer.check(source.count)
-    return Job(source, spec, manifest, writer, restart)
+    return Job(source, spec, manifest, writer)
 
 
 def make_task_spec(

@@ -21,15 +21,8 @@ from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
 from gpuclassify.jobs.output.folders import pack_rows
-from gpuclassify.jobs.output.manifest import check_current
-from gpuclassify.jobs.output.records import (
-    Record,
-    complete,
-    is_published,
-    key_in,
-    number_in,
-    publish,
-)
+from gpuclassify.jobs.output.records import Record, complete, is_published, publish
+from gpuclassify.jobs.output.run_key import check_current, key_in, number_in
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
 from gpuclassify.jobs.report.counts import (
     add_counts,

@@ -1,6 +1,7 @@
 """Heads on one embedding give what sentence-transformers and torch's modules give together."""
 
 import pickle
+import shutil
 from dataclasses import replace
 
 import dask
@@ -10,13 +11,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from gpuclassify import Embedder, HeadClassifier
 from gpuclassify.classifiers import head_classifier
 from gpuclassify.encoder_runner import EncoderRunner
-from gpuclassify.hub import Identity, ModelChangedError
+from gpuclassify.hub import (
+    HubUnreachableError,
+    Identity,
+    ModelChangedError,
+    ModelNotFoundError,
+)
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -284,6 +291,73 @@ def test_a_job_goes_on_with_the_same_heads(heads, tmp_path):
     whole = HeadClassifier(heads=heads, backbone=MINILM, autocast=False)(documents([*TEXTS, None]))
     assert_close(found.edu_score.dropna(), whole.edu_score.dropna())
     assert Pipeline(stages).run().rows_out == len(TEXTS) + 1
+
+
+# A client that cannot read the models.
+
+
+LABELS = {"edu": ["score"], "topic": TOPICS, "tag": TAGS}
+KINDS = {"edu": "regression", "tag": "multi_label_classification"}
+
+
+def away(folder, **options):
+    """A classifier of models that are not there yet."""
+    heads = {name: folder / name for name in LABELS}
+    return HeadClassifier(heads=heads, backbone=folder / "model", autocast=False, **options)
+
+
+def bring(folder, tiny):
+    save_heads(folder, 32)
+    shutil.copytree(tiny, folder / "model")
+
+
+def test_a_client_without_the_models_plans_by_their_labels(tiny, tmp_path):
+    own = {"filter_by": {"topic": TOPICS[:2]}, "min_score": {"tag": {"spam": 0.1}}}
+    own |= {"embedding_field": "e", "labels_field": "{head}s", "keep_field": "keep"}
+    lazy = dd.from_pandas(documents(), npartitions=2)
+    classifier = away(tmp_path / "a", labels=LABELS, problem_type=KINDS, **own)
+    assert classifier.labels == ["score", *TOPICS, *TAGS]
+    planned = classifier(lazy)
+    bring(tmp_path / "a", tiny)
+    found = planned.compute(scheduler="sync")
+    expected = away(tmp_path / "a", **own)(lazy).compute(scheduler="sync")
+    assert len(found) == len(TEXTS)
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": LABELS | {"topic": TOPICS[::-1]}}, "are not those of"),
+        ({"labels": LABELS | {"topic": TOPICS[:2]}}, "are not those of"),
+        ({"problem_type": {"tag": KINDS["tag"]}}, r"a regression head, .*=\{NAME: 'regression'\}"),
+    ],
+)
+def test_labels_given_by_a_client_are_verified_in_the_first_partition(
+    tiny, tmp_path, changed, message
+):
+    given = {"labels": LABELS, "problem_type": KINDS, **changed}
+    planned = away(tmp_path / "a", **given)(dd.from_pandas(documents(), npartitions=2))
+    bring(tmp_path / "a", tiny)
+    with pytest.raises(CheckpointError, match=message):
+        planned.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize(
+    ("names", "cure"),
+    [
+        ({"backbone": None}, r"pass backbone= and revision= with 40 hex digits"),
+        ({"backbone": "o/model"}, r"pass backbone= and revision= with 40 hex digits"),
+        ({"heads": {"edu": "o/edu"}}, r"pass o/edu@COMMIT, a commit of 40 hex digits, in heads="),
+    ],
+)
+def test_a_client_without_the_models_says_which_they_are(monkeypatch, tmp_path, names, cure):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    given = {"heads": {"edu": tmp_path / "edu"}, "backbone": tmp_path / "model", **names}
+    with pytest.raises((HubUnreachableError, ModelNotFoundError), match=cure):
+        HeadClassifier(**given, labels={"edu": ["a", "b"]})(
+            dd.from_pandas(documents(), npartitions=1)
+        )
 
 
 # Bad input.

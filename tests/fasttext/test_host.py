@@ -147,3 +147,37 @@ def test_without_the_library_the_message_names_what_to_install(model, monkeypatc
     monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"gpuclassify\[fasttext\]"):
         FastTextClassifier(model=model)(pd.DataFrame({"text": ["buy"]}))
+
+
+def test_a_fork_has_connections_of_its_own(model, run_python):
+    out = run_python(f"""
+import os
+from pathlib import Path
+from gpuclassify.fasttext.client import HostClient
+own = HostClient(Path({str(model)!r}), "r")
+own.predict(["buy"], 1)
+used = own._idle[0]
+if not os.fork():
+    while own._free_cores.acquire(blocking=False):  # as if threads had been asking
+        pass
+    labels, _ = own.predict(["buy"] * 3, 1)
+    os._exit(0 if labels.shape == (3, 1) and own._idle[0] is not used else 1)
+print(os.waitstatus_to_exitcode(os.wait()[1]), own.predict(["buy"], 1)[0].shape)
+""")
+    assert out.strip() == "0 (1, 1)"
+
+
+def test_a_socket_has_a_short_path_wherever_temporary_files_are(model, monkeypatch, tmp_path):
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr(client.tempfile, "gettempdir", lambda: str(long))
+    assert HostClient(model, "r").predict(["buy"], 1)[0].shape == (1, 1)
+
+
+def test_a_model_that_cannot_be_loaded_for_lack_of_memory_says_so(model, monkeypatch, tmp_path):
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o700)
+    monkeypatch.setattr(client.sys, "executable", str(killed))
+    with pytest.raises(HostError, match=r"own.bin cannot be loaded: SIGKILL .*lack of memory"):
+        HostClient(model, "r").warm_up()

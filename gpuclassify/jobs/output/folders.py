@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from gpuclassify.checks import nearest
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import create
+from gpuclassify.jobs.output.run_key import check_current, key_in
 from gpuclassify.jobs.storage import Directory
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
@@ -94,11 +95,17 @@ def spread_rows(
     -------
     dict of str to int
         The part's files and their sizes in bytes.
+
+    Raises
+    ------
+    JobChangedError
+        Another run has started over meanwhile, whose output this would be in.
     """
     table = pa.ipc.open_stream(content).read_all()
     sizes = {}
     for folder, rows in split_by_folder(table, encoding.partition_by).items():
         file = encoding.encode(rows).to_pybytes()
+        check_current(directory, key_in(name))
         directory.make(folder)
         create(directory, f"{folder}/{name}", file, scratch, is_lasting=True)
         sizes[f"{folder}/{name}"] = len(file)

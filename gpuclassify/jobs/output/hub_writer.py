@@ -12,7 +12,7 @@ from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
 from gpuclassify.jobs.output.hub_upload import staged_files, upload_and_commit
 from gpuclassify.jobs.output.manifest import SUCCESS
-from gpuclassify.jobs.output.records import METADATA
+from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted

@@ -14,6 +14,7 @@ import logging
 import platform
 import posixpath
 import time
+import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -23,8 +24,6 @@ from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
-    KEY_DIGITS,
-    METADATA,
     QUARANTINE,
     RECORDS,
     SCRATCH,
@@ -32,28 +31,31 @@ from gpuclassify.jobs.output.records import (
     Record,
     complete,
     is_published,
-    key_in,
     parse_record,
-    part_name,
     published_path,
     quarantine_path,
     record_path,
     stem_of,
 )
+from gpuclassify.jobs.output.run_key import (
+    JOB,
+    KEY_DIGITS,
+    METADATA,
+    JobChangedError,
+    check_current,
+    key_in,
+    metadata_gone,
+    part_name,
+)
 from gpuclassify.jobs.storage import Directory
 
 logger = logging.getLogger(__name__)
 
-JOB, MANIFEST, SUCCESS = f"{METADATA}/job.json", f"{METADATA}/manifest.jsonl", "_SUCCESS"
+MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
 MOST_CHANGES_SHOWN = 5
 _JOB_NAMES = {"key", "parts", "identity", "versions"}
-_HEAD_BYTES = 64  # of job.json, which begins with the job's key
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
-
-
-class JobChangedError(ValueError):
-    """The output directory holds parts of a job with other settings, another model or input."""
 
 
 class DamagedMetadataError(ValueError):
@@ -75,6 +77,8 @@ class Manifest:
         Number of parts.
     encoding : Encoding
         Of part files.
+    restart : bool
+        Begin anew: remove what earlier runs of any job wrote there, and nothing else.
     code : str
         Python code that makes the same job again, for people.
     command : str
@@ -85,20 +89,27 @@ class Manifest:
     identity: dict[str, dict[str, Any]]
     count: int
     encoding: Encoding
+    restart: bool = False
     code: str = ""
     command: str = ""
 
     @functools.cached_property
     def key(self) -> str:
-        """A short digest of the identity; part of the names of all files of this job."""
-        content = json.dumps(self.identity, sort_keys=True).encode("utf-8", "backslashreplace")
-        return hashlib.sha256(content).hexdigest()[:KEY_DIGITS]
+        """Part of the names of all files of this run, and of those that go on with it.
+
+        A digest of the identity, so that several clients of one job agree. A run that begins anew
+        has a key of its own: attempts of the one before may be at work still.
+        """
+        if self.restart:
+            return uuid.uuid4().hex[:KEY_DIGITS]
+        earlier, mine = self._earlier(), _digest(self.identity)
+        return earlier["key"] if earlier and _digest(earlier["identity"]) == mine else mine
 
     def names(self) -> list[str]:
         """The names of all parts, in their order."""
         return [part_name(n, self.count, self.key, self.encoding.suffix) for n in range(self.count)]
 
-    def check(self, restart: bool = False) -> None:
+    def check(self) -> None:
         """Raise unless this job may write here; writes nothing.
 
         Raises
@@ -113,23 +124,19 @@ class Manifest:
             It cannot be read whose parts there are, unless it starts over.
         """
         self.directory.refuse_file()
-        earlier = self._earlier(restart)
+        earlier = self._earlier()
         self._refuse_foreign_files(earlier)
-        if earlier is not None and not restart and earlier["key"] != self.key:
+        if earlier is not None and not self.restart and earlier["key"] != self.key:
+            changes = _shown(_changes(earlier["identity"], self.identity))
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
-                f"{_shown(_changes(earlier['identity'], self.identity))}. Parts of both would mix: "
+                f"{changes or 'it has begun anew meanwhile'}. Parts of both would mix: "
                 "go back to the earlier settings, write to another directory, or start over, which "
                 "removes those parts (restart=True, --restart)"
             )
 
-    def begin(self, restart: bool = False) -> Iterator[Record]:
+    def begin(self) -> Iterator[Record]:
         """Make the directory ready, and yield the records of parts that are done already.
-
-        Parameters
-        ----------
-        restart : bool
-            Remove what earlier runs of any job wrote here, and nothing else.
 
         Raises
         ------
@@ -140,15 +147,15 @@ class Manifest:
         OSError
             The directory cannot be written to.
         """
-        self.check(restart)
-        earlier = self._earlier(restart)
-        if restart and earlier is not None:
+        self.check()
+        earlier = self._earlier()
+        if self.restart and earlier is not None:
             self._clear(earlier)
         self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
         if self.encoding.partition_by:
             self.directory.make(WHOLE)
         check_creates(self.directory, SCRATCH)
-        if restart or earlier is None:
+        if self.restart or earlier is None:
             self._write_job(earlier)
         else:
             known, today = earlier["versions"], _versions()
@@ -199,10 +206,10 @@ class Manifest:
                 for content in contents:
                     file.write(content + b"\n")
         except FileNotFoundError as err:
-            raise _gone(self.directory) from err
+            raise metadata_gone(self.directory) from err
         self._remove_scratch()
         earlier = {*read_job(self.directory)["earlier"]} - {self.key}
-        self.directory.remove(*self._parts_of(earlier))  # of attempts that came late
+        self._remove_parts(earlier)  # of attempts that came late
         self.directory.prune(QUARANTINE)
         self.directory.sync()
         check_current(self.directory, self.key)
@@ -210,14 +217,14 @@ class Manifest:
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
 
-    def _earlier(self, restart: bool = False) -> dict[str, Any] | None:
+    def _earlier(self) -> dict[str, Any] | None:
         """What the directory's job is, if one has begun here."""
         try:
             return read_job(self.directory)
         except FileNotFoundError:
             return None
         except DamagedMetadataError:
-            if not restart:
+            if not self.restart:
                 raise
         named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
         keys = {key for name in named if (key := key_in(name)) is not None}
@@ -239,9 +246,11 @@ class Manifest:
                 f"{foreign[0]}: choose another directory, or move them away"
             )
 
-    def _parts_of(self, keys: Collection[str]) -> list[str]:
-        """Part files of the jobs with these keys."""
-        return [name for name in sorted(self.directory.part_sizes()) if key_in(name) in keys]
+    def _remove_parts(self, keys: Collection[str]) -> None:
+        """Remove the part files of the runs with these keys, and folders that are empty then."""
+        parts = [name for name in sorted(self.directory.part_sizes()) if key_in(name) in keys]
+        self.directory.remove(*parts)
+        self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
 
     def _clear(self, earlier: dict[str, Any]) -> None:
         """Remove what earlier runs wrote, but for job.json, which is replaced later."""
@@ -251,9 +260,7 @@ class Manifest:
         for folder in (RECORDS, QUARANTINE):
             named = self.directory.sizes(folder)
             remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
-        parts = self._parts_of(keys)
-        remove(*parts)
-        self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
+        self._remove_parts(keys)
         remove(MANIFEST, *REPORTS)
         self._remove_scratch()
 
@@ -340,33 +347,6 @@ def read_job(directory: Directory) -> dict[str, Any]:
     )
 
 
-def check_current(directory: Directory, key: str | None) -> None:
-    """Raise unless a directory still belongs to the job with this key; one small read.
-
-    Raises
-    ------
-    JobChangedError
-        Another run has started over there meanwhile, or the metadata is gone.
-    """
-    path = directory.path(JOB)
-    try:  # the whole file names every input file
-        head = directory.filesystem.cat_file(path, start=0, end=_HEAD_BYTES)
-    except FileNotFoundError:
-        raise _gone(directory) from None
-    if f'"key": "{key}"'.encode() not in head:
-        raise JobChangedError(
-            f"another run has started over in {directory}: this one stops, and what it wrote there "
-            "does not count. Write to another directory to have the results of both"
-        )
-
-
-def _gone(directory: Directory) -> JobChangedError:
-    return JobChangedError(
-        f"the metadata of this job is gone from {directory}: another run has started over there, "
-        "or somebody has removed it. Run the job again, in a directory of its own"
-    )
-
-
 def _versions() -> dict[str, str]:
     """Versions of Python and of the packages that results may depend on."""
     found = {"python": platform.python_version()}
@@ -374,6 +354,11 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _digest(identity: dict[str, dict[str, Any]]) -> str:
+    content = json.dumps(identity, sort_keys=True).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(content).hexdigest()[:KEY_DIGITS]
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import json
 import posixpath
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,15 +26,13 @@ from typing import Any
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import create
 from gpuclassify.jobs.output.folders import spread_rows
+from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
 
-METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
 WHOLE = f"{METADATA}/whole"  # parts whose rows go to folders, until they are there
 QUARANTINE = "_quarantine"
-KEY_DIGITS = 8
-PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 
 
 @dataclass(frozen=True)
@@ -122,22 +119,6 @@ def parse_record(content: bytes) -> Record | None:
         return Record(**{name: values[name] for name in known if name in values})
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def part_name(number: int, count: int, key: str, suffix: str) -> str:
-    """The name of one of `count` parts of the job with this key."""
-    return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
-
-
-def number_in(name: str) -> int:
-    """The number of the part with this name."""
-    return int(name.split("-")[1])
-
-
-def key_in(name: str) -> str | None:
-    """The key of the job whose part, record or quarantine file has this name."""
-    match = PART_NAME.match(posixpath.basename(name))
-    return match[1] if match else None
 
 
 def stem_of(name: str) -> str:

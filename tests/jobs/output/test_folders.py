@@ -13,7 +13,9 @@ from job_faults import in_process, write_input
 
 from gpuclassify import Deduplicate, ExactDuplicates, JsonlWriter, ParquetReader, read_files
 from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output import folders
 from gpuclassify.jobs.output.folders import MOST_VALUES
+from gpuclassify.jobs.output.run_key import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 
@@ -122,6 +124,43 @@ def test_an_attempt_that_comes_after_a_part_is_cleared_up_changes_nothing(folder
     assert not [*(folder / "out/_gpuclassify/whole").iterdir()]
     prepared.manifest.finish()
     assert_whole(folder)
+
+
+def overtaken(folder, monkeypatch, overtake):
+    """Spread a part, and have another client begin anew when the first of its files is there."""
+    first = job(folder).prepare()
+    list(first.manifest.begin())
+    create, overtakers = folders.create, [overtake]
+
+    def then_overtake(directory, name, *given, **options):
+        is_created = create(directory, name, *given, **options)
+        if overtakers:
+            overtakers.pop()()
+        return is_created
+
+    monkeypatch.setattr(folders, "create", then_overtake)
+    with pytest.raises(JobChangedError, match="another run has started over"):
+        list(first.source.run(None, [0], first.manifest.names(), first.spec))
+    assert not overtakers
+
+
+def test_an_attempt_of_an_earlier_run_adds_nothing_to_one_that_begins_anew(folder, monkeypatch):
+    """Of the same job, so that settings do not tell the two runs apart."""
+    second = job(folder).prepare(restart=True)
+    overtaken(folder, monkeypatch, lambda: list(second.manifest.begin()))
+    names = second.manifest.names()
+    records = list(second.source.run(None, range(len(names)), names, second.spec))
+    assert sum(record.rows_in for record in records) == 600
+    second.manifest.finish()
+    assert_whole(folder)
+
+
+@pytest.mark.parametrize("by", ["remainder", "parity"])
+def test_an_attempt_of_an_earlier_run_adds_nothing_to_a_finished_one(folder, monkeypatch, by):
+    overtaken(folder, monkeypatch, lambda: job(folder, by=by).run(restart=True))
+    found = pd.read_parquet(folder / "out")
+    assert sorted(found["id"]) == sorted(expected(folder)["id"])
+    assert {name.partition("=")[0] for name in parts(folder)} == {by}
 
 
 def test_what_is_damaged_is_done_again(folder):

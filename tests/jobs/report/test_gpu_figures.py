@@ -9,8 +9,8 @@ from distributed import Client, LocalCluster
 from distributed.diagnostics import nvml
 from rich.console import Console
 
-from gpuclassify.jobs.output.manifest import JOB
-from gpuclassify.jobs.output.records import RECORDS, Record
+from gpuclassify.jobs.output.records import RECORDS, Record, record_path
+from gpuclassify.jobs.output.run_key import JOB, part_name
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
@@ -26,11 +26,12 @@ RUNS = [
 def report_of_runs(folder, runs):
     """The report of a job whose parts had these stats, and its page."""
     (folder / RECORDS).mkdir(parents=True)
-    job = {"key": "k", "created": "2026-11-01T00:00:00Z", "parts": len(runs), "identity": {}}
+    job = {"key": "01234567", "created": "2026-11-01T00:00:00Z", "parts": len(runs), "identity": {}}
     (folder / JOB).write_text(json.dumps({**job, "versions": {}, "code": "Pipeline()"}))
     for number, stats in enumerate(runs):
-        record = Record(f"part-{number}.parquet", {}, 5, 5, 100, "", stats=stats, finished=1e9)
-        (folder / RECORDS / f"part-{number}.json").write_bytes(record.as_json())
+        name = part_name(number, len(runs), job["key"], ".parquet")
+        record = Record(name, {}, 5, 5, 100, "", stats=stats, finished=1e9)
+        (folder / record_path(name)).write_bytes(record.as_json())
     return write_report(open_directory(str(folder))), (folder / "_report/report.html").read_text()
 
 
