@@ -304,14 +304,69 @@ def workers() -> str:
     )
 
 
+def fasttext() -> str:
+    """fastText in gpuclassify beside its library, each worker on a core of its own."""
+    return table(
+        ["model", "way", "documents/s", "times the library", "result"],
+        (
+            [
+                f"`{result['settings']['model']}`",
+                way,
+                f"{found['rows_per_second']:,.0f}",
+                f"{found['rows_per_second'] / ways['the library']['rows_per_second']:.2f}",
+                _link(path),
+            ]
+            for path, result in _results("fasttext")
+            for ways in [result["variants"]]
+            for way, found in ways.items()
+        ),
+    )
+
+
+def heads() -> str:
+    """Several heads on one embedding, and a pass for each of them."""
+    return table(
+        ["way", "seconds", "times one head", "result"],
+        (
+            [
+                f"{way} ({result['settings']['heads']} heads)",
+                f"{result['variants'][way]['median_seconds']:.1f}",
+                f"{cost['ratio_of_medians']:.2f}",
+                _link(path),
+            ]
+            for path, result in _results("heads")
+            for way, cost in result["cost"].items()
+        ),
+    )
+
+
+def training() -> str:
+    """Training a head, beside embedding its texts."""
+    return table(
+        ["head", "annotated texts", "seconds", "times embedding", "result"],
+        (
+            [
+                f'`kind="{kind}"`',
+                result["documents"],
+                f"{result['variants'][kind]['median_seconds']:.1f}",
+                f"{ratio:.2f}",
+                _link(path),
+            ]
+            for path, result in _results("training")
+            for kind, ratio in result["times_embedding"].items()
+        ),
+    )
+
+
 def scale() -> str:
     """A job over many documents: how fast, how evenly, and what its memory grew by."""
     return table(
         [
             "documents",
             "documents/s",
-            "seconds a million, median",
-            "farthest from it",
+            "seconds a million",
+            "farthest from the median",
+            "in yardsticks",
             "growth of client and workers",
             "result",
         ],
@@ -319,13 +374,14 @@ def scale() -> str:
             [
                 f"{result['rows']:,}",
                 f"{result['rows_per_second']:,.0f}",
-                f"{result['steps']['median_seconds']:.1f}",
-                f"{result['steps']['largest_deviation']:.0%}",
+                f"{min(pace['seconds']):.1f} to {max(pace['seconds']):.1f}",
+                f"{pace['largest_deviation']:.0%}",
+                f"{pace['largest_deviation_in_yardsticks']:.0%}",
                 " and ".join(f"{grown[part] / 1e6:.0f} MB" for part in ("client", "workers")),
                 _link(path),
             ]
             for path, result in _results("scale")
-            for grown in [result["memory_growth"]]
+            for pace, grown in [(result["pace"], result["memory_growth"])]
         ),
     )
 
@@ -375,5 +431,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision-of-removal": precision_of_removal,
     "safety": safety,
     "workers": workers,
+    "fasttext": fasttext,
+    "heads": heads,
+    "training": training,
     "scale": scale,
 }

@@ -103,8 +103,8 @@ def test_a_job_tells_its_rows_speed_and_labels():
         "time       1:40, 9.9k rows/s, 5M tokens/s",
         "earlier    2 parts, 10,000 rows",
         "left out   lines: 3",
-        f"label      {HOSTILE} 500, label 0 100, label 1 99, label 2 98, label 3 97, and 22",
-        "           more",
+        f"label      {HOSTILE}: 500, label 0: 100, label 1: 99, label 2: 98, label 3: 97,",
+        "           and 22 more",
     ]
     assert repr(SUMMARY).splitlines() == lines
     assert Cells(SUMMARY._repr_html_()).texts[:2] == ["rows", lines[0][11:]]

@@ -108,7 +108,7 @@ def unreachable(name: str, revision: str, reason: str) -> str:
     return (
         f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
         f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
-        "same cache, or pass a directory that holds the model"
+        f"same cache, or pass a directory that holds the model: none here is called {name}"
     )
 
 

@@ -112,7 +112,7 @@ class JobSummary:
         for column, counts in self.columns.items():
             most = list(most_frequent(counts).items())[:MOST_SHOWN]
             more = f", and {len(counts) - len(most):,} more" if len(counts) > len(most) else ""
-            yield column, ", ".join(f"{label} {count:,}" for label, count in most) + more
+            yield column, ", ".join(f"{label}: {count:,}" for label, count in most) + more
 
     @property
     def rows_per_second(self) -> float:
