@@ -7,7 +7,9 @@ import argparse
 import contextlib
 import functools
 import os
+import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,20 +82,23 @@ def measure_speed(frame: pd.DataFrame, path: Path, options: argparse.Namespace) 
         cores = sorted(os.sched_getaffinity(0))
         stack.callback(hold_to_cores, cores)
         held = {shown(count): cores[:count] for count in options.workers}
-        spent: dict[str, list[float]] = {name: [] for name in ways}
+        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         variants = [
             Variant(name, timed(on_cores(way, held.get(name, cores[:1])), spent[name]), way)
             for name, way in ways.items()
         ]
         run = run_interleaved(variants, options.repeats, TOLERANCE)
+    found = {name: _findings(run, name, spent[name], len(frame)) for name in ways}
     few, many = sorted(options.workers)[:2]
     scaling = run.median_seconds(shown(few)) / run.median_seconds(shown(many))
     return {
         "documents": len(frame),
         "mean_text_bytes": float(frame["text"].str.len().mean()),
         "largest_difference": run.largest_difference,
-        "variants": {name: _findings(run, name, spent[name], len(frame)) for name in ways},
+        "variants": found,
         "speed_up": {FRAME: run.speed_up(FRAME, LIBRARY)},
+        "speed_up_per_core": found[FRAME]["rows_per_core_second"]
+        / found[LIBRARY]["rows_per_core_second"],
         "scaling": scaling,
         "share_of_linear": scaling * few / many,
     }
@@ -152,13 +157,13 @@ def hold_to_cores(cores: Sequence[int]) -> None:
                 os.sched_setaffinity(thread.id, cores)
 
 
-def timed(way: Any, spent: list[float]) -> Any:
-    """The way, noting the core seconds of all processes but this one."""
+def timed(way: Any, spent: list[tuple[float, float]]) -> Any:
+    """The way, noting the core seconds of this process, and of all others that take part."""
 
     def run() -> np.ndarray:
-        before = _core_seconds()
+        own, others = time.process_time(), _core_seconds()
         found = way()
-        spent.append(_core_seconds() - before)
+        spent.append((time.process_time() - own, _core_seconds() - others))
         return found
 
     return run
@@ -174,12 +179,18 @@ def _family() -> list[psutil.Process]:
     return [own, *own.children(recursive=True), *host_processes()]
 
 
-def _findings(run: Run, name: str, spent: list[float], rows: int) -> dict[str, Any]:
+def _findings(run: Run, name: str, spent: list[tuple[float, float]], rows: int) -> dict[str, Any]:
     """Times; cores that others took are those that nothing of this benchmark had."""
     times = run.times(name)
     rounds = zip(times["other_cores"], spent, times["seconds"], strict=True)
-    others = [max(0.0, cores - own / seconds) for cores, own, seconds in rounds]
-    return times | {"other_cores": others, "rows_per_second": rows / times["median_seconds"]}
+    others = [max(0.0, cores - family / seconds) for cores, (_, family), seconds in rounds]
+    core_seconds = list(map(sum, spent))
+    return times | {
+        "other_cores": others,
+        "rows_per_second": rows / times["median_seconds"],
+        "core_seconds": core_seconds,
+        "rows_per_core_second": rows / statistics.median(core_seconds),
+    }
 
 
 def measure_memory(frame: pd.DataFrame, path: Path, count: int) -> dict[str, Any]:
@@ -222,10 +233,16 @@ def table(result: dict[str, Any]) -> str:
     ]
     for name, found in result["variants"].items():
         rate, seconds = found["rows_per_second"], found["median_seconds"]
-        lines.append(f"  {name:16}{seconds:8.2f} s{rate:12,.0f} rows/s")
+        of_core = found["rows_per_core_second"]
+        lines.append(
+            f"  {name:16}{seconds:8.2f} s{rate:12,.0f} rows/s{of_core:12,.0f} a core second"
+        )
     ratio = result["speed_up"][FRAME]
     rounds = ", ".join(f"{of_round:.2f}" for of_round in ratio["ratio_by_round"])
-    lines.append(f"  {ratio['ratio_of_medians']:.2f} times as fast as {LIBRARY} ({rounds})")
+    lines.append(
+        f"  {ratio['ratio_of_medians']:.2f} times as fast as {LIBRARY} ({rounds}), "
+        f"{result['speed_up_per_core']:.2f} times for each second of a core"
+    )
     lines.append(
         f"  {result['scaling']:.2f} times as fast with more workers, on as many more cores: "
         f"{result['share_of_linear']:.0%} of linear"
