@@ -152,7 +152,8 @@ def find_pace(samples: Sequence[dict[str, Any]], step_rows: int) -> dict[str, An
     seconds = np.diff(np.interp(ends, rows, clock))
     step = np.ceil(np.array(rows[1:]) / step_rows)
     measured = np.array([sample["yardstick_seconds"] for sample in samples])
-    machine = np.array([measured[step == number + 1].mean() for number in range(len(seconds))])
+    # Medians, because now and then one of the readings is several times the others.
+    machine = np.array([np.median(measured[step == n + 1]) for n in range(len(seconds))])
     return {
         "rows": step_rows,
         "seconds": seconds.tolist(),

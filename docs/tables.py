@@ -341,24 +341,6 @@ def heads() -> str:
     )
 
 
-def training() -> str:
-    """Training a head, beside embedding its texts."""
-    return table(
-        ["head", "annotated texts", "seconds", "times embedding", "result"],
-        (
-            [
-                f'`kind="{kind}"`',
-                result["documents"],
-                f"{result['variants'][kind]['median_seconds']:.1f}",
-                f"{ratio:.2f}",
-                _link(path),
-            ]
-            for path, result in _results("training")
-            for kind, ratio in result["times_embedding"].items()
-        ),
-    )
-
-
 def scale() -> str:
     """A job over many documents: how fast, how evenly, and what its memory grew by."""
     return table(
@@ -434,6 +416,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "workers": workers,
     "fasttext": fasttext,
     "heads": heads,
-    "training": training,
     "scale": scale,
 }

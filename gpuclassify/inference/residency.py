@@ -78,18 +78,16 @@ class Residency(Generic[Model]):
 
     def evict_idle(self) -> int:
         """Drop every model that nobody leases; returns how many."""
-        count = 0
-        while self._evict_oldest_idle():
-            count += 1
-        return count
+        return self.evict(lambda _key: True)
 
     def evict(self, is_wanted: Callable[[Hashable], bool]) -> int:
         """Drop the models whose key `is_wanted` and that nobody leases; returns how many."""
         with self._lock:
             idle = [k for k, held in self._residents.items() if not held.leases and is_wanted(k)]
             for key in idle:
+                logger.info("evicting %s", key)
                 del self._residents[key]
-        release_memory()
+        release_memory()  # once for all, because it collects garbage, which can take seconds
         return len(idle)
 
     def _acquire(self, key: Hashable) -> _Resident[Model] | None:

@@ -1,5 +1,6 @@
 """Models stay loaded, load once, and go only when nobody uses them."""
 
+import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,23 @@ def test_eight_threads_load_a_key_once_and_share_the_model(models):
 
     assert len(loads) == 1
     assert len(set(map(id, shared))) == 1
+
+
+def test_garbage_is_collected_once_for_all_models_that_go(models):
+    for key in "abcdefgh":
+        use(models, key)
+    full = []
+
+    def watch(phase, info):
+        if phase == "stop" and info["generation"] == 2:
+            full.append(info)
+
+    gc.callbacks.append(watch)
+    try:
+        assert models.evict_idle() == 8
+    finally:
+        gc.callbacks.remove(watch)
+    assert 1 <= len(full) < 8
 
 
 def test_a_model_stays_after_its_lease_and_goes_when_idle_ones_are_evicted(models):
