@@ -19,11 +19,11 @@ HERE := not gpu and not rapids and not system and not needs_weights
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
-# What every change has to keep: on two quiet cores under 8 minutes.
+# What every change has to keep: 8 to 15 minutes on two cores.
 test: $(VENV)/.dev
 	$(PYTEST) -m "$(HERE) and not slow"
 
-# All that this machine can run: on two quiet cores under 30 minutes.
+# All that this machine can run: under an hour on two cores.
 test-all: $(VENV)/.dev
 	$(PYTEST) --durations 25 -m "$(HERE)"
 
