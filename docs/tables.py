@@ -341,6 +341,24 @@ def heads() -> str:
     )
 
 
+def training() -> str:
+    """Training each kind of head, and embedding the same texts alone."""
+    return table(
+        ["annotated texts", "kind", "seconds", "times embedding them", "result"],
+        (
+            [
+                f"{result['documents']:,}",
+                f"`{kind}`",
+                f"{result['variants'][kind]['median_seconds']:.1f}",
+                f"{times:.2f}",
+                _link(path),
+            ]
+            for path, result in _results("training")
+            for kind, times in result["times_embedding"].items()
+        ),
+    )
+
+
 def scale() -> str:
     """A job over many documents: how fast, how evenly, and what its memory grew by."""
     return table(
@@ -416,5 +434,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "workers": workers,
     "fasttext": fasttext,
     "heads": heads,
+    "training": training,
     "scale": scale,
 }
