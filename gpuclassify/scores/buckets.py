@@ -122,7 +122,7 @@ def score_edges(
     Edge k is ``numpy.quantile(scores, k / n, weights=weights, method="inverted_cdf")``: the
     smallest score at which the cumulated weight reaches k / n of all, exactly, whatever the
     partitions are. Null and NaN take no part. Columns of float32 are read in two passes, others in
-    four, and very many edges in more: write or persist a lazy frame of scores first, which would
+    four, very many groups in more: write or persist a lazy frame of scores first, which would
     run its models each time.
 
     Parameters

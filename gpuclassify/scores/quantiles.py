@@ -4,7 +4,7 @@ The bits of a float, with a sign that is turned round, are ordered like the numb
 weights of all numbers by the next sixteen bits; what each quantile begins with is known then, and
 the next pass looks at the numbers that begin so. Weights are whole, so that sums are exact and no
 quantile depends on partitions or on the order in which they are added. Where there are very many
-quantiles, a pass looks at fewer bits, so that the sums stay small however many rows there are.
+sums, they are those of fewer bits, so that they stay small however many rows and groups there are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gpuclassify.dedup.corpus import as_dask
 from gpuclassify.frames import backend_of, to_pandas
 
 MOST_BITS = 16  # of a pass
-MOST_SUMS = 1 << 22  # of all columns and groups after the first pass, of 16 bytes each
+MOST_SUMS = 1 << 21  # of a pass, of all columns and groups together, of 16 bytes each
+MOST_WEIGHT = 1 << 62  # of a group, so that sums of int64 stay exact
 MOST_GROUPS = 1_000
 BYTES = "bytes"  # as a weight: of the text in UTF-8
 ALL = "null"  # the group of rows without one, and of all rows where none are asked for
@@ -33,6 +34,7 @@ ADDED_AT_ONCE = 8  # partitions
 # Of the weight in all, the cumulated weights at which quantiles lie: 1 or more each.
 Ranks = Callable[[int], Sequence[int]]
 Compute = Callable[[list[Any]], Iterable[Any]]
+Key = tuple[str, str]  # of a column, and of a group as `group_key` has it
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,14 @@ class ScoreColumns:
         """The number of each row's group, int64 (rows,), and the groups as `group_key` has them."""
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
-        codes, values = pd.factorize(to_pandas(frame[[self.by]])[self.by], use_na_sentinel=False)
+        column = to_pandas(frame[[self.by]])[self.by]
+        try:
+            codes, values = pd.factorize(column, use_na_sentinel=False)
+        except TypeError as err:
+            raise TypeError(
+                f"by={self.by!r} holds {type(column.iloc[0]).__name__}, of which there are no "
+                "groups: name a column of texts or whole numbers, such as the language"
+            ) from err
         return codes, [group_key(value) for value in values]
 
 
@@ -144,7 +153,7 @@ def weighted_quantiles(
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
     Null and NaN take no part. The dataset is read twice for columns of float32, and four times for
-    others; more often where columns, groups and ranks make more than 64 quantiles in all.
+    others; more often where the sums of a pass would take more than 32 MB.
 
     Parameters
     ----------
@@ -173,20 +182,20 @@ def weighted_quantiles(
         name: columns.values(frame._meta.iloc[:0], name).dtype.itemsize * 8
         for name in columns.names
     }
-    found: dict[tuple[str, str], _Search] = {}
+    found: dict[Key, _Search] = {}
     known = 0
     while known < max(bits.values()):
         names = tuple(name for name in columns.names if bits[name] > known)
         begins = {key: np.unique(found[key].digits) for key in found if key[0] in names}
-        width = _width(begins.values(), min(bits[name] for name in names) - known)
+        width = min(MOST_BITS, *(bits[name] - known for name in names))
         (sums,) = compute(
             [_sum_weights(frame, replace(columns, names=names), begins, known, width)]
         )
         if not known:
-            found = {key: _begin(ranks, int(each.weights.sum())) for key, each in sums.items()}
-        for key, each in sums.items():
-            found[key].descend(each, width)
-        known += width
+            found = {key: _begin(ranks, int(own.weights.sum())) for key, own in sums.by_key.items()}
+        for key, own in sums.by_key.items():
+            found[key].descend(own, sums.width)
+        known += sums.width
     result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
     for (name, group), search in found.items():
         if len(search.ranks):
@@ -194,17 +203,35 @@ def weighted_quantiles(
     return result
 
 
-def _width(begins: Iterable[np.ndarray], left: int) -> int:
-    """How many bits the next pass looks at, of those that are left."""
-    places = max(1, sum(map(len, begins)))
-    return max(1, min(MOST_BITS, left, (MOST_SUMS // places).bit_length() - 1))
-
-
 class _Sums(NamedTuple):
     """Weights, int64 (n,), by the first bits of numbers, uint64 (n,), in ascending order."""
 
     digits: np.ndarray
     weights: np.ndarray
+
+
+class _Pass(NamedTuple):
+    """Sums by column and group, of so many bits more than were known before."""
+
+    width: int
+    by_key: dict[Key, _Sums]
+
+    def of_width(self, width: int) -> _Pass:
+        """The sums of fewer bits."""
+        if width == self.width:
+            return self
+        left_out = np.uint64(self.width - width)
+        by_key = {
+            key: _summed(own.digits >> left_out, own.weights) for key, own in self.by_key.items()
+        }
+        return _Pass(width, by_key)
+
+    def bounded(self) -> _Pass:
+        """The sums of as many bits as memory is given to, one at least."""
+        found = self
+        while found.width > 1 and sum(len(own.digits) for own in found.by_key.values()) > MOST_SUMS:
+            found = found.of_width(found.width - 1)
+        return found
 
 
 @dataclass
@@ -248,12 +275,8 @@ def _sum_weights(frame: Any, *settings: Any) -> Any:
 
 
 def part_sums(
-    frame: Any,
-    columns: ScoreColumns,
-    begins: Mapping[tuple[str, str], np.ndarray],
-    known: int,
-    width: int,
-) -> dict[tuple[str, str], _Sums]:
+    frame: Any, columns: ScoreColumns, begins: Mapping[Key, np.ndarray], known: int, width: int
+) -> _Pass:
     """What `weighted_quantiles` adds up, of one partition.
 
     Parameters
@@ -279,26 +302,28 @@ def part_sums(
             if known:
                 rows &= np.isin(digits >> np.uint64(width), begins[name, group])
             sums[name, group] = _summed(digits[rows], weights[rows])
-    return sums
+    return _Pass(width, sums).bounded()
 
 
-def add_sums(parts: Sequence[Mapping[tuple[str, str], _Sums]]) -> dict[tuple[str, str], _Sums]:
+def add_sums(parts: Sequence[_Pass]) -> _Pass:
     """The sums of several partitions.
 
     Raises
     ------
     ValueError
-        They have more than `MOST_GROUPS` groups.
+        They have more than `MOST_GROUPS` groups, or weights of more than `MOST_WEIGHT`.
     """
-    apart: dict[tuple[str, str], list[_Sums]] = {}
+    width = min(part.width for part in parts)
+    apart: dict[Key, list[_Sums]] = {}
     for part in parts:
-        for key, sums in part.items():
+        for key, sums in part.of_width(width).by_key.items():
             apart.setdefault(key, []).append(sums)
     _refuse_many({group for _, group in apart})
-    return {
+    by_key = {
         key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
         for key, several in apart.items()
     }
+    return _Pass(width, by_key).bounded()
 
 
 def _refuse_many(groups: Collection[str]) -> None:
@@ -310,6 +335,11 @@ def _refuse_many(groups: Collection[str]) -> None:
 
 
 def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
+    if weights.sum(dtype=np.float64) > MOST_WEIGHT:
+        raise ValueError(
+            "the weights of a group add up to more than 2**62: divide them, or weigh by another "
+            "column"
+        )
     known, places = np.unique(digits, return_inverse=True)
     sums = np.zeros(len(known), np.int64)
     np.add.at(sums, places, weights)

@@ -91,23 +91,23 @@ def test_groups_have_edges_of_their_own(corpus):
         assert found[key] == expected(rows, np.ones(len(rows)))
 
 
-@pytest.mark.parametrize("most_sums", [1 << 22, 500, 1])
+@pytest.mark.parametrize("most_sums", [1 << 21, 500, 1])
 def test_more_edges_than_fit_take_more_passes_and_are_the_same(corpus, monkeypatch, most_sums):
     monkeypatch.setattr("gpuclassify.scores.quantiles.MOST_SUMS", most_sums)
     sizes = []
 
-    def summed(*parts):
-        sums = summed_before(*parts)
-        sizes.append(len(sums.digits))
-        return sums
+    def bounded(sums):
+        found = bounded_before(sums)
+        sizes.append(sum(len(own.digits) for own in found.by_key.values()))
+        return found
 
-    summed_before = quantiles._summed
-    monkeypatch.setattr(quantiles, "_summed", summed)
+    bounded_before = quantiles._Pass.bounded
+    monkeypatch.setattr(quantiles._Pass, "bounded", bounded)
     frame = corpus.assign(c=corpus["b"].astype(np.float64) / 3)
-    found = score_edges(frame, ["b", "c"], n=N)
+    found = score_edges(dd.from_pandas(frame, npartitions=9), ["b", "c"], n=N)
     for name in ("b", "c"):
         assert found.edges[name]["null"] == expected(frame[name].to_numpy(), np.ones(ROWS))
-    assert max(sizes[2:]) <= max(most_sums, 4 * N)  # after the first pass over the two columns
+    assert max(sizes) <= max(most_sums, 4 * N)
 
 
 @given(
@@ -251,6 +251,10 @@ def test_mistakes_are_named(corpus, tmp_path):
         score_edges(corpus, "a", weight="b")
     with pytest.raises(ValueError, match="weights are 0 or more"):
         score_edges(corpus.assign(tokens=-1), "a", weight="tokens")
+    with pytest.raises(ValueError, match=r"add up to more than 2\*\*62"):
+        score_edges(corpus.assign(tokens=1 << 60), "a", weight="tokens")
+    with pytest.raises(TypeError, match="by='lists' holds list, of which there are no groups"):
+        score_edges(corpus.assign(lists=[[1]] * ROWS), "a", by="lists")
     with pytest.raises(ValueError, match=r"\['a'\] have no scores"):
         score_edges(corpus.assign(a=np.nan), ["a", "b"])
     with pytest.raises(ValueError, match="have no scores"):
