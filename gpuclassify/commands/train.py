@@ -22,7 +22,7 @@ from gpuclassify.commands.options import (
     option_table,
     read_file_options,
 )
-from gpuclassify.training.settings import Kind, TaskName
+from gpuclassify.training.settings import Kind, TaskName, check_directory
 
 if TYPE_CHECKING:
     from gpuclassify.training.head import Head
@@ -95,6 +95,7 @@ def _train(inputs: list[str], directory: str, given: dict[str, Any]) -> Head:
             if not inputs:
                 raise ValueError("name the annotated files, and then the head's directory")
             open_directory(directory).refuse_file()
+            check_directory(directory, given["kind"])
             cluster = read_file_options(given)
             wanted = {given[name] for name in ("text_field", "label_field", "group")} - {None}
             annotated = read_files(inputs, fields=sorted(wanted))

@@ -170,7 +170,7 @@ class DenseHead:
         from safetensors.numpy import save_file
 
         folder = Path(os.fspath(directory)).expanduser()
-        _refuse_other_model(folder)
+        refuse_other_model(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = json.dumps(self.config(), indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(f"{config}\n", encoding="utf-8")
@@ -301,7 +301,8 @@ def _check_widths(
     return (*inputs, outputs[-1])
 
 
-def _refuse_other_model(folder: Path) -> None:
+def refuse_other_model(folder: Path) -> None:
+    """Raise FileExistsError if a directory holds a model that is no head on embeddings."""
     path = folder / CONFIG
     if not path.exists():
         return

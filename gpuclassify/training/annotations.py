@@ -120,7 +120,7 @@ def read_annotations(
         ).compute()
     else:
         described = _describe(rows, columns)
-    has_text, has_label = described["_has_text"], described[columns.label].notna()
+    has_text, has_label = described["has_text"], described["label"].notna()
     used = described[has_text & has_label].reset_index(drop=True)
     null_texts, null_labels = int((~has_text).sum()), int((has_text & ~has_label).sum())
     if used.empty:
@@ -135,11 +135,11 @@ def read_annotations(
         )
     texts = rows.dropna(subset=[columns.text, columns.label])[[columns.text]]
     texts = texts.rename(columns={columns.text: embedder.text_field})
-    digests = used[["_digest", "_digest_end"]].to_numpy()
+    digests = used[["digest", "digest_end"]].to_numpy()
     vectors = _kept(directory, embedder, digests, lambda: _embed(texts, embedder))
     return Annotations(
-        used[columns.label],
-        _groups(digests, used[columns.group] if columns.group else None),
+        used["label"].rename(columns.label),
+        _groups(digests, used["group"] if columns.group else None),
         vectors,
         null_texts,
         null_labels,
@@ -147,11 +147,14 @@ def read_annotations(
 
 
 def _describe(frame: Any, columns: AnnotatedColumns) -> pd.DataFrame:
-    """The columns beside the text in pandas, and the text's digest."""
+    """Label and group of each row in pandas, and its text's digest."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
-    described = to_pandas(frame[columns.beside_text]).reset_index(drop=True)
+    plain = to_pandas(frame[columns.beside_text]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
-    return described.assign(_digest=digests[:, 0], _digest_end=digests[:, 1], _has_text=has_text)
+    described = pd.DataFrame({"label": plain[columns.label], "has_text": has_text})
+    if columns.group:
+        described["group"] = plain[columns.group]
+    return described.assign(digest=digests[:, 0], digest_end=digests[:, 1])
 
 
 def _embed(texts: Any, embedder: Embedder) -> np.ndarray:

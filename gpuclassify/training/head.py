@@ -16,7 +16,7 @@ from gpuclassify import hub
 from gpuclassify._version import __version__
 from gpuclassify.checks import with_plain_values
 from gpuclassify.classifiers.embedder import Embedder
-from gpuclassify.models.embedding_head import CONFIG, Backbone, DenseHead, load_head, read_head
+from gpuclassify.models.embedding_head import Backbone, DenseHead, load_head, read_head
 from gpuclassify.options import StrPath
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
 from gpuclassify.training.backbone import backbone_of, embedder_of, reading_of
@@ -24,7 +24,7 @@ from gpuclassify.training.card import card
 from gpuclassify.training.evaluation import Evaluation, evaluate
 from gpuclassify.training.fitting import RECIPES, Examples, fit_linear, fit_mlp
 from gpuclassify.training.pooler import fit_pooler, read_layers, save_classifier
-from gpuclassify.training.settings import Kind, TaskName, check_settings
+from gpuclassify.training.settings import RECORD, Kind, TaskName, check_directory, check_settings
 from gpuclassify.training.split import split
 from gpuclassify.training.tasks import (
     TASKS,
@@ -36,7 +36,7 @@ from gpuclassify.training.tasks import (
 )
 
 ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
-RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
+PAGE, CARD = "evaluation.html", "README.md"
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,10 +233,9 @@ class Head:
         FileExistsError
             The directory holds another model.
         """
-        folder = Path(os.fspath(directory)).expanduser()
-        if self._is_pooler:
-            if (folder / CONFIG).exists() and not (folder / RECORD).exists():
-                raise FileExistsError(f"{folder} holds another model: name another directory")
+        kind = self.record["settings"]["kind"]
+        folder = check_directory(directory, kind)
+        if kind == "pooler":
             save_classifier(self.network, self.embedder, folder)
         else:
             self.network.save(folder)
@@ -281,10 +280,6 @@ class Head:
         if backbone is not None:
             described = replace(described, model=os.fspath(backbone), revision=None)
         return cls(network, Embedder(**asdict(described), **record["reading"]), record)
-
-    @property
-    def _is_pooler(self) -> bool:
-        return self.record["settings"]["kind"] == "pooler"
 
     def _judge(
         self,

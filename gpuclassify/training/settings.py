@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gpuclassify.checks import check_choice, check_count, check_flag, check_number
+from gpuclassify.models.embedding_head import CONFIG, refuse_other_model
+from gpuclassify.options import StrPath
 
 Kind = Literal["linear", "mlp", "pooler"]
 TaskName = Literal["classes", "multilabel", "regression"]
+RECORD = "training.json"
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -39,3 +44,19 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ModuleNotFoundError(
                 f"Head.fit needs {module}: pip install 'gpuclassify[train]'", name=module
             )
+
+
+def check_directory(directory: StrPath, kind: Kind) -> Path:
+    """The directory that a head is saved in.
+
+    Raises
+    ------
+    FileExistsError
+        It holds a model that a head of this kind must not replace.
+    """
+    folder = Path(os.fspath(directory)).expanduser()
+    if kind != "pooler":
+        refuse_other_model(folder)
+    elif (folder / CONFIG).exists() and not (folder / RECORD).exists():
+        raise FileExistsError(f"{folder} holds another model: name another directory")
+    return folder

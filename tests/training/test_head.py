@@ -269,6 +269,13 @@ def test_the_card_tells_data_figures_settings_and_versions(fit, tmp_path):
     assert not [path for path in (tmp_path / "topics").iterdir() if path.suffix in (".pkl", ".bin")]
 
 
+def test_columns_may_have_any_name(annotated, fit, plain):
+    expected = fit(group="host")
+    renamed = annotated.rename(columns={"topic": "digest", "host": "label", "text": "has_text"})
+    head = fit(frame=renamed, text_field="has_text", label_field="digest", group="label")
+    np.testing.assert_array_equal(head.scores(plain), expected.scores(plain))
+
+
 def test_a_directory_of_another_model_is_left_alone(fit, annotated, tiny, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     pooler = fit_pooler(annotated, tiny, epochs=1)

@@ -17,6 +17,8 @@ def run(annotated, tmp_path, monkeypatch):
     frame = annotated.drop(columns="labels")
     frame.loc[:4, "topic"] = None
     frame.to_json("annotated.jsonl", orient="records", lines=True)
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert/config.json").write_text(json.dumps({"model_type": "bert"}))
 
     def run(*arguments):
         return CliRunner().invoke(main, ["train", *map(str, arguments)])
@@ -50,6 +52,8 @@ def test_a_head_is_trained_on_files(run, annotated, tmp_path):
         (("annotated.jsonl",), "name the annotated files, and then the head's directory"),
         (("none.jsonl", "head"), "none.jsonl"),
         (("annotated.jsonl", "annotated.jsonl/head"), "is a file"),
+        (("annotated.jsonl", "bert"), "bert holds another model"),
+        (("annotated.jsonl", "bert", "--kind", "pooler"), "bert holds another model"),
         (("annotated.jsonl", "head", "--label-field", "tpoic"), "tpoic"),
         (("annotated.jsonl", "head", "--kind", "svm"), "'svm' is not one of"),
     ],
