@@ -110,13 +110,6 @@ def check_text(name: str, value: Any, what: str, least: int = 1) -> None:
         raise TypeError(f"{name}={value!r} is not {what}")
 
 
-def check_optional_texts(options: Any, names: Iterable[str], what: str) -> None:
-    """Raise TypeError unless each of these settings of `options` is None or a non-empty string."""
-    for name in names:
-        if getattr(options, name) is not None:
-            check_text(name, getattr(options, name), what)
-
-
 def check_count(name: str, value: Any, least: int = 1) -> None:
     """Raise unless `value` is None or an integer that is not below `least`."""
     if value is None:
@@ -163,6 +156,8 @@ def check_settings(options: Any) -> None:
             check_choice(name, value, (None, *choices) if may_be_none else choices)
         elif kinds == (bool,):
             check_flag(name, value)
+        elif kinds == (int,) and value is None:
+            raise TypeError(f"{name}=None: pass an int")
         elif kinds == (int,):
             check_count(name, value, least)
         elif kinds == (float,):

@@ -15,9 +15,8 @@ import numpy as np
 import pandas as pd
 
 from gpuclassify.checks import (
-    check_count,
     check_number,
-    check_optional_texts,
+    check_settings,
     check_text,
     nearest,
     plain_value,
@@ -118,8 +117,7 @@ class Duplicates(Public):
     def __post_init__(self) -> None:
         for own in fields(self):
             object.__setattr__(self, own.name, plain_value(getattr(self, own.name)))
-        check_text("text_field", self.text_field, "the name of a column")
-        check_optional_texts(self, ("id_field", "by", "source_field"), "the name of a column")
+        check_settings(self)
         keep_by = (self.keep_by,) if isinstance(self.keep_by, str) else tuple(self.keep_by)
         for name in keep_by:
             check_text("keep_by", name, "the name of a column, or a list of such")
@@ -133,7 +131,6 @@ class Duplicates(Public):
             object.__setattr__(self, "source_field", self.by)
         if self.max_removed_share is not None:
             check_share("max_removed_share", self.max_removed_share)
-        check_count("max_group_size", self.max_group_size)
 
     def __repr__(self) -> str:
         given = ((own.name, getattr(self, own.name), own.default) for own in fields(self))

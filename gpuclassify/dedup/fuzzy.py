@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.checks import check_choice, check_count, check_flag
 from gpuclassify.dedup.bands import choose_bands, curve
 from gpuclassify.dedup.components import bucket_edges, join_forests, star_rounds, with_roots
 from gpuclassify.dedup.corpus import Corpus, document_numbers, from_parts, shuffle
@@ -80,7 +79,7 @@ class FuzzyDuplicates(Duplicates):
     threshold: float = 0.8
     bands: int | None = None
     rows: int | None = None
-    seed: int = 42
+    seed: int = field(default=42, metadata={"least": 0})
     bands_per_pass: int = 5
     verify: bool = True
     min_similarity: float | None = None
@@ -93,12 +92,7 @@ class FuzzyDuplicates(Duplicates):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("char_ngrams", "bands_per_pass", "token_ngrams", "bands", "rows"):
-            check_count(name, getattr(self, name))
         check_share("threshold", self.threshold)
-        check_choice("measure", self.measure, get_args(Measure))
-        check_choice("components", self.components, get_args(Components))
-        check_flag("verify", self.verify)
         if (self.bands is None) != (self.rows is None):
             raise ValueError(
                 f"bands={self.bands} and rows={self.rows}: give both, or neither, and "

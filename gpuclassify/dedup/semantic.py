@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dask
@@ -13,7 +13,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.checks import check_count, check_text
+from gpuclassify.checks import check_text
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.dedup.clusters import assign, border_width, fit_centroids, match
 from gpuclassify.dedup.corpus import (
@@ -103,7 +103,7 @@ class SemanticDuplicates(Duplicates):
     n_clusters: int | None = None
     max_iter: int = 20
     sample_size: int = 100_000
-    seed: int = 42
+    seed: int = field(default=42, metadata={"least": 0})
 
     has_similarity = True
     libraries = ("sklearn",)
@@ -111,8 +111,6 @@ class SemanticDuplicates(Duplicates):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("threshold", self.threshold)
-        for name in ("n_clusters", "max_iter", "sample_size"):
-            check_count(name, getattr(self, name))
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
             raise ValueError(
                 f"n_clusters={self.n_clusters} cannot be fitted to sample_size={self.sample_size} "
@@ -122,7 +120,6 @@ class SemanticDuplicates(Duplicates):
 
     def _check_embeddings(self) -> None:
         if self.embedding_field is not None:
-            check_text("embedding_field", self.embedding_field, "the name of a column")
             if self.embedder is not None:
                 raise ValueError(
                     f"embedder={self.embedder!r} and embedding_field={self.embedding_field!r} both "

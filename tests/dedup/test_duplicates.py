@@ -338,7 +338,11 @@ def test_a_wrong_column_is_refused_at_the_call(options, error, message, corpus):
     [
         ({"max_removed_share": 2}, "max_removed_share=2 is not from 0 to 1"),
         ({"max_group_size": 0}, "must be at least 1"),
-        ({"text_field": None}, "text_field=None is not the name of a column"),
+        ({"text_field": None}, "text_field=None is not a column name"),
+        ({"id_field": 3}, "id_field=3 is not a column name or None"),
+        ({"by": ""}, "by='' is not a text or None"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"token_ngrams": None}, "token_ngrams=None: pass an int"),
         ({"keep_by": [3]}, "keep_by=3 is not"),
         ({"threshold": 1.5}, "threshold=1.5 is not from 0 to 1"),
         ({"bands": 20}, "bands=20 and rows=None: give both"),
