@@ -81,12 +81,20 @@ def test_filters_json_summary_and_jsonl_output(job):
     ("arguments", "words"),
     [
         (["--classifier", "domian", "--model", "model"], "Did you mean 'domain'?"),
-        (["--classifier", "domain", "--model", "model", "--text-field", "txt"], "no text column"),
+        (
+            ["--classifier", "domain", "--model", "model", "--text-field", "txt"],
+            "Pass --text-field to",
+        ),
+        (["--classifier", "domain", "--model", "model", "--max-chars", "0"], "--max-chars 0 must"),
+        (
+            ["--classifier", "domain", "--model", "model", "--label-field", "id"],
+            "pass --overwrite to",
+        ),
         (["--classifier", "domain", "--model", "model", "--filter-by", "Sport"], "'Sports'"),
         (["--classifier", "domain", "--model", "./nowhere"], "nowhere"),
-        (["--classifier", "checkpoint"], "needs model="),
+        (["--classifier", "checkpoint"], "needs --model"),
         (["--classifier", "domain", "--model", "model", "--min-score", "x"], "--min-score"),
-        (["--classifier", "domain", "--model", "model", "--part-size", "big"], "part_size"),
+        (["--classifier", "domain", "--model", "model", "--part-size", "big"], "--part-size"),
         (["--classifier", "domain", "--model", "model", "--workers", "0"], "n_workers=0"),
         (["--classifier", "domain", "--model", "model", "--scheduler", "no.json"], "no.json"),
         (

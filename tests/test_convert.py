@@ -80,9 +80,9 @@ def test_options_mean_heads_by_their_names(tmp_path):
     [
         (["--heads", "x/edu"], "--heads 'x/edu': pass NAME=PATH, such as edu=heads/edu"),
         (["--heads", "a=b/c", "--filter-by", "High"], "pass HEAD=LABEL, such as topic=News"),
-        (["--heads", "a=b/c", "--min-score", "3"], "min_score=3.0 names no head: pass"),
+        (["--heads", "a=b/c", "--min-score", "3"], "--min-score 3.0 names no head: pass"),
         (["--heads", "a=b/c", "--model", "m"], "no argument 'model'"),
-        ([], "HeadClassifier needs heads="),
+        ([], "HeadClassifier needs --heads"),
     ],
 )
 def test_a_wrong_call_leaves_with_2(words, cure):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.jobs.report.summary import JobSummary
 
+# In a message; not one of a constructor that it shows, nor a collection of values.
+ARGUMENT = re.compile(r"(?<![\w(.])([a-z]\w*)=(?![\[{])(?:(True\b)|((?=\S)))?")
 FAILED, LEFT_OUT, INTERRUPTED = 1, 3, 130
 # What the library raises for wrong settings and inputs, at the call.
 WRONG_CALL = (
@@ -37,7 +40,23 @@ def wrong_call_exits() -> Iterator[None]:
     except WRONG_CALL as error:
         if click.get_current_context().obj["debug"]:
             raise
-        raise click.UsageError(error_text(error)) from error
+        raise click.UsageError(_with_options(error_text(error))) from error
+
+
+def _with_options(message: str) -> str:
+    """The message with the command's options in place of the library's arguments."""
+    context = click.get_current_context()
+    if context.params.get("config"):  # a file, which has settings by the names of arguments
+        return message
+    options = {own.name: own for own in context.command.params if isinstance(own, click.Option)}
+
+    def option(argument: re.Match[str]) -> str:
+        own, is_true, has_value = options.get(argument[1]), argument[2], argument[3] is not None
+        if own is None or own.is_flag != bool(is_true):
+            return argument[0]
+        return max(own.opts, key=len) + " " * has_value
+
+    return ARGUMENT.sub(option, message)
 
 
 @contextlib.contextmanager

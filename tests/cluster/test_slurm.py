@@ -300,7 +300,7 @@ def test_the_command_writes_settings_into_the_script(run, tmp_path):
         ((*JOB, "--config", "job.yaml"), "before the --"),
         (("--config", "job.yaml"), "leave out the job's setting workers=4"),
         (("--config", "nowhere.yaml"), "nowhere.yaml"),
-        (("--nodes", "0", *JOB), "nodes=0"),
+        (("--nodes", "0", *JOB), "--nodes 0"),
     ],
 )
 def test_wrong_jobs_are_told_before_they_wait_in_a_queue(run, tmp_path, words, told):

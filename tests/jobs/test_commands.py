@@ -190,11 +190,11 @@ def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
         (["in.jsonl", "in.jsonl/out", "--classifier", "domain"], "in.jsonl is a file: name"),
         (
             ["in.jsonl", "out", "--classifier", "domain", "--part-size", "0"],
-            "part_size='0' is below 1 byte",
+            "--part-size '0' is below 1 byte",
         ),
         (
             ["in.jsonl", "out", "--classifier", "domain", "--part-size=-5MB"],
-            "part_size='-5MB' is below 1 byte",
+            "--part-size '-5MB' is below 1 byte",
         ),
         (
             ["in.jsonl", "out", "--classifier", "domain", "--dump-config", "no/where.yaml"],
@@ -349,9 +349,9 @@ def test_a_limit_reads_the_first_rows_alone_and_is_part_of_the_job(run, finished
     other = run("in.jsonl", "finished", "--limit", 6, *DOMAIN)
     assert (other.exit_code, "holds parts of a job that differs" in other.output) == (2, True)
     done = run("in.jsonl", "few", "--limit", 0, *DOMAIN)
-    assert (done.exit_code, "limit=0" in done.output) == (2, True)
+    assert (done.exit_code, "--limit 0" in done.output) == (2, True)
     done = run("in.jsonl", "few", "--limit", 5, *DOMAIN, "--type", "id=double")
-    assert (done.exit_code, "types= has no meaning" in done.output) == (2, True)
+    assert (done.exit_code, "--type has no meaning" in done.output) == (2, True)
 
 
 def test_a_finished_job_starts_no_cluster_and_imports_no_torch(finished, folder):
