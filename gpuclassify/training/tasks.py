@@ -310,7 +310,7 @@ def _class_name(value: Any, label_field: str) -> str:
     if isinstance(value, str):
         return str(value)  # numpy's too
     if isinstance(value, (bool, np.bool_)):
-        return str(bool(value)).lower()
+        return str(bool(value))  # as Dask does, which makes texts of a column of objects
     if isinstance(value, (int, np.integer)) or (
         isinstance(value, (float, np.floating)) and float(value).is_integer()
     ):

@@ -108,7 +108,9 @@ def test_two_labels_and_several_are_scikit_learns_too(annotated, plain, fit):
     penalty = head.record["training"]["penalty"]
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=1_000))
     model.fit(plain[rows], frame.topic[rows])
-    assert head.labels == ("false", "true")
+    assert head.labels == ("False", "True")
+    objects = dd.from_pandas(frame.astype({"topic": object}), npartitions=2)
+    assert fit(frame=objects, group="host").labels == head.labels
     assert_close(head.scores(plain), model.predict_proba(plain), 2e-3)
 
     lists = [["sport"] if topic == "sport" else [] for topic in annotated.topic]
