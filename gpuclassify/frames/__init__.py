@@ -101,7 +101,16 @@ def unpack_digests(digests: bytes) -> np.ndarray:
 
 def to_pandas(frame: Any) -> Any:
     """The frame in pandas: one of cudf is copied to the host, in types that hold null."""
-    return frame.to_pandas(nullable=True) if hasattr(frame, "to_pandas") else frame
+    if not hasattr(frame, "to_pandas"):
+        return frame
+    try:
+        return frame.to_pandas(nullable=True)
+    except NotImplementedError:  # for times, categories, lists and structs, which hold null anyway
+        if len(frame.columns) == 1:
+            return frame.to_pandas()
+        import pandas as pd
+
+        return pd.concat([to_pandas(frame[[name]]) for name in frame.columns], axis=1)
 
 
 def name_row(frame: Any, row: int) -> str:

@@ -122,8 +122,8 @@ class ScoreColumns:
             codes, values = pd.factorize(column, use_na_sentinel=False)
         except TypeError as err:
             raise TypeError(
-                f"by={self.by!r} holds {type(column.iloc[0]).__name__}, of which there are no "
-                "groups: name a column of texts or whole numbers, such as the language"
+                f"by={self.by!r} makes no groups ({err}): name a column of texts or whole numbers, "
+                "such as the language"
             ) from err
         return codes, [group_key(value) for value in values]
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify.columns import list_array
-from gpuclassify.frames import backend_of, name_row
+from gpuclassify.frames import backend_of, name_row, to_pandas
 
 TEXTS = ["one", None, "", "naïve 🦄 text", "five"]
 COUNT = len(TEXTS)
@@ -166,3 +166,28 @@ def test_numbers_in_a_partition_are_refused(frames):
 )
 def test_messages_name_a_row_by_its_label(frames, index, shown):
     assert name_row(frame_of(frames, index), 3) == f"row 3 (index label {shown})"
+
+
+@pytest.mark.parametrize("index", ["range", "duplicated", "with NaN"])
+def test_every_type_comes_to_pandas_with_its_nulls(frames, index):
+    columns = {
+        "number": pd.Series([1, None, 3, 4, None], dtype="Int64"),
+        "when": pd.to_datetime(pd.Series(["2024-01-01", None, "2025-02-03", None, "2026-03-04"])),
+        "kind": pd.Series(["x", None, "y", "x", None], dtype="category"),
+        "tags": pd.Series([["a"], None, [], ["b", "c"], None]),
+    }
+    expected = {name: plain_values(column) for name, column in columns.items()}
+    for names in (["when"], ["number", "when", "kind"], ["tags"], list(columns)):
+        frame = frame_of(frames, index, **columns)[names]
+        found = to_pandas(frame)
+        pd.testing.assert_index_equal(found.index, INDEXES[index])
+        for name in names:
+            assert plain_values(found[name]) == expected[name]
+
+
+def plain_values(column):
+    """Python's own values; null is None."""
+    return [
+        value if isinstance(value, list) or not pd.isna(value) else None
+        for value in column.tolist()
+    ]

@@ -91,6 +91,33 @@ def test_groups_have_edges_of_their_own(corpus):
         assert found[key] == expected(rows, np.ones(len(rows)))
 
 
+@pytest.mark.parametrize(("dtype", "passes"), [("float32", 2), ("float64", 4)])
+def test_a_dataset_is_read_twice_for_float32_and_four_times_for_float64(corpus, dtype, passes):
+    read = []
+
+    def part(number):
+        read.append(number)
+        return corpus[number::3].astype({"a": dtype})
+
+    score_edges(dd.from_map(part, range(3), meta=part(0)[:0]), "a", n=1_000, by="language")
+    assert sorted(read[1:]) == sorted([0, 1, 2] * passes)
+
+
+def test_frames_of_either_library_have_the_same_edges_buckets_and_top(corpus, frames):
+    kinds = corpus.astype({"language": "category"})
+    lazy = frames.lazy(kinds, npartitions=4)
+    settings = {"weight": "bytes", "by": "language"}
+    edges = score_edges(corpus, ["a", "b"], **settings)
+    assert score_edges(lazy, ["a", "b"], **settings) == edges
+    assert score_edges(frames.plain(kinds), ["a", "b"], **settings) == edges
+    expected, new = add_buckets(corpus, edges), ["a_bucket", "b_bucket", "bucket"]
+    for dataset in (lazy, frames.plain(kinds)):
+        found = frames.to_pandas(add_buckets(dataset, edges))
+        assert found[new].to_numpy().tolist() == expected[new].to_numpy().tolist()
+        top = frames.to_pandas(keep_top(dataset, "b", share=0.1, **settings))
+        assert top.index.tolist() == keep_top(corpus, "b", share=0.1, **settings).index.tolist()
+
+
 @pytest.mark.parametrize("most_sums", [1 << 21, 500, 1])
 def test_more_edges_than_fit_take_more_passes_and_are_the_same(corpus, monkeypatch, most_sums):
     monkeypatch.setattr("gpuclassify.scores.quantiles.MOST_SUMS", most_sums)
@@ -253,7 +280,7 @@ def test_mistakes_are_named(corpus, tmp_path):
         score_edges(corpus.assign(tokens=-1), "a", weight="tokens")
     with pytest.raises(ValueError, match=r"add up to more than 2\*\*62"):
         score_edges(corpus.assign(tokens=1 << 60), "a", weight="tokens")
-    with pytest.raises(TypeError, match="by='lists' holds list, of which there are no groups"):
+    with pytest.raises(TypeError, match=r"by='lists' makes no groups \(unhashable type: 'list'\)"):
         score_edges(corpus.assign(lists=[[1]] * ROWS), "a", by="lists")
     with pytest.raises(ValueError, match=r"\['a'\] have no scores"):
         score_edges(corpus.assign(a=np.nan), ["a", "b"])

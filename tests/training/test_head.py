@@ -22,7 +22,7 @@ from gpuclassify import (
     Head,
     HeadClassifier,
 )
-from gpuclassify.training.fitting import PENALTIES
+from gpuclassify.training.fitting import PENALTIES, RECIPES
 from gpuclassify.training.head import CARD, PAGE, RECORD
 from tests.oracle import assert_close, raw_outputs, stacked
 from tests.sentence_oracle import encoded
@@ -307,6 +307,20 @@ def test_a_seed_gives_the_same_weights(fit, kind):
         w.tobytes() for w in again.network.tensors().values()
     ]
     assert first.network.layers[0][0].tobytes() != other.network.layers[0][0].tobytes()
+
+
+def test_training_stops_where_it_gets_no_better(annotated, fit):
+    by_chance = annotated.assign(topic=np.random.default_rng(0).permutation(annotated.topic))
+    found = fit(frame=by_chance, kind="mlp", epochs=50).record["training"]
+    assert found["epochs"] == found["best_epoch"] + RECIPES["mlp"].patience < 50
+
+
+@pytest.mark.parametrize("task", ["classes", "multilabel"])
+def test_frames_of_either_library_train_the_same_head(annotated, fit, plain, frames, task):
+    expected = fit(task, group="host")
+    head = fit(task, frame=frames.plain(annotated), group="host", embeddings=None)
+    assert head.record["data"] == expected.record["data"]
+    assert_close(head.scores(plain), expected.scores(plain), 1e-4)
 
 
 def test_training_leaves_the_random_state_alone(fit):
