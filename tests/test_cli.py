@@ -92,7 +92,7 @@ def test_filters_json_summary_and_jsonl_output(job):
         ),
         (["--classifier", "domain", "--model", "model", "--filter-by", "Sport"], "'Sports'"),
         (["--classifier", "domain", "--model", "./nowhere"], "nowhere"),
-        (["--classifier", "checkpoint"], "needs --model"),
+        (["--classifier", "checkpoint"], "needs --model: a Hub name"),
         (["--classifier", "domain", "--model", "model", "--min-score", "x"], "--min-score"),
         (["--classifier", "domain", "--model", "model", "--part-size", "big"], "--part-size"),
         (["--classifier", "domain", "--model", "model", "--workers", "0"], "n_workers=0"),

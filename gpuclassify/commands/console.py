@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.summary import JobSummary
 
 # In a message; not one of a constructor that it shows, nor a collection of values.
-ARGUMENT = re.compile(r"(?<![\w(.])([a-z]\w*)=(?![\[{])(?:(True\b)|((?=\S)))?")
+ARGUMENT = re.compile(r"(?<![\w(.])([a-z]\w*)=(?![\[{])(?:(True\b)|((?=[^\s.:;,)])))?")
 FAILED, LEFT_OUT, INTERRUPTED = 1, 3, 130
 # What the library raises for wrong settings and inputs, at the call.
 WRONG_CALL = (

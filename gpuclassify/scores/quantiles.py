@@ -78,6 +78,7 @@ class ScoreColumns:
                     f"column {name!r} holds {frame[name].dtype}, not numbers: name a column of "
                     "scores"
                 )
+        self.groups(frame)  # which refuses types that have none
         if self.weight == BYTES:
             backend_of(frame).check_text_column(frame, self.text_field)
         elif self.weight is not None and frame[self.weight].dtype.kind not in "iu":
@@ -120,7 +121,7 @@ class ScoreColumns:
         column = to_pandas(frame[[self.by]])[self.by]
         try:
             codes, values = pd.factorize(column, use_na_sentinel=False)
-        except TypeError as err:
+        except (TypeError, NotImplementedError) as err:  # of a column of objects, or of Arrow
             raise TypeError(
                 f"by={self.by!r} makes no groups ({err}): name a column of texts or whole numbers, "
                 "such as the language"

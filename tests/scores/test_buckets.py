@@ -5,6 +5,7 @@ import json
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from gpuclassify import Pipeline, ScoreBuckets, ScoreEdges, add_buckets, keep_to
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.scores import quantiles
-from gpuclassify.scores.quantiles import number_of, ordered_bits
+from gpuclassify.scores.quantiles import ScoreColumns, number_of, ordered_bits
 
 ROWS = 5_000
 SHARES = np.arange(1, 20) / 20
@@ -282,6 +283,9 @@ def test_mistakes_are_named(corpus, tmp_path):
         score_edges(corpus.assign(tokens=1 << 60), "a", weight="tokens")
     with pytest.raises(TypeError, match=r"by='lists' makes no groups \(unhashable type: 'list'\)"):
         score_edges(corpus.assign(lists=[[1]] * ROWS), "a", by="lists")
+    lists = pd.Series([[1]] * ROWS, dtype=pd.ArrowDtype(pa.list_(pa.int64())))
+    with pytest.raises(TypeError, match="by='lists' makes no groups"):
+        ScoreColumns(("a",), by="lists").check(corpus.assign(lists=lists)[:0])
     with pytest.raises(ValueError, match=r"\['a'\] have no scores"):
         score_edges(corpus.assign(a=np.nan), ["a", "b"])
     with pytest.raises(ValueError, match="have no scores"):
