@@ -54,7 +54,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **given: Any) -> None:
             frame = _read(settings.input, settings.limit or ROWS_READ, chain.main_text_fields)
             found = chain(frame)
     if as_json:
-        click.echo(Encoding("jsonl", None).encode(arrow_table(found)).to_pybytes(), nl=False)
+        click.echo(Encoding("jsonl", None).encode(arrow_table(found)), nl=False)
     else:
         _print_table(found, chain, mappers, len(frame))
 

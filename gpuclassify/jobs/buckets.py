@@ -197,7 +197,7 @@ class BucketJob:
             if last.restart or not self.directory.filesystem.exists(self.directory.path(JOB)):
                 with contextlib.suppress(FileNotFoundError):
                     self.directory.filesystem.rm(self.directory.path(FOLDER), recursive=True)
-            done = sum(1 for _ in last.manifest.begin())
+            done = sum(1 for _ in last.begin(client))
             if done < last.manifest.count:
                 last = self._with_edges(client, report)
             summary = last.run(client, report and functools.partial(report, "buckets"))

@@ -248,7 +248,7 @@ class DedupJob:
                 share_with_workers([self.earlier.options_name])
             if removal.restart:
                 _clear(removal)
-            done = sum(1 for _ in manifest.begin())
+            done = sum(1 for _ in removal.begin(client))
             if client is not None and done < manifest.count:
                 check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
             steps = Steps(removal, client, report)

@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuclassify.chain import Chain
-from gpuclassify.checks import nearest
+from gpuclassify.checks import check_choice, nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.folders import check_folder_columns
 from gpuclassify.jobs.output.manifest import Manifest
+from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.output.run_key import JobChangedError, check_current
+from gpuclassify.jobs.output.verify import VERIFY
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
+from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.workers.part_progress import RunningParts, heard_by
@@ -60,9 +63,10 @@ class Job:
         summary = JobSummary(output=str(self.manifest.directory))
         with self.current(client):
             done = set()
-            for record in self.manifest.begin():
+            for record in self.begin(client):
                 summary.add(record, summary.output, is_resumed=True)
                 done.add(record.name)
+            summary.checked = self.manifest.checked.as_dict()
             _show(report, len(done), self.source.count, summary)
             try:
                 self._run_rest(client, done, summary, report)
@@ -80,6 +84,11 @@ class Job:
         summary.files.sort()
         self._upload(client, summary)
         return summary
+
+    def begin(self, client: Any = None) -> Iterator[Record]:
+        """Make the output ready, and yield the records of parts that are done and hold."""
+        place = Place(self.spec.output, self.spec.output_name)
+        return self.manifest.begin(client, place)
 
     def _upload(self, client: Any, summary: JobSummary) -> None:
         try:
@@ -138,6 +147,7 @@ def make_job(
     code: str,
     command: str = "",
     restart: bool = False,
+    verify: str = "digest",
     identity: dict[str, dict[str, Any]] | None = None,
     source_field: str | None = None,
     examples: int = 0,
@@ -155,6 +165,8 @@ def make_job(
     command : str
         The command that does.
     restart : bool
+    verify : {"digest", "size"}
+        As of `gpuclassify.jobs.pipeline.Pipeline.run`.
     identity : dict, optional
         What the job is beside these.
     source_field, examples
@@ -172,7 +184,10 @@ def make_job(
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
-    manifest = Manifest(directory, whole, source.count, writer.encoding, restart, code, command)
+    check_choice("verify", verify, VERIFY)
+    manifest = Manifest(
+        directory, whole, source.count, writer.encoding, restart, code, command, verify
+    )
     manifest.check()
     writer.check(source.count)
     return Job(source, spec, manifest, writer)

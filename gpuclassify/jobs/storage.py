@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import posixpath
+import re
+import socket
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +17,18 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+import psutil
+
 from gpuclassify.jobs.stores import explained, redacted, url_to_filesystem
 from gpuclassify.workers.secrets import recall
 
 FILES_AT_A_TIME = 16
+BLOCK_BYTES = 4 << 20
+# In the names of files that `Directory.replacing` writes: host, process and a number.
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+_PRIVATE = re.compile(r"\..+\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{32}")
+_ABANDONED_SECONDS = 86_400.0
+_being_written: set[str] = set()  # by this process
 # They have no folders: asked for one, s3fs creates the bucket if there is none.
 _OBJECT_STORES = {"s3", "gs", "az"}
 
@@ -58,16 +71,20 @@ class Directory:
             if info["type"] == "file"
         }
 
-    def part_sizes(self, folder: str = "") -> dict[str, int]:
+    def part_sizes(self) -> dict[str, int]:
         """As `sizes`, with the files in folders of partitions, such as ``bucket=19/part-00000``."""
-        sizes: dict[str, int] = {}
+        return {name: info["size"] for name, info in self.part_entries().items()}
+
+    def part_entries(self, folder: str = "") -> dict[str, dict[str, Any]]:
+        """What the file system tells of the files that `part_sizes` has."""
+        found: dict[str, dict[str, Any]] = {}
         for info in self._entries(folder):
             name = posixpath.join(folder, posixpath.basename(info["name"].rstrip("/")))
             if info["type"] == "file":
-                sizes[name] = info["size"]
+                found[name] = info
             elif "=" in posixpath.basename(name):
-                sizes |= self.part_sizes(name)
-        return sizes
+                found |= self.part_entries(name)
+        return found
 
     def _entries(self, folder: str) -> list[dict[str, Any]]:
         """What the file system tells of the files and folders in `folder`, which need not exist."""
@@ -88,6 +105,14 @@ class Directory:
     def read(self, name: str) -> bytes:
         """The content of a file; FileNotFoundError if there is none."""
         return self.filesystem.cat_file(self.path(name))
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of the content of a file, read block by block."""
+        digest = hashlib.sha256()
+        with self.filesystem.open(self.path(name), "rb", block_size=BLOCK_BYTES) as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+        return digest.hexdigest()
 
     def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
         """The contents of many files in order; several are asked for at a time."""
@@ -166,9 +191,9 @@ class Directory:
     @contextlib.contextmanager
     def replacing(self, target: str) -> Iterator[Any]:
         """A binary file that becomes `target` when the block ends well, and vanishes if not."""
-        private = posixpath.join(
-            posixpath.dirname(target), f".{posixpath.basename(target)}.{uuid.uuid4().hex}"
-        )
+        mark = f"{_HOST}-{os.getpid()}-{uuid.uuid4().hex}"
+        private = posixpath.join(posixpath.dirname(target), f".{posixpath.basename(target)}.{mark}")
+        _being_written.add(mark)
         try:
             with self.filesystem.open(private, "wb") as file:
                 yield file
@@ -177,6 +202,22 @@ class Directory:
             with contextlib.suppress(OSError):
                 self.filesystem.rm_file(private)
             raise
+        finally:
+            _being_written.discard(mark)
+
+    def sweep(self, *folders: str) -> None:
+        """Remove what processes that were killed have left of `replacing` in these folders.
+
+        Files of processes that may be at work are left: those of this machine as long as they
+        live, those of others for a day.
+        """
+        for folder in folders:
+            left = [
+                posixpath.join(folder, name)
+                for info in self._entries(folder)
+                if _is_abandoned(name := posixpath.basename(info["name"]), info)
+            ]
+            self.remove(*left)
 
 
 @dataclass(frozen=True)
@@ -203,6 +244,37 @@ def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> 
     """The directory at `path`, a local path or a URL such as ``s3://bucket/out``."""
     filesystem, root = url_to_filesystem(str(path), storage_options or {})
     return Directory(filesystem, root.rstrip("/"))
+
+
+def told_md5(info: dict[str, Any]) -> str | None:
+    """The MD5 of a file's content, in hexadecimal, if a store tells it.
+
+    Parameters
+    ----------
+    info : dict
+        What its file system tells of the file: S3's ETag is that digest of what was stored at once
+        and is not encrypted with a key of its own; Google's store and Azure's name theirs.
+    """
+    settings = info.get("content_settings") or {}
+    told = settings.get("content_md5") or info.get("md5Hash") or info.get("ETag")
+    if isinstance(told, str):
+        told = told.strip('"')
+        return base64.b64decode(told).hex() if told.endswith("==") else told
+    return None if told is None else bytes(told).hex()
+
+
+def _is_abandoned(name: str, info: dict[str, Any]) -> bool:
+    mark = _PRIVATE.fullmatch(name)
+    if mark is None:
+        return False
+    host, process = mark[1], int(mark[2])
+    if host == _HOST:
+        if process == os.getpid():
+            return name.rpartition(".")[2] not in _being_written
+        return not psutil.pid_exists(process)
+    written: Any = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
+    seconds = written.timestamp() if hasattr(written, "timestamp") else written or time.time()
+    return time.time() - seconds > _ABANDONED_SECONDS
 
 
 def _real(directory: Directory) -> str:

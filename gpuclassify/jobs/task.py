@@ -20,7 +20,7 @@ from gpuclassify.jobs.files import InputFile, check_unchanged
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
-from gpuclassify.jobs.output.folders import pack_rows
+from gpuclassify.jobs.output.folders import UnnamedFolderError, check_values, pack_rows
 from gpuclassify.jobs.output.records import Record, complete, is_published, publish
 from gpuclassify.jobs.output.run_key import check_current, key_in, number_in
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
@@ -205,7 +205,7 @@ def _run(
     for each in runs:
         add_up(stats, each.as_dict())
     names = spec.encoding.partition_by
-    content = pack_rows(table, names) if names else spec.encoding.encode(table).to_pybytes()
+    content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*problems, *failed]
     record = Record(
         name=name,
@@ -251,6 +251,7 @@ def _map_rows(
         with collected_stages(spec.examples) as stages:
             mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
             table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
+            check_values(table, spec.encoding.partition_by)
         add_counts(done.counts, stages.counts)  # now that nothing has failed
         add_examples(done.examples, stages.examples)
         return table
@@ -267,11 +268,11 @@ def _map_rows(
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """What a mapper raises for one document that cannot be scored, whatever its neighbours."""
+    """What is raised for one row that cannot be scored or written, whatever its neighbours."""
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.runners import NonFiniteOutputError
 
-    return (NonFiniteOutputError, DocumentTooLargeError, UnicodeEncodeError)
+    return (NonFiniteOutputError, DocumentTooLargeError, UnicodeEncodeError, UnnamedFolderError)
 
 
 def _row_problem(frame: Any, row: int, source: dict[str, Any], error: Exception) -> Problem:

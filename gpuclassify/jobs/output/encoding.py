@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from gpuclassify.jobs.files import COMPRESSIONS, PARQUET
 
 JSON_ROWS_AT_A_TIME = 1_000
+BLOCK_BYTES = 1 << 20  # of lines that are counted at a time
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Encoding:
         shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
         return f".{self.file_format}{shown}"
 
-    def encode(self, table: pa.Table) -> pa.Buffer:
+    def encode(self, table: pa.Table) -> bytes:
         """The content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
@@ -50,7 +52,27 @@ class Encoding:
         else:
             with pa.CompressedOutputStream(sink, self.compression) as stream:
                 _write_json_lines(table, stream)
-        return sink.getvalue()
+        return sink.getvalue().to_pybytes()
+
+    def check_rows(self, files: Iterable[bytes], rows: int) -> None:
+        """Raise RuntimeError unless files with these contents have so many rows together."""
+        held = sum(map(self._count_rows, files))
+        if held != rows:
+            raise RuntimeError(
+                f"{rows:,} rows became files of {held:,} rows: nothing is published. This is a "
+                "defect of gpuclassify or of Arrow; please report it with the columns' types"
+            )
+
+    def _count_rows(self, content: bytes) -> int:
+        source = pa.BufferReader(content)
+        if self.file_format == PARQUET:
+            return pq.read_metadata(source).num_rows
+        stream = (
+            source
+            if self.compression is None
+            else pa.CompressedInputStream(source, self.compression)
+        )
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
 
 
 def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:

@@ -20,10 +20,15 @@ from gpuclassify.jobs.storage import Directory
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
 MOST_VALUES = 1_000  # of a column, in one part
+MOST_NAME_BYTES = 255  # of a folder, on the file systems in use
 _NAMES_FOLDERS = (
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary),
     *(pa.types.is_integer, pa.types.is_boolean),
 )
+
+
+class UnnamedFolderError(ValueError):
+    """No folder can be named by a value, or the name would be read as that of another value."""
 
 
 def check_folder_columns(names: Sequence[str], schema: pa.Schema) -> None:
@@ -52,6 +57,29 @@ def check_folder_columns(names: Sequence[str], schema: pa.Schema) -> None:
         raise ValueError(f"partition_by={[*names]} leaves no column for the files")
 
 
+def check_values(table: pa.Table, names: Sequence[str]) -> None:
+    """Raise unless folders can be named by the values of the columns `names`.
+
+    Raises
+    ------
+    UnnamedFolderError
+        A name would be too long for a file system, or be read as null.
+    """
+    for name in names:
+        for value in pc.unique(table[name]).slice(0, MOST_VALUES).to_pylist():
+            if value == NULL:
+                raise UnnamedFolderError(
+                    f"partition_by={name!r} has the text {value!r}, which readers of folders take "
+                    "for null: make it null before, or another text"
+                )
+            if len(folder := _folder(name, value)) > MOST_NAME_BYTES:
+                raise UnnamedFolderError(
+                    f"partition_by={name!r} has the value {value!r}, whose folder would have a "
+                    f"name of {len(folder)} bytes, and file systems take {MOST_NAME_BYTES}: name a "
+                    'column of shorter values, or leave such rows out (on_error="quarantine")'
+                )
+
+
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
     """All rows of a part, for `spread_rows`.
 
@@ -77,7 +105,7 @@ def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
 
 def spread_rows(
     directory: Directory, name: str, content: bytes, encoding: Encoding, scratch: str
-) -> dict[str, int]:
+) -> dict[str, bytes]:
     """Create the part's file in each of its folders, unless it is there.
 
     Parameters
@@ -93,29 +121,35 @@ def spread_rows(
 
     Returns
     -------
-    dict of str to int
-        The part's files and their sizes in bytes.
+    dict of str to bytes
+        The part's files and their contents.
 
     Raises
     ------
+    RuntimeError
+        The files would have other rows than the part.
     JobChangedError
         Another run has started over meanwhile, whose output this would be in.
     """
     table = pa.ipc.open_stream(content).read_all()
-    sizes = {}
-    for folder, rows in split_by_folder(table, encoding.partition_by).items():
-        file = encoding.encode(rows).to_pybytes()
+    split = split_by_folder(table, encoding.partition_by)
+    files = {f"{folder}/{name}": encoding.encode(rows) for folder, rows in split.items()}
+    encoding.check_rows(files.values(), len(table))
+    for path, file in files.items():
         check_current(directory, key_in(name))
-        directory.make(folder)
-        create(directory, f"{folder}/{name}", file, scratch, is_lasting=True)
-        sizes[f"{folder}/{name}"] = len(file)
-    return sizes
+        directory.make(posixpath.dirname(path))
+        is_created = create(directory, path, file, scratch, is_lasting=True)
+        if not is_created and directory.read(path) != file:  # with another version of Arrow
+            directory.remove(path)
+            create(directory, path, file, scratch, is_lasting=True)
+    return files
 
 
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
     """The rows by the folder that the values of columns name; in their order, without the columns.
 
     Folders are called ``column=value``, percent-encoded; several columns make one in the other.
+    Columns hold what `check_values` lets pass.
     """
     if not names:
         return {"": table}
@@ -129,16 +163,14 @@ def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table
     counts = np.bincount(codes, minlength=len(values))
     split = {}
     for value, start, rows in zip(values, np.cumsum(counts) - counts, counts, strict=True):
-        folder = f"{quote(name, safe='')}={_folder_value(value)}"
         for below, own in split_by_folder(ordered.slice(start, rows), rest).items():
-            split[posixpath.join(folder, below).rstrip("/")] = own
+            split[posixpath.join(_folder(name, value), below).rstrip("/")] = own
     return split
 
 
-def _folder_value(value: Any) -> str:
-    if value is None:
-        return NULL
-    return quote(str(value).lower() if isinstance(value, bool) else str(value), safe="")
+def _folder(name: str, value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{quote(name, safe='')}={NULL if value is None else quote(text, safe='')}"
 
 
 def _without(table: pa.Table, name: str) -> pa.Table:

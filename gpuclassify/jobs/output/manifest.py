@@ -15,7 +15,7 @@ import platform
 import posixpath
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -31,7 +31,6 @@ from gpuclassify.jobs.output.records import (
     Record,
     complete,
     is_published,
-    parse_record,
     published_path,
     quarantine_path,
     record_path,
@@ -47,7 +46,8 @@ from gpuclassify.jobs.output.run_key import (
     metadata_gone,
     part_name,
 )
-from gpuclassify.jobs.storage import Directory
+from gpuclassify.jobs.output.verify import Checked, find_damage, read_records
+from gpuclassify.jobs.storage import Directory, Place
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,8 @@ class Manifest:
         Python code that makes the same job again, for people.
     command : str
         The command that does, if the job was begun by one.
+    verify : {"digest", "size"}
+        How to find out whether parts that are done are still what was written.
     """
 
     directory: Directory
@@ -92,6 +94,12 @@ class Manifest:
     restart: bool = False
     code: str = ""
     command: str = ""
+    verify: str = "digest"
+
+    @functools.cached_property
+    def checked(self) -> Checked:
+        """What `begin` has found of files of parts that are done."""
+        return Checked(self.verify)
 
     @functools.cached_property
     def key(self) -> str:
@@ -107,7 +115,12 @@ class Manifest:
 
     def names(self) -> list[str]:
         """The names of all parts, in their order."""
-        return [part_name(n, self.count, self.key, self.encoding.suffix) for n in range(self.count)]
+        return [*self._names]
+
+    @functools.cached_property
+    def _names(self) -> dict[str, int]:
+        suffix = self.encoding.suffix
+        return {part_name(n, self.count, self.key, suffix): n for n in range(self.count)}
 
     def check(self) -> None:
         """Raise unless this job may write here; writes nothing.
@@ -135,8 +148,15 @@ class Manifest:
                 "removes those parts (restart=True, --restart)"
             )
 
-    def begin(self) -> Iterator[Record]:
+    def begin(self, client: Any = None, place: Place | None = None) -> Iterator[Record]:
         """Make the directory ready, and yield the records of parts that are done already.
+
+        Parameters
+        ----------
+        client : distributed.Client, optional
+            Whose workers read files to verify them. Default: threads of this process.
+        place : Place, optional
+            The directory, for workers.
 
         Raises
         ------
@@ -155,6 +175,7 @@ class Manifest:
         if self.encoding.partition_by:
             self.directory.make(WHOLE)
         check_creates(self.directory, SCRATCH)
+        self.directory.sweep("", METADATA, posixpath.dirname(REPORTS[0]))
         if self.restart or earlier is None:
             self._write_job(earlier)
         else:
@@ -166,7 +187,7 @@ class Manifest:
                 )
                 logger.warning("the job goes on with other versions than it began with: %s", shown)
         done: set[str] = set()
-        for record in self._sound_records():
+        for record in self._sound_records(client, place):
             done.add(stem_of(record.name))
             yield record
         # Of other parts, attempts may be at work: those of another client of this job.
@@ -175,21 +196,48 @@ class Manifest:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
-        """Whether the output is marked as complete, and has every part that the manifest lists."""
+        """Whether the output is marked as complete, and every part is as it was written."""
         try:
             mark = json.loads(self.directory.read(SUCCESS))
-            records = list(map(parse_record, self.directory.read(MANIFEST).splitlines()))
         except (FileNotFoundError, ValueError):
             return False
-        sizes, recorded = self.directory.part_sizes(), self.directory.sizes(RECORDS)
-        found = {
-            record.name
-            for record in records
-            if record is not None
-            and record.files.items() <= sizes.items()
-            and f"{stem_of(record.name)}.json" in recorded
-        }
-        return mark == {"key": self.key, "parts": self.count} and found == {*self.names()}
+        if mark != {"key": self.key, "parts": self.count}:
+            return False
+        recorded, damage = self.examine()
+        return len(recorded) == self.count and not damage
+
+    def examine(
+        self, client: Any = None, place: Place | None = None
+    ) -> tuple[dict[str, Record | None], dict[str, str]]:
+        """The records of parts, and what is wrong with parts that have one.
+
+        Parameters
+        ----------
+        client, place
+            As of `begin`.
+
+        Returns
+        -------
+        dict of str to Record or None
+            By the parts' names; None for one that is damaged.
+        dict of str to str
+            The reason, for parts that are not as they were written.
+
+        Raises
+        ------
+        FileExistsError
+            There are files beside those of parts that are done, called as they are.
+        """
+        # Records first: whoever is at work writes them last.
+        names = {f"{stem_of(name)}.json": name for name in self.names()}
+        named = [name for record in self.directory.sizes(RECORDS) if (name := names.get(record))]
+        recorded = dict(read_records(self.directory, sorted(named)))
+        there = self.directory.part_entries()
+        records = [record for record in recorded.values() if record is not None]
+        self._refuse_copies(records, there)
+        damage = find_damage(self.directory, records, there, self.checked, client, place)
+        lost = [name for name, record in recorded.items() if record is None]
+        return recorded, damage | dict.fromkeys(lost, "its record is not what was written")
 
     def finish(self) -> None:
         """Write the manifest, and mark the output as complete at last.
@@ -238,13 +286,18 @@ class Manifest:
             if file_format(name) is not None
             and not posixpath.basename(name).startswith((".", "_"))
             and not name.endswith(".json")
-            and key_in(name) not in keys
+            and (key_in(name) not in keys or self._is_no_part(name))
         ]
         if foreign:
             raise FileExistsError(
                 f"{self.directory} holds {len(foreign)} files that no job wrote, such as "
                 f"{foreign[0]}: choose another directory, or move them away"
             )
+
+    def _is_no_part(self, path: str) -> bool:
+        """Whether a file has the key of this run, and no name of one of its parts."""
+        name = posixpath.basename(path)
+        return key_in(name) == self.key and name not in self._names
 
     def _remove_parts(self, keys: Collection[str]) -> None:
         """Remove the part files of the runs with these keys, and folders that are empty then."""
@@ -282,33 +335,41 @@ class Manifest:
         elif not create(self.directory, JOB, data, SCRATCH, is_lasting=True):
             self.check()  # another client was faster; with the same job, both may go on
 
-    def _sound_records(self) -> Iterator[Record]:
+    def _sound_records(self, client: Any, place: Place | None) -> Iterator[Record]:
         """Records of parts that are there; what is broken or half done is completed or removed."""
-        mine = set(self.names())
-        recorded = self.directory.sizes(RECORDS)  # first: whoever is at work writes records last
-        there = self.directory.part_sizes()
-        names = [name for name in self.names() if f"{stem_of(name)}.json" in recorded]
-        contents = self.directory.read_all([record_path(name) for name in names])
-        for name, content in zip(names, contents, strict=True):
-            record = parse_record(content)
-            if record is not None and record.files.items() <= there.items():
-                mine.remove(name)
+        recorded, damage = self.examine(client, place)
+        for name, record in recorded.items():
+            if name not in damage and record is not None:
                 yield record
-            else:
-                logger.warning("%s: the part of this record is not what was written", name)
-                self.directory.remove(record_path(name))
+        for name, reason in damage.items():
+            logger.warning("%s is done again: %s", name, reason)
+            self.directory.remove(record_path(name))
+        mine = {*self.names()} - {*recorded} | {*damage}
+        there = self.directory.part_sizes()
         folder = posixpath.dirname(published_path("", self.encoding))
         begun = {*self.directory.sizes(folder), *map(posixpath.basename, there)}
         for name in sorted(begun & mine):
-            if is_published(self.directory, name, self.encoding):
-                record = complete(self.directory, name, self.encoding)
-                if record is not None:
-                    yield record
-                    continue
-            logger.warning("%s has no record and is done again", name)
+            if name not in damage:
+                if is_published(self.directory, name, self.encoding):
+                    record = complete(self.directory, name, self.encoding)
+                    if record is not None:
+                        yield record
+                        continue
+                logger.warning("%s is done again: it has no record", name)
             files = [path for path in there if posixpath.basename(path) == name]
             published = published_path(name, self.encoding)
             self.directory.remove(published, quarantine_path(name), *files)
+
+    def _refuse_copies(self, records: Iterable[Record], there: Collection[str]) -> None:
+        """Raise FileExistsError for files beside those of parts that are done, in other folders."""
+        known = {path for record in records for path in record.files}
+        done = {record.name for record in records}
+        for path in sorted({*there} - known):
+            if posixpath.basename(path) in done:
+                raise FileExistsError(
+                    f"{self.directory} holds {path}, which is called as a part and which no job "
+                    "wrote there: move it away"
+                )
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove what attempts have left, of all parts or of those with these stems."""

@@ -19,7 +19,7 @@ import hashlib
 import json
 import posixpath
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -76,6 +76,10 @@ class Record:
         Host and process.
     folder_files : dict of str to int, optional
         Size in bytes of each file, where rows are in folders.
+    folder_digests : dict of str to str, optional
+        SHA-256 of each of these.
+    md5 : dict of str to str, optional
+        Another digest of each file that holds rows, for stores that tell of it unasked.
     """
 
     name: str
@@ -97,28 +101,55 @@ class Record:
     finished: float = 0.0
     worker: str = ""
     folder_files: dict[str, int] | None = None
+    folder_digests: dict[str, str] | None = None
+    md5: dict[str, str] | None = None
 
     @property
     def files(self) -> dict[str, int]:
         """Size in bytes of each file that holds rows of the part."""
         return {self.name: self.file_bytes} if self.folder_files is None else self.folder_files
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each file that holds rows of the part."""
+        return {self.name: self.digest} if self.folder_digests is None else self.folder_digests
+
+    def with_files(self, files: Mapping[str, bytes], directory: Directory) -> Record:
+        """The record with what tells these files, which hold the part's rows, from others."""
+        told: dict[str, Any] = {}
+        if not directory.is_local:
+            told["md5"] = {name: _md5(content) for name, content in files.items()}
+        if self.name not in files:
+            told["folder_files"] = {name: len(content) for name, content in files.items()}
+            told["folder_digests"] = {name: _sha256(content) for name, content in files.items()}
+            told["file_bytes"] = sum(told["folder_files"].values())
+        return replace(self, **told)
+
     def as_json(self) -> bytes:
-        """One line of JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace")
+        """One line of JSON, which ends with a digest of what is before it."""
+        content = json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace")
+        return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
 
 
 def parse_record(content: bytes) -> Record | None:
-    """The record in a file, or None: a machine that lost power may leave files without content.
+    """The record in a file, or None if it is not as it was written.
 
-    A record of an earlier version lacks what was not counted then.
+    A machine that lost power may leave files without content. A record of an earlier version lacks
+    what was not counted then.
     """
-    try:
-        values = json.loads(content)
-        known = [each.name for each in fields(Record)]
-        return Record(**{name: values[name] for name in known if name in values})
-    except (ValueError, KeyError, TypeError):
+    body, _, seal = content.strip().rpartition(b', "sha256": ')
+    if seal != b'"%s"}' % _sha256(body + b"}").encode():
         return None
+    values, known = json.loads(body + b"}"), {each.name for each in fields(Record)}
+    return Record(**{name: value for name, value in values.items() if name in known})
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def stem_of(name: str) -> str:
@@ -167,7 +198,12 @@ def publish(
     ------
     OSError
         The disk is full, or permission is lost; then nothing of this attempt is left.
+    RuntimeError
+        The file would have other rows than the record tells of.
     """
+    if not encoding.partition_by:
+        encoding.check_rows([content], record.rows_out)
+        record = record.with_files({record.name: content}, directory)
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
     path = published_path(record.name, encoding)
     try:
@@ -205,7 +241,7 @@ def complete(directory: Directory, name: str, encoding: Encoding) -> Record | No
             if is_last:
                 raise
             continue
-        digest = hashlib.sha256(content).hexdigest()
+        digest = _sha256(content)
         for intent in sorted(directory.sizes(SCRATCH)):
             if not (intent.startswith(f"{stem_of(name)}.") and intent.endswith(".json")):
                 continue
@@ -228,7 +264,7 @@ def _create_record(
     # With a record, the file is that of an attempt which came after the first one was cleared up.
     if encoding.partition_by and not directory.filesystem.exists(directory.path(path)):
         files = spread_rows(directory, record.name, content, encoding, SCRATCH)
-        record = replace(record, folder_files=files, file_bytes=sum(files.values()))
+        record = record.with_files(files, directory)
     is_created = create(directory, path, record.as_json(), SCRATCH)
     if encoding.partition_by:
         directory.remove(published_path(record.name, encoding))

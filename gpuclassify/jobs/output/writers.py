@@ -24,7 +24,10 @@ class FileWriter:
     With `partition_by`, one a part and folder: ``OUTPUT/bucket=19/part-00007-....parquet``, which
     pyarrow, Dask, DuckDB and `FileReader` read back with the column. A part without rows writes no
     file. Null is the folder ``bucket=__HIVE_DEFAULT_PARTITION__``, which pandas and Dask refuse to
-    read, and the others take for null.
+    read, and the others take for null; that text itself, and values whose folder's name would have
+    more than 255 bytes, are refused, or left out by ``on_error="quarantine"``. `FileReader` gives
+    the column back with the type that it had; others infer it from the names, so that text of
+    whole numbers becomes numbers and booleans become text, unless they are given a schema.
 
     Parameters
     ----------
