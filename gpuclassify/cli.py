@@ -16,7 +16,7 @@ import click
 
 from gpuclassify._version import __version__
 from gpuclassify.commands.buckets import buckets
-from gpuclassify.commands.classify import classify, report
+from gpuclassify.commands.classify import classify, report, verify
 from gpuclassify.commands.console import (
     FAILED,
     INTERRUPTED,
@@ -72,7 +72,7 @@ def main(context: click.Context, debug: bool) -> None:
     warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
 
 
-JOBS = (buckets, classify, dedup, plan, preview, report, slurm_script)
+JOBS = (buckets, classify, dedup, plan, preview, report, slurm_script, verify)
 for command in (*JOBS, convert, models, train):
     main.add_command(command)
 

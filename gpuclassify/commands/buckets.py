@@ -15,7 +15,7 @@ from gpuclassify.commands.options import (
     file_options,
     option_table,
     read_file_options,
-    restart_option,
+    run_options,
     split_paths,
 )
 from gpuclassify.scores import COMBINE
@@ -40,8 +40,7 @@ ROWS = "none"  # as a weight: rows count alike
                 "edges.json, in place of --score, --n, --weight and --by."},
 })  # fmt: skip
 @file_options
-@restart_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@run_options
 @click.pass_context
 def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
@@ -69,4 +68,4 @@ def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> Non
             raise ValueError("name the columns of scores: --score COLUMN, or --edges FILE")
         values = {**read_file_options(given), **split_paths(paths, given), "buckets": chosen}
         settings = JobSettings.of(values)
-    run_job(context, settings, given["restart"], given["as_json"])
+    run_job(context, settings, given)

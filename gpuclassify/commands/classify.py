@@ -1,14 +1,16 @@
-"""The commands of jobs: ``gpuclassify classify`` and ``gpuclassify report``."""
+"""The commands of jobs: ``gpuclassify classify``, ``report`` and ``verify``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from gpuclassify.commands.client import run_on_cluster
 from gpuclassify.commands.console import (
+    FAILED,
     LEFT_OUT,
     open_console,
     print_summary,
@@ -20,7 +22,7 @@ from gpuclassify.commands.options import (
     command_line,
     job_options,
     read_settings,
-    restart_option,
+    run_options,
     split_paths,
 )
 
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
 @click.command(cls=JobCommand, short_help="Classify files into a directory, or go on with it.")
 @click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
 @job_options
-@restart_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@run_options
 @click.pass_context
 def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     """Classify INPUT files (Parquet or JSON lines) into the directory OUTPUT.
@@ -53,7 +54,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         settings = read_settings(given, **split_paths(paths, given))
         if settings is None:
             return
-    run_job(context, settings, given["restart"], given["as_json"])
+    run_job(context, settings, given)
 
 
 @click.command(short_help="Write the report of a job anew.")
@@ -75,16 +76,56 @@ def report(output: str, as_json: bool) -> None:
     )
 
 
-def run_job(
-    context: click.Context, settings: JobSettings, restart: bool, as_json: bool
-) -> NoReturn:
-    """Run the job of a command, print its summary, and end with its exit code."""
+@click.command(short_help="Check that a job's output is as it was written.")
+@click.argument("output")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.pass_context
+def verify(context: click.Context, output: str, as_json: bool) -> None:
+    """Check that the OUTPUT of a job is complete, and each of its files as it was written.
+
+    Files are read, several at a time, and compared with the digests that the job noted; a store
+    that tells the MD5 of its objects is asked for it instead. Nothing is changed.
+
+    Exit codes: 0 all holds, 1 something is missing, damaged or not the job's, 2 OUTPUT is no job's.
+    """
+    from gpuclassify.jobs.output.manifest import manifest_of
+    from gpuclassify.jobs.storage import open_directory
+
+    with wrong_call_exits():
+        manifest = manifest_of(open_directory(output))
+    manifest.check()
+    recorded, damage = manifest.examine()
+    is_sound = manifest.is_complete()
+    done = len(recorded) - len(damage)
+    if as_json:
+        found = {"output": output, "is_sound": is_sound, "parts": manifest.count}
+        found |= {"parts_done": done, **manifest.checked.as_dict(), "damage": damage}
+        click.echo(json.dumps(found))
+    else:
+        click.echo(
+            "\n".join(f"{name}: {reason}" for name, reason in damage.items()), nl=bool(damage)
+        )
+        click.echo(
+            f"{done:,} of {manifest.count:,} parts are done and as they were written: "
+            f"{manifest.checked}"
+        )
+        if not is_sound:
+            click.echo(
+                "The output is not complete: the command that wrote it does what is missing or "
+                f"damaged.\n{manifest.command}".rstrip()
+            )
+    context.exit(0 if is_sound else FAILED)
+
+
+def run_job(context: click.Context, settings: JobSettings, given: Mapping[str, Any]) -> NoReturn:
+    """Run the job of a command as its `run_options` say, and end with its exit code."""
+    options = {name: given[name] for name in ("restart", "verify")}
 
     def prepare() -> Any:
-        return settings.job().prepare(restart=restart, command=command_line(context))
+        return settings.job().prepare(**options, command=command_line(context))
 
-    summary = run_on_cluster(prepare, vars(settings), restart)
-    if as_json:
+    summary = run_on_cluster(prepare, vars(settings), given["restart"])
+    if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
         print_summary(summary, open_console())

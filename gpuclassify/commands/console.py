@@ -164,7 +164,7 @@ def print_summary(summary: JobSummary, console: Console) -> None:
     if summary.resumed_parts:
         lines.append(
             f"{summary.resumed_parts:,} of {summary.parts:,} parts were there already, "
-            f"with {summary.resumed_rows:,} rows"
+            f"with {summary.resumed_rows:,} rows, and are as they were written: {summary.checked}"
         )
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_places(summary, console)

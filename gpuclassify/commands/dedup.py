@@ -28,7 +28,7 @@ from gpuclassify.commands.options import (
     named_values,
     option_table,
     read_file_options,
-    restart_option,
+    run_options,
     split_paths,
 )
 
@@ -67,8 +67,7 @@ MOST_GROUPS, MOST_CHARS = 5, 60  # of the largest groups, and of their texts
                      "method; VALUE is JSON, or a text. Repeatable."},
 })  # fmt: skip
 @file_options
-@restart_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@run_options
 @click.pass_context
 def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     """Write the documents of INPUT (Parquet or JSON lines) without duplicates into OUTPUT.
@@ -115,7 +114,7 @@ def _prepare(
         against=earlier,
         backend=files["backend"],
         on_error=files["on_error"],
-    ).prepare(restart=given["restart"])
+    ).prepare(restart=given["restart"], verify=given["verify"])
 
 
 def _duplicates(given: Mapping[str, Any]) -> Duplicates:

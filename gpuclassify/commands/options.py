@@ -129,10 +129,6 @@ class LocalCommand(JobCommand):
 
 
 grouped_option = functools.partial(click.option, cls=GroupedOption)
-restart_option = click.option(
-    "--restart/--resume", default=False,
-    help="Start over and remove what earlier runs wrote, or continue, which is the default.",
-)  # fmt: skip
 COLUMN = {"metavar": "COLUMN"}
 
 
@@ -151,6 +147,20 @@ def _all_of(options: Iterable[Decorator]) -> Decorator:
         return command
 
     return decorate
+
+
+run_options = _all_of([
+    click.option(
+        "--restart/--resume", default=False,
+        help="Start over and remove what earlier runs wrote, or continue, which is the default.",
+    ),
+    click.option(
+        "--verify", type=click.Choice(["digest", "size"]), default="digest", show_default=True,
+        help="How to see whether parts of earlier runs are still as they were written: by the "
+        "digests of their files, which reads them, or by sizes alone.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+])  # fmt: skip
 
 
 def _setting_options(groups: Collection[str]) -> Iterator[Decorator]:

@@ -114,7 +114,9 @@ class AssignBuckets:
         options = "".join(f"    {k}={v!r},\n" for k, v in {**settings, **self.options}.items())
         return f"AssignBuckets(\n    [\n{lines}    ],\n{options})"
 
-    def prepare(self, *, restart: bool = False, command: str = "") -> BucketJob:
+    def prepare(
+        self, *, restart: bool = False, verify: str = "digest", command: str = ""
+    ) -> BucketJob:
         """Find the parts and check everything that can be checked without workers; writes nothing.
 
         Raises
@@ -129,7 +131,8 @@ class AssignBuckets:
                 "a reader of files. For a Dask frame there are score_edges() and add_buckets()"
             )
         stages = [*self.stages[:-1], self.buckets, self.stages[-1]]
-        job = Pipeline(stages, **self.options).prepare(restart=restart, command=command)
+        pipeline = Pipeline(stages, **self.options)
+        job = pipeline.prepare(restart=restart, verify=verify, command=command)
         scored = Chain(job.spec.chain.mappers[:-1])
         self.columns.check(scored.meta(job.source.meta()))
         code = f"{import_lines([AssignBuckets, *self.stages])}\n\n{self!r}"
@@ -137,13 +140,18 @@ class AssignBuckets:
         return BucketJob(last, scored, self.columns)
 
     def run(
-        self, client: Any = None, *, restart: bool = False, report: StepReport | None = None
+        self,
+        client: Any = None,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        report: StepReport | None = None,
     ) -> JobSummary:
         """Run the job, or continue it.
 
         Parameters
         ----------
-        client, restart
+        client, restart, verify
             As of `Pipeline.run`.
         report : callable, optional
             ``report(step, done, of, summary)``, at first and after every part of a step. Default:
@@ -161,7 +169,7 @@ class AssignBuckets:
         Exception
             As of `Pipeline.run`.
         """
-        job = self.prepare(restart=restart)
+        job = self.prepare(restart=restart, verify=verify)
         if report is not None:
             return job.run(client, report)
         with JobProgress("buckets", client=client) as progress:
@@ -246,6 +254,7 @@ class BucketJob:
             backend=spec.backend,
             on_error=spec.on_error,
             code="",
+            verify=last.manifest.verify,
             identity={"job": {"key": last.manifest.key}},
             source_field=spec.source_field,
             examples=spec.examples,

@@ -100,8 +100,13 @@ class Deduplicate:
         options = f"    backend={self.backend!r},\n    on_error={self.on_error!r},\n"
         return f"Deduplicate(\n{''.join(lines)}{options})"
 
-    def prepare(self, *, restart: bool = False) -> DedupJob:
+    def prepare(self, *, restart: bool = False, verify: str = "digest") -> DedupJob:
         """Find the parts and check everything that can be checked without workers; writes nothing.
+
+        Parameters
+        ----------
+        restart, verify
+            See `run`.
 
         Raises
         ------
@@ -129,6 +134,7 @@ class Deduplicate:
             on_error=self.on_error,
             code=f"{import_lines(parts)}\n\n{self!r}",
             restart=restart,
+            verify=verify,
             identity=identity,
         )
         job = DedupJob(self.duplicates, removal, earlier)
@@ -136,7 +142,12 @@ class Deduplicate:
         return job
 
     def run(
-        self, client: Any = None, *, restart: bool = False, report: StepReport | None = None
+        self,
+        client: Any = None,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        report: StepReport | None = None,
     ) -> DedupSummary:
         """Run the job, or continue it.
 
@@ -146,6 +157,8 @@ class Deduplicate:
             Default: everything runs here, one part after another.
         restart : bool
             Start over, and remove what earlier runs wrote; nothing else is ever removed.
+        verify : {"digest", "size"}
+            As of `Pipeline.run`.
         report : callable, optional
             ``report(step, done, of, summary)``, at first and after every part of a step. Default:
             as of `Pipeline.run`.
@@ -164,7 +177,7 @@ class Deduplicate:
         Exception
             As of `Pipeline.run`.
         """
-        job = self.prepare(restart=restart)
+        job = self.prepare(restart=restart, verify=verify)
         if report is not None:
             return job.run(client, report)
         with JobProgress(type(self.duplicates).__name__, client=client) as progress:

@@ -12,7 +12,7 @@ from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice, nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
-from gpuclassify.jobs.output.folders import check_folder_columns
+from gpuclassify.jobs.output.folders import folder_types
 from gpuclassify.jobs.output.manifest import Manifest
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.output.run_key import JobChangedError, check_current
@@ -66,7 +66,7 @@ class Job:
             for record in self.begin(client):
                 summary.add(record, summary.output, is_resumed=True)
                 done.add(record.name)
-            summary.checked = self.manifest.checked.as_dict()
+            summary.checked = str(self.manifest.checked)
             _show(report, len(done), self.source.count, summary)
             try:
                 self._run_rest(client, done, summary, report)
@@ -180,13 +180,13 @@ def make_job(
     directory = writer.directory
     source.refuse_output(directory, f"part{writer.encoding.suffix}")
     spec = make_task_spec(source, chain, writer, backend, on_error)
-    check_folder_columns(spec.encoding.partition_by, spec.schema)
+    folders = folder_types(spec.encoding.partition_by, spec.schema)
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
     check_choice("verify", verify, VERIFY)
     manifest = Manifest(
-        directory, whole, source.count, writer.encoding, restart, code, command, verify
+        directory, whole, source.count, writer.encoding, restart, code, command, verify, folders
     )
     manifest.check()
     writer.check(source.count)

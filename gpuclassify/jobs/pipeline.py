@@ -87,12 +87,12 @@ class Pipeline:
         self.stages.append(stage)
         return self
 
-    def prepare(self, *, restart: bool = False, command: str = "") -> Job:
+    def prepare(self, *, restart: bool = False, verify: str = "digest", command: str = "") -> Job:
         """Find the parts and check everything that can be checked without workers; writes nothing.
 
         Parameters
         ----------
-        restart : bool
+        restart, verify
             See `run`.
         command : str
             The command that makes the same job, for the report.
@@ -127,12 +127,18 @@ class Pipeline:
             code=f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}",
             command=command,
             restart=restart,
+            verify=verify,
             source_field=self.source_field,
             examples=self.examples,
         )
 
     def run(
-        self, client: Any = None, *, restart: bool = False, report: Report | None = None
+        self,
+        client: Any = None,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        report: Report | None = None,
     ) -> JobSummary:
         """Run the job, or continue it.
 
@@ -142,6 +148,12 @@ class Pipeline:
             Default: everything runs here, one part after another.
         restart : bool
             Start over, and remove what earlier runs wrote; nothing else is ever removed.
+        verify : {"digest", "size"}
+            How to find out whether parts that earlier runs wrote are still what they wrote: by the
+            SHA-256 of their files, which are read at the speed of the disk, by the workers of
+            `client` or by threads here; a store that tells the MD5 of its objects is asked for it
+            instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
+            is done again, and named in Python's log.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, at first and after every part. Default:
             a live line on a terminal, a widget in a notebook, or a line a minute in Python's log.
@@ -161,7 +173,7 @@ class Pipeline:
         Exception
             The first one that a part raises. What is written stays: run the same job again.
         """
-        job = self.prepare(restart=restart)
+        job = self.prepare(restart=restart, verify=verify)
         if report is not None:
             return job.run(client, report)
         with JobProgress(job.spec.chain.__name__, client=client) as progress:

@@ -18,6 +18,7 @@ def push_to_hub(
     staging: str,
     client: Any = None,
     restart: bool = False,
+    verify: str = "digest",
     report: Report | None = None,
     **options: Any,
 ) -> JobSummary:
@@ -33,7 +34,7 @@ def push_to_hub(
         See `HubWriter`, as for all other `options`.
     client : distributed.Client, optional
         Default: the current one; without any, everything runs here.
-    restart, report
+    restart, verify, report
         See `gpuclassify.Pipeline.run`.
 
     Returns
@@ -51,4 +52,4 @@ def push_to_hub(
     if client is None and distributed is not None:
         with contextlib.suppress(ValueError):  # there is none
             client = distributed.default_client()
-    return pipeline.run(client, restart=restart, report=report)
+    return pipeline.run(client, restart=restart, verify=verify, report=report)

@@ -108,10 +108,12 @@ class Directory:
 
     def digest(self, name: str) -> str:
         """SHA-256 of the content of a file, read block by block."""
-        digest = hashlib.sha256()
-        with self.filesystem.open(self.path(name), "rb", block_size=BLOCK_BYTES) as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
+        digest, at = hashlib.sha256(), 0
+        path, size = self.path(name), self.filesystem.size(self.path(name))
+        while at < size:
+            block = self.filesystem.cat_file(path, start=at, end=at + BLOCK_BYTES)
+            digest.update(block)
+            at += BLOCK_BYTES
         return digest.hexdigest()
 
     def read_all(self, names: Sequence[str]) -> Iterator[bytes]:

@@ -27,9 +27,11 @@ from gpuclassify.jobs.input.samples import (
 )
 from gpuclassify.jobs.input.schema import (
     common_schema,
+    declared_types,
     fits,
     folder_schema,
     missing_column,
+    named_type,
     project,
     with_types,
 )
@@ -146,9 +148,11 @@ class PartFinder:
 
     def _schema(self, held: pa.Schema, types: Mapping[str, str] | None = None) -> InputSchema:
         """The columns of the files and of their folders, or those of them that are asked for."""
+        paths = [file.path for file in self.files]
+        declared = declared_types(paths, self.options)
         given = [
-            field
-            for field in folder_schema(file.path for file in self.files)
+            field.with_type(named_type(field.name, declared.get(field.name, str(field.type))))
+            for field in folder_schema(paths)
             if field.name not in held.names
         ]
         schema = with_types(pa.schema([*held, *given]), types or {})

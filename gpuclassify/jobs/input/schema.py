@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,10 +18,15 @@ import pyarrow as pa
 
 from gpuclassify.checks import nearest
 from gpuclassify.frames import import_cudf
+from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.files import UnreadableInputError
-from gpuclassify.jobs.stores import redacted
+from gpuclassify.jobs.output.run_key import JOB
+from gpuclassify.jobs.storage import open_directory
+from gpuclassify.jobs.stores import HTTP, redacted
 
 logger = logging.getLogger(__name__)
+
+_FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
 
 
 def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
@@ -133,6 +141,17 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
         except pa.ArrowInvalid:
             columns.append((name, pa.string()))
     return pa.schema(columns)
+
+
+def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
+    """Types of columns that names of folders give, as the job that wrote these files has noted."""
+    roots = {path[: found.start()] for path in paths if (found := _FIRST_FOLDER.search(path))}
+    types: dict[str, str] = {}
+    for root in roots:
+        if not root.startswith((*HTTP, SCHEME)):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                types |= json.loads(open_directory(root, storage_options).read(JOB))["folders"]
+    return types
 
 
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -31,8 +31,8 @@ class UnnamedFolderError(ValueError):
     """No folder can be named by a value, or the name would be read as that of another value."""
 
 
-def check_folder_columns(names: Sequence[str], schema: pa.Schema) -> None:
-    """Raise unless folders of an output with this schema can be named by the columns `names`.
+def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
+    """Arrow types of the columns `names`, whose values name folders of an output.
 
     Raises
     ------
@@ -41,6 +41,7 @@ def check_folder_columns(names: Sequence[str], schema: pa.Schema) -> None:
     TypeError
         A column holds something else than text, whole numbers or booleans.
     """
+    types = {}
     for name in names:
         if name not in schema.names:
             raise ValueError(
@@ -53,8 +54,10 @@ def check_folder_columns(names: Sequence[str], schema: pa.Schema) -> None:
                 f"partition_by={name!r} holds {kind}: folders are named by text, whole numbers or "
                 "booleans, such as buckets of scores"
             )
+        types[name] = str(kind.value_type if pa.types.is_dictionary(kind) else kind)
     if {*names} == {*schema.names}:
         raise ValueError(f"partition_by={[*names]} leaves no column for the files")
+    return types
 
 
 def check_values(table: pa.Table, names: Sequence[str]) -> None:
@@ -81,7 +84,7 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 
 
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
-    """All rows of a part, for `spread_rows`.
+    """All rows of a part, for `folder_files`.
 
     Raises
     ------
@@ -103,46 +106,52 @@ def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def spread_rows(
-    directory: Directory, name: str, content: bytes, encoding: Encoding, scratch: str
-) -> dict[str, bytes]:
-    """Create the part's file in each of its folders, unless it is there.
+def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, bytes]:
+    """The files of a part by their paths, one for each of its folders.
 
     Parameters
     ----------
-    directory : Directory
     name : str
         Of the part.
     content : bytes
-        From `pack_rows`; whoever spreads the same makes the same files.
+        From `pack_rows`; whoever asks with the same gets the same files.
     encoding : Encoding
-    scratch : str
-        Folder of the directory for private files.
-
-    Returns
-    -------
-    dict of str to bytes
-        The part's files and their contents.
 
     Raises
     ------
     RuntimeError
         The files would have other rows than the part.
-    JobChangedError
-        Another run has started over meanwhile, whose output this would be in.
     """
     table = pa.ipc.open_stream(content).read_all()
     split = split_by_folder(table, encoding.partition_by)
     files = {f"{folder}/{name}": encoding.encode(rows) for folder, rows in split.items()}
     encoding.check_rows(files.values(), len(table))
-    for path, file in files.items():
-        check_current(directory, key_in(name))
-        directory.make(posixpath.dirname(path))
-        is_created = create(directory, path, file, scratch, is_lasting=True)
-        if not is_created and directory.read(path) != file:  # with another version of Arrow
-            directory.remove(path)
-            create(directory, path, file, scratch, is_lasting=True)
     return files
+
+
+def spread(directory: Directory, files: Mapping[str, bytes], scratch: str) -> None:
+    """Create the files of a part in its folders, unless they are there.
+
+    Parameters
+    ----------
+    directory : Directory
+    files : mapping
+        From `folder_files`.
+    scratch : str
+        Folder of the directory for private files.
+
+    Raises
+    ------
+    JobChangedError
+        Another run has started over meanwhile, whose output this would be in.
+    """
+    for path, content in files.items():
+        check_current(directory, key_in(path))
+        directory.make(posixpath.dirname(path))
+        is_created = create(directory, path, content, scratch, is_lasting=True)
+        if not is_created and directory.read(path) != content:  # with another version of Arrow
+            directory.remove(path)
+            create(directory, path, content, scratch, is_lasting=True)
 
 
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:

@@ -31,6 +31,7 @@ from gpuclassify.jobs.output.records import (
     Record,
     complete,
     is_published,
+    parse_record,
     published_path,
     quarantine_path,
     record_path,
@@ -85,6 +86,8 @@ class Manifest:
         The command that does, if the job was begun by one.
     verify : {"digest", "size"}
         How to find out whether parts that are done are still what was written.
+    folders : dict of str to str, optional
+        Arrow types of the columns that name folders, for `FileReader`.
     """
 
     directory: Directory
@@ -95,6 +98,7 @@ class Manifest:
     code: str = ""
     command: str = ""
     verify: str = "digest"
+    folders: dict[str, str] | None = None
 
     @functools.cached_property
     def checked(self) -> Checked:
@@ -176,7 +180,7 @@ class Manifest:
             self.directory.make(WHOLE)
         check_creates(self.directory, SCRATCH)
         self.directory.sweep("", METADATA, posixpath.dirname(REPORTS[0]))
-        if self.restart or earlier is None:
+        if self.restart or earlier is None or earlier["parts"] != self.count:
             self._write_job(earlier)
         else:
             known, today = earlier["versions"], _versions()
@@ -204,7 +208,12 @@ class Manifest:
         if mark != {"key": self.key, "parts": self.count}:
             return False
         recorded, damage = self.examine()
-        return len(recorded) == self.count and not damage
+        if damage or len(recorded) < self.count:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            lines = self.directory.read(MANIFEST).splitlines()
+            return [*map(parse_record, lines)] == [*recorded.values()]
+        return False
 
     def examine(
         self, client: Any = None, place: Place | None = None
@@ -327,6 +336,7 @@ class Manifest:
             "command": self.command,
             "earlier": sorted(past),
             "versions": _versions(),
+            "folders": self.folders or {},
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
@@ -379,6 +389,23 @@ class Manifest:
             self.directory.remove(*(f"{folder}/{name}" for name in names))
 
 
+def manifest_of(directory: Directory) -> Manifest:
+    """The metadata of the job whose output a directory is.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is none's.
+    NotADirectoryError, DamagedMetadataError
+        As of `read_job`.
+    """
+    job = read_job(directory)
+    output, command = job["identity"]["output"], job.get("command", "")
+    names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
+    encoding = Encoding(output["format"], output["compression"], names)
+    return Manifest(directory, job["identity"], job["parts"], encoding, command=command)
+
+
 def read_job(directory: Directory) -> dict[str, Any]:
     """Read job.json: what the job is that has begun in a directory.
 
@@ -397,6 +424,10 @@ def read_job(directory: Directory) -> dict[str, Any]:
     except NotADirectoryError:
         directory.refuse_file()
         raise
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{directory} is no output of a job: name the directory that a job wrote to"
+        ) from None
     with contextlib.suppress(ValueError):
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:

@@ -25,7 +25,7 @@ from typing import Any
 
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import create
-from gpuclassify.jobs.output.folders import spread_rows
+from gpuclassify.jobs.output.folders import folder_files, spread
 from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
@@ -201,9 +201,12 @@ def publish(
     RuntimeError
         The file would have other rows than the record tells of.
     """
-    if not encoding.partition_by:
-        encoding.check_rows([content], record.rows_out)
-        record = record.with_files({record.name: content}, directory)
+    if encoding.partition_by:  # what cannot be spread must not be published
+        files = folder_files(record.name, content, encoding)
+    else:
+        files = {record.name: content}
+        encoding.check_rows(files.values(), record.rows_out)
+        record = record.with_files(files, directory)
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
     path = published_path(record.name, encoding)
     try:
@@ -211,7 +214,7 @@ def publish(
         if problems:  # the same ones in every attempt
             create(directory, quarantine_path(record.name), quarantine_lines(problems), SCRATCH)
         is_first = create(directory, path, content, SCRATCH, is_lasting=True)
-        written = _create_record(directory, record, content, encoding) if is_first else None
+        written = _create_record(directory, record, files, encoding) if is_first else None
         written = written or complete(directory, record.name, encoding)
     except BaseException:
         # Of a part that is there without a record, the intent is what the next run goes by.
@@ -248,13 +251,15 @@ def complete(directory: Directory, name: str, encoding: Encoding) -> Record | No
             with contextlib.suppress(FileNotFoundError):
                 record = parse_record(directory.read(f"{SCRATCH}/{intent}"))
                 if record is not None and record.digest == digest:
-                    _create_record(directory, record, content, encoding)
+                    spreads = bool(encoding.partition_by)
+                    files = folder_files(name, content, encoding) if spreads else {}
+                    _create_record(directory, record, files, encoding)
                     return parse_record(directory.read(record_path(name)))
     return None
 
 
 def _create_record(
-    directory: Directory, record: Record, content: bytes, encoding: Encoding
+    directory: Directory, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
     """Create the record of a part that is published, its rows in their folders first.
 
@@ -263,7 +268,7 @@ def _create_record(
     path = record_path(record.name)
     # With a record, the file is that of an attempt which came after the first one was cleared up.
     if encoding.partition_by and not directory.filesystem.exists(directory.path(path)):
-        files = spread_rows(directory, record.name, content, encoding, SCRATCH)
+        spread(directory, files, SCRATCH)
         record = record.with_files(files, directory)
     is_created = create(directory, path, record.as_json(), SCRATCH)
     if encoding.partition_by:

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from dask.utils import format_bytes
+
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.records import Record, parse_record, record_path
 from gpuclassify.jobs.storage import FILES_AT_A_TIME, Directory, Place, told_md5
@@ -31,6 +33,11 @@ class Checked:
 
     by: str
     files: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        way = "digests" if self.by == "digest" else "sizes alone"
+        size = format_bytes(sum(self.files.values()))
+        return f"{way} of {len(self.files):,} files, {size}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

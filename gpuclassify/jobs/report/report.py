@@ -59,12 +59,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
     DamagedMetadataError
         The job's metadata cannot be read.
     """
-    try:
-        job = read_job(directory)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{directory} is no output of a job: name the directory that a job wrote to"
-        ) from None
+    job = read_job(directory)
     summary = JobSummary(output=str(directory))
     times = _Times()
     contents = _files(directory, RECORDS, job["key"])

@@ -57,9 +57,8 @@ class JobSummary:
     output_bytes : int
     resumed_parts, resumed_rows, resumed_tokens : int
         What earlier runs of the same job had done.
-    checked : dict
-        How many ``files`` of earlier runs were found to hold what was written, of how many
-        ``bytes``, and ``by`` what: their "digest" or "size".
+    checked : str
+        By what it was checked that files of earlier runs hold what was written, and of how many.
     output : str
         Directory or URL.
     commit_url : str
@@ -88,7 +87,7 @@ class JobSummary:
     resumed_parts: int = 0
     resumed_rows: int = 0
     resumed_tokens: int = 0
-    checked: dict[str, Any] = field(default_factory=dict)
+    checked: str = ""
     output: str = ""
     commit_url: str = ""
     running: RunningParts = field(default_factory=RunningParts, repr=False, compare=False)
@@ -111,20 +110,13 @@ class JobSummary:
         yield "time", f"{readable_time(self.elapsed_seconds)}, {speeds}"
         if self.resumed_parts:
             yield "earlier", f"{self.resumed_parts:,} parts, {self.resumed_rows:,} rows"
-            yield "checked", self.shown_checked
+            yield "checked", self.checked
         if self.left_out:
             yield "left out", ", ".join(f"{kind}: {n:,}" for kind, n in self.left_out.items())
         for column, counts in self.columns.items():
             most = list(most_frequent(counts).items())[:MOST_SHOWN]
             more = f", and {len(counts) - len(most):,} more" if len(counts) > len(most) else ""
             yield column, ", ".join(f"{label}: {count:,}" for label, count in most) + more
-
-    @property
-    def shown_checked(self) -> str:
-        """What was checked of what earlier runs wrote, in words."""
-        files, size = f"{self.checked['files']:,} files", format_bytes(self.checked["bytes"])
-        way = "digests of" if self.checked["by"] == "digest" else "the size alone of"
-        return f"{way} {files}, {size}"
 
     @property
     def rows_per_second(self) -> float:
