@@ -36,8 +36,8 @@ class Checked:
 
     def __str__(self) -> str:
         way = "digests" if self.by == "digest" else "sizes alone"
-        size = format_bytes(sum(self.files.values()))
-        return f"{way} of {len(self.files):,} files, {size}"
+        count, size = len(self.files), format_bytes(sum(self.files.values()))
+        return f"{way} of {count:,} file{'' if count == 1 else 's'}, {size}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
