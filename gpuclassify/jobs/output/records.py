@@ -126,9 +126,13 @@ class Record:
         return replace(self, **told)
 
     def as_json(self) -> bytes:
-        """One line of JSON, which ends with a digest of what is before it."""
-        content = json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace")
-        return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
+        """One line of JSON, sealed."""
+        return sealed(json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def sealed(content: bytes) -> bytes:
+    """A JSON object with the SHA-256 of what it was as its last value."""
+    return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
 
 
 def parse_record(content: bytes) -> Record | None:
@@ -137,10 +141,10 @@ def parse_record(content: bytes) -> Record | None:
     A machine that lost power may leave files without content. A record of an earlier version lacks
     what was not counted then.
     """
-    body, _, seal = content.strip().rpartition(b', "sha256": ')
-    if seal != b'"%s"}' % _sha256(body + b"}").encode():
+    body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
+    if content.strip() != sealed(body):
         return None
-    values, known = json.loads(body + b"}"), {each.name for each in fields(Record)}
+    values, known = json.loads(body), {each.name for each in fields(Record)}
     return Record(**{name: value for name, value in values.items() if name in known})
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.records import parse_record
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.counts import add_counts, count_lengths, count_scores
@@ -100,8 +102,8 @@ def test_pauses_between_runs_do_not_count_as_work(finished, tmp_path):
     shutil.copytree(finished / "out", tmp_path / "out")
     before = report_of(open_directory(str(finished / "out")))["busy_seconds"]
     for path in sorted((tmp_path / "out/_gpuclassify/records").iterdir())[3:]:
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps({**record, "finished": record["finished"] + 86_400}))
+        record = parse_record(path.read_bytes())
+        path.write_bytes(replace(record, finished=record.finished + 86_400).as_json())
     after = report_of(open_directory(str(tmp_path / "out")))
     assert after["busy_seconds"] == pytest.approx(before, abs=0.5)
     assert max(time for time, _ in after["throughput"]) <= after["busy_seconds"]
