@@ -32,6 +32,7 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 
             last = job if isinstance(job, Job) else job.last
             client = None
+            progress.waiting("Checking parts that are done")
             if last.needs_workers():
                 client = open_client(cluster, progress, last.source.count)
         at_first = "waiting for rows"
