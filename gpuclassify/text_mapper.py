@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.arguments import parse_options, refuse_unnamed
-from gpuclassify.code_digest import code_digest
+from gpuclassify.code_digest import code_digest, value_digest
 from gpuclassify.columns import LABELS, check_are_new, check_column_types, check_is_there
 from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.frames import backend_of, name_row
@@ -148,7 +148,9 @@ class TextMapper(PartitionMap):
     def _definition(self) -> tuple[Any, ...]:
         """What tells this mapper from another of any class, whatever the model says."""
         owner = type(self)
-        own = sorted((name, value) for name, value in vars(self).items() if name not in _PARTS)
+        own = sorted(
+            (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
+        )
         return (owner.__module__, owner.__qualname__, code_digest(owner), self.options, own)
 
     def __eq__(self, other: object) -> bool:

@@ -1,11 +1,13 @@
 """Mappers restart anywhere: equal keys, small pickles, one pinned model, and no secrets in any."""
 
 import copy
+import json
 import os
 import pickle
 import shutil
 import time
 
+import cloudpickle
 import dask.dataframe as dd
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ from dask.tokenize import tokenize
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.code_digest import value_digest
 from gpuclassify.hub import ModelChangedError, token_for
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.testing import FAMILIES as TINY_FAMILIES
@@ -251,3 +254,141 @@ def test_a_token_is_in_no_error(settings):
 def test_a_token_in_two_spellings_is_refused():
     with pytest.raises(TypeError, match="'token' twice: 'hf_token' is an older spelling"):
         DomainClassifier(token=SECRET, hf_token="another")
+
+
+# 10. Code is known by what it does.
+
+STAGES = """
+import dataclasses, enum, functools, json, re, sys, threading
+
+import numpy as np
+import pandas as pd
+from gpuclassify.code_digest import value_digest
+
+WORDS = {"b", "a", ("x", "y"), frozenset({"q", "r", "s"})}
+PATTERN = re.compile("a+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    name: str
+    pattern: re.Pattern = PATTERN
+    call: object = len
+
+
+class Color(enum.Enum):
+    RED = "b"
+
+
+class Base:
+    def base(self, frame):
+        return frame[frame["text"].isin(WORDS)]
+
+
+class Clean(Base):
+    def __init__(self, least):
+        self.least, self.lock = least, threading.Lock()
+
+    def __call__(self, frame):
+        return super().base(frame)
+
+    @functools.cached_property
+    def slow(self):
+        return 1
+
+
+@functools.lru_cache
+def helper(text):
+    return text in {"p", "q", "r"}
+
+
+def outer(least, numbers):
+    def stage(frame, default=np.float32(2)):
+        class Local:
+            def words(self):
+                return WORDS
+
+        return frame.assign(x=[helper(text) + least for text in numbers], y=Local())
+
+    return stage
+
+
+def named(frame):
+    return frame.assign(rule=RULE.name, color=Color.RED, at=__file__)
+
+
+RULE = Rule("n", call=helper)
+TABLE = pd.DataFrame({"a": ["x", None], "b": [1, 2]})
+things = {
+    "closure": outer(3, np.arange(5)),
+    "function": named,
+    "partial": functools.partial(named, words=WORDS),
+    "lambda": lambda frame: frame.merge(TABLE),
+    "instance": Clean(4),
+    "bound method": Clean(3).base,
+    "method of C": PATTERN.sub,
+    "vectorized": np.vectorize(lambda text: text in WORDS),
+}
+before = {name: value_digest(thing) for name, thing in things.items()}
+helper("p"), things["instance"].slow
+assert before == {name: value_digest(thing) for name, thing in things.items()}
+print(json.dumps(before))
+"""
+
+
+def digests(code):
+    known = {"__name__": "__main__", "__file__": "a.py", "print": lambda text: None}
+    exec(compile(code, "a.py", "exec"), known)
+    return known["before"]
+
+
+def test_code_has_one_digest_in_every_process_file_and_line(run_python, tmp_path):
+    found = []
+    for number, head in enumerate(("", "# a comment\n\n", "import os  # another file\n")):
+        path = tmp_path / f"script{number}.py"
+        path.write_text(head + STAGES)
+        body = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+        found.append(run_python(body, PYTHONHASHSEED=str(number)))
+    assert found[0] == found[1] == found[2]
+    assert len(set(json.loads(found[0]).values())) == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ('{"b", "a",', '{"b", "c",',
+         {"partial", "instance", "bound method", "closure", "vectorized"}),
+        ('{"p", "q", "r"}', '{"p", "q"}', {"closure", "function", "partial"}),
+        ('re.compile("a+")', 're.compile("b+")', {"function", "partial", "method of C"}),
+        ("default=np.float32(2)", "default=np.float32(3)", {"closure"}),
+        ("outer(3, np.arange(5))", "outer(3, np.arange(6))", {"closure"}),
+        ("outer(3, ", "outer(4, ", {"closure"}),
+        ("Clean(4)", "Clean(5)", {"instance"}),
+        ('["x", None]', '["y", None]', {"lambda"}),
+        ('RED = "b"', 'RED = "c"', {"function", "partial"}),
+        ("frame[frame[", "frame[~frame[", {"instance", "bound method"}),
+        ("lambda text: text in WORDS", "lambda text: text not in WORDS", {"vectorized"}),
+        ("import dataclasses,", "import os as json2, dataclasses,", set()),
+        ('def stage(frame, default=np.float32(2)):\n', 'def stage(frame, default=np.float32(2)):\n'
+         '        "What it does."\n', set()),
+    ],
+)  # fmt: skip
+def test_a_change_of_code_or_of_what_it_works_with_is_another(old, new, changed):
+    assert STAGES.count(old) == 1
+    before, after = digests(STAGES), digests(STAGES.replace(old, new))
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_what_a_function_remembers_is_no_part_of_it():
+    seen, loaded = 0, None
+
+    def stage(frame):
+        nonlocal seen, loaded
+        seen, loaded = seen + 1, object()
+        return frame
+
+    before = value_digest(stage)
+    stage(None)
+    assert seen == 1
+    assert value_digest(stage) == before
+    assert value_digest(cloudpickle.loads(cloudpickle.dumps(stage))) == before

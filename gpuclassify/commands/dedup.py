@@ -53,7 +53,8 @@ MOST_GROUPS, MOST_CHARS = 5, 60  # of the largest groups, and of their texts
     "--method": {"type": click.Choice(METHODS), "required": True, "help": "Equal texts, texts that "
                  "share most of their words, or texts that mean the same."},
     "--text-field": COLUMN | {"help": "Column of the text. Default: text."},
-    "--id-field": COLUMN | {"help": "Column that tells documents apart. Default: positions."},
+    "--id-field": COLUMN | {"help": "Column that tells documents apart. Default: id, if "
+                          "its values do, else positions."},
     "--keep-by": COLUMN | {"multiple": True, "help": "Column whose largest value stays, or "
                            "length, that of the text; repeatable."},
     "--by": COLUMN | {"help": "Look for duplicates only among documents of one value."},

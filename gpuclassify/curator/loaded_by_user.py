@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.code_digest import code_digest
+from gpuclassify.code_digest import code_digest, value_digest
 from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.pinned_model import PinnedModel
 from gpuclassify.runners import OwnModule, Runner
@@ -22,20 +22,20 @@ class UserCode:
 
     def _definition(self) -> tuple[Any, ...]:
         owner = type(self)
-        settings = tuple(sorted(vars(self).items()))
-        return (owner.__module__, owner.__qualname__, code_digest(owner), settings)
+        settings = sorted((name, value_digest(value)) for name, value in vars(self).items())
+        return (owner.__module__, owner.__qualname__, code_digest(owner), *settings)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return self._definition()
 
     def __repr__(self) -> str:
-        return repr(self._definition())
+        return f"{type(self).__qualname__}({vars(self)})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and repr(self) == repr(other)
+        return type(self) is type(other) and self._definition() == other._definition()
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(self._definition())
 
 
 class _Model(PinnedModel):

@@ -6,8 +6,8 @@ import functools
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import dask
 import dask.dataframe as dd
@@ -31,7 +31,9 @@ from gpuclassify.dedup.corpus import (
 )
 from gpuclassify.dedup.groups import LENGTH, Verification, decide, listed, take_members
 from gpuclassify.dedup.removal import (
-    POSITION,
+    ID,
+    POSITIONS,
+    check_single,
     drop_documents,
     numbered_ids,
     refuse_repeated,
@@ -86,7 +88,11 @@ class Duplicates(Public):
         Column of the text. Null and empty texts are no duplicates of anything.
     id_field : str, optional
         Column that tells documents apart: strings or integers, none null, none twice. Default:
-        the position in the frame, ``partition << 40 | row``.
+        ``id``, if the frame has such a column, else the position in the frame,
+        ``partition << 40 | row``, in a column ``id``. A column ``id`` of another type is left
+        alone, and positions stand in a column ``position``; so they do where its values do not
+        tell documents apart, which is seen at the call of a plain frame, and before anything else
+        in a job of files. Of a lazy frame it is seen when the result is computed, and refused.
     keep_by : sequence of str
         Columns by which the document that stays is chosen, the largest value first; null comes
         last, and the smallest id decides between equals. "length" is the text's, in characters,
@@ -177,8 +183,8 @@ class Duplicates(Public):
             A column is missing, or is taken. When computed: ids are not unique, or more would go
             than `max_removed_share` and `max_group_size` allow.
         """
-        corpus = self.corpus(dataset, against)
-        found = like(dataset, self.listing(corpus, self._approved(corpus)))
+        corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
+        found = like(dataset, chosen.listing(corpus, chosen._approved(corpus)))
         return found if isinstance(dataset, dd.DataFrame) else found.reset_index(drop=True)
 
     def remove(self, dataset: Any, *, against: Any = None) -> Any:
@@ -186,15 +192,15 @@ class Duplicates(Public):
 
         Parameters and errors are those of the call; files are read once more.
         """
-        corpus = self.corpus(dataset, against)
-        decisions = self._approved(corpus)[["document", "keep", "is_earlier"]]
+        corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
+        decisions = chosen._approved(corpus)[["document", "keep", "is_earlier"]]
         gone = decisions.map_partitions(removed, meta=removed(decisions._meta))
         return like(dataset, drop_documents(corpus.dataset, gone))
 
     def summarize(self, dataset: Any, *, against: Any = None) -> DuplicatesSummary:
         """Counts of what would be removed, by source, and the largest groups; computed at once."""
-        corpus = self.corpus(dataset, against)
-        counted = self.count(corpus, self.decisions(corpus))
+        corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
+        counted = chosen.count(corpus, chosen.decisions(corpus))
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
@@ -221,6 +227,37 @@ class Duplicates(Public):
         if corpus.earlier is not None:
             self._check_types(corpus)
         return corpus
+
+    def with_ids(self, dataset: Any, against: Any = None) -> Self:
+        """These settings, with a column ``id`` of the frames as ids, if none is named.
+
+        That is if it holds strings or integers, none of them null and none twice, as far as it can
+        be known before anything is computed.
+
+        Raises
+        ------
+        ValueError
+            The column is no such one, and positions have no column left for them.
+        """
+        frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
+        frames = [frame for frame in frames if frame is not None]
+        if self.id_field is not None:
+            return self
+        if all(map(_has_ids, frames)) and len({_is_number(frame[ID]) for frame in frames}) == 1:
+            return replace(self, id_field=ID)
+        self._position_field(frames[0])
+        return self
+
+    def _position_field(self, frame: Any) -> str:
+        """The column for positions."""
+        for name in POSITIONS:
+            if name not in frame.columns:
+                return name
+        raise ValueError(
+            "without id_field= documents are named by position in a column "
+            f"{' or '.join(map(repr, POSITIONS))}, and the frame has both: pass id_field=, or "
+            "rename one of them"
+        )
 
     def decisions(self, corpus: Corpus, keep: Checkpoint | None = None) -> dd.DataFrame:
         """What becomes of each document that may have a duplicate: see `groups.decide`."""
@@ -250,7 +287,7 @@ class Duplicates(Public):
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
         """Of decisions what users get: see `__call__`."""
         options: dict[str, Any] = {
-            "id_name": self.id_field or POSITION,
+            "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
             "has_earlier": corpus.earlier is not None,
         }
@@ -339,16 +376,13 @@ class Duplicates(Public):
     def _check(self, frame: Any) -> None:
         known = [str(name) for name in frame.columns]
         for name in (*self.signature_fields, self.id_field, self.source_field, *self.keep_by):
+            if name is not None:
+                check_single(frame, name)
             if name is not None and name not in (LENGTH, *known):
                 raise ValueError(
                     f"the frame has no column {name!r}.{nearest(name, known)} It has {known}"
                 )
         backend_of(frame).check_text_column(frame, self.text_field)
-        if self.id_field is None and POSITION in known:
-            raise ValueError(
-                f"without id_field= documents are named by position in a column {POSITION!r}, "
-                f"which the frame has already: pass id_field={POSITION!r}, or rename that column"
-            )
 
 
 def group_hashes(frame: Any, by: str | None) -> np.ndarray:
@@ -368,6 +402,19 @@ def check_share(name: str, value: Any) -> None:
     check_number(name, value, "a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value} is not from 0 to 1")
+
+
+def _has_ids(frame: Any) -> bool:
+    """Whether the column ``id`` of a frame, or of a lazy one's meta, may tell documents apart."""
+    if [*frame.columns].count(ID) != 1:
+        return False
+    ids = frame[ID]
+    is_text = pd.api.types.is_string_dtype(ids.dtype) and ids.dtype != object
+    return (is_text or _is_number(ids)) and not ids.isna().any() and bool(ids.is_unique)
+
+
+def _is_number(ids: Any) -> bool:
+    return pd.api.types.is_integer_dtype(ids.dtype)
 
 
 def _as_it_is(name: str, frame: dd.DataFrame) -> dd.DataFrame:

@@ -46,7 +46,11 @@ class FuzzyDuplicates(Duplicates):
         Characters of the n-grams that signatures are made of.
     threshold : float
         Jaccard similarity of these n-grams from which on documents are to be found, 0 to 1; it
-        chooses `bands` and `rows`.
+        chooses `bands` and `rows`, and what goes, unless `min_similarity` is given. By words texts
+        are more alike than by these n-grams, of which a changed word changes more: at 0.8, of
+        pairs of English texts 0.80 to 0.82 alike in n-grams of three words 6 of 10 are found, and
+        all from 0.90 on. ``threshold=0.7, min_similarity=0.8`` finds 97% of the former, and looks
+        at more candidates.
     bands : int
         Bands of a signature. Default: as `threshold` needs; the repr shows what they find.
     rows : int

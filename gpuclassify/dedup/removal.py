@@ -22,7 +22,12 @@ from gpuclassify.dedup.corpus import (
 )
 from gpuclassify.frames import backend_of, to_pandas
 
-POSITION = "id"  # the column of positions, where documents have no ids
+ID = "id"  # the column of ids, where there is one and no other is named
+POSITIONS = (ID, "position")  # of positions, where documents have no ids: the first that is free
+
+
+class RepeatedIdsError(ValueError):
+    """Ids do not tell documents apart: one is null, or occurs twice."""
 
 
 def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
@@ -35,7 +40,8 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
     dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
     duplicates : same type as `dataset`
         As `ExactDuplicates` and the like return it, or written and read again. Its first column is
-        one of `dataset`, or else ``id``, positions in the very partitions of `dataset`.
+        one of `dataset`, or else ``id`` or ``position``, positions in the very partitions of
+        `dataset`.
 
     Raises
     ------
@@ -51,8 +57,9 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
             f"duplicates has the columns {list(found.columns)}: pass what ExactDuplicates, "
             "FuzzyDuplicates or SemanticDuplicates returned, with the column 'keep'"
         )
+    check_single(corpus.dataset, id_name)
     has_ids = id_name in corpus.dataset.columns
-    if not has_ids and id_name != POSITION:
+    if not has_ids and id_name not in POSITIONS:
         raise ValueError(
             f"duplicates names documents by {id_name!r}, which the frame does not have: pass the "
             "frame with that column"
@@ -62,6 +69,13 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
     if has_ids:
         gone = _numbers_of(corpus, gone, id_name)
     return like(dataset, drop_documents(corpus.dataset, gone.rename(columns={id_name: "document"})))
+
+
+def check_single(frame: Any, name: str) -> None:
+    """Raise ValueError if several columns have this name."""
+    count = [*frame.columns].count(name)
+    if count > 1:
+        raise ValueError(f"{count} columns are called {name!r}: rename all but one")
 
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
@@ -103,7 +117,7 @@ def numbered_ids(frame: Any, partition: int, id_field: str) -> pd.DataFrame:
 
 
 def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
-    """Raise ValueError if one of these ids is null or occurs twice; else True."""
+    """Raise RepeatedIdsError if one of these ids is null or occurs twice; else True."""
     is_null = ids["id"].isna()
     wrong = ids[is_null | ids["id"].duplicated(keep=False)].sort_values("document")
     if not len(wrong):
@@ -116,10 +130,12 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     ]
     shown = first.item() if hasattr(first, "item") else first  # 6 rather than np.int64(6)
     what = "null" if pd.isna(first) else repr(shown)
-    raise ValueError(
+    # Which is taken where no other is named.
+    or_else = "rename this one" if id_field == ID else "leave id_field out"
+    raise RepeatedIdsError(
         f"id_field={id_field!r} must tell documents apart, and {what} is the id of "
-        f"{' and of '.join(places)}: name another column, or leave id_field out, so that "
-        "positions name documents"
+        f"{' and of '.join(places)}: name another column, or {or_else}, so that positions name "
+        "documents"
     )
 
 

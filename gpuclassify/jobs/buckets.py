@@ -115,7 +115,12 @@ class AssignBuckets:
         return f"AssignBuckets(\n    [\n{lines}    ],\n{options})"
 
     def prepare(
-        self, *, restart: bool = False, verify: str = "digest", command: str = ""
+        self,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        accept_changed_code: bool = False,
+        command: str = "",
     ) -> BucketJob:
         """Find the parts and check everything that can be checked without workers; writes nothing.
 
@@ -131,8 +136,9 @@ class AssignBuckets:
                 "a reader of files. For a Dask frame there are score_edges() and add_buckets()"
             )
         stages = [*self.stages[:-1], self.buckets, self.stages[-1]]
+        how: dict[str, Any] = {"restart": restart, "accept_changed_code": accept_changed_code}
         pipeline = Pipeline(stages, **self.options)
-        job = pipeline.prepare(restart=restart, verify=verify, command=command)
+        job = pipeline.prepare(**how, verify=verify, command=command)
         scored = Chain(job.spec.chain.mappers[:-1])
         self.columns.check(scored.meta(job.source.meta()))
         code = f"{import_lines([AssignBuckets, *self.stages])}\n\n{self!r}"
@@ -145,13 +151,14 @@ class AssignBuckets:
         *,
         restart: bool = False,
         verify: str = "digest",
+        accept_changed_code: bool = False,
         report: StepReport | None = None,
     ) -> JobSummary:
         """Run the job, or continue it.
 
         Parameters
         ----------
-        client, restart, verify
+        client, restart, verify, accept_changed_code
             As of `Pipeline.run`.
         report : callable, optional
             ``report(step, done, of, summary)``, at first and after every part of a step. Default:
@@ -169,7 +176,7 @@ class AssignBuckets:
         Exception
             As of `Pipeline.run`.
         """
-        job = self.prepare(restart=restart, verify=verify)
+        job = self.prepare(restart=restart, verify=verify, accept_changed_code=accept_changed_code)
         if report is not None:
             return job.run(client, report)
         with JobProgress("buckets", client=client) as progress:
@@ -258,6 +265,7 @@ class BucketJob:
             identity={"job": {"key": last.manifest.key}},
             source_field=spec.source_field,
             examples=spec.examples,
+            accept_changed_code=last.manifest.accept_changed_code,
         )
         scoring.run(client, report and functools.partial(report, "scores"))
         reader = ParquetReader(self._scored, part_bytes=WHOLE_FILE, storage_options=options)

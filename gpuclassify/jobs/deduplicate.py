@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,12 +15,12 @@ from gpuclassify._version import __version__
 from gpuclassify.checks import check_choice
 from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
-from gpuclassify.dedup.removal import drop_rows, removed
+from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
-from gpuclassify.jobs.output.run_key import key_in, part_name
+from gpuclassify.jobs.output.run_key import part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.quarantine import ON_ERROR
@@ -32,6 +33,8 @@ from gpuclassify.jobs.steps import StepReport, Steps, read_rows
 from gpuclassify.jobs.storage import Place
 from gpuclassify.partition_map import PartitionMap
 from gpuclassify.workers.secrets import remember, share_with_workers
+
+logger = logging.getLogger(__name__)
 
 # Settings that refuse a result and do not change it: a job may go on with others.
 LIMITS = ("max_removed_share", "max_group_size")
@@ -138,7 +141,8 @@ class Deduplicate:
             identity=identity,
         )
         job = DedupJob(self.duplicates, removal, earlier)
-        job.corpus()
+        corpus = job.corpus()
+        self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         return job
 
     def run(
@@ -265,19 +269,34 @@ class DedupJob:
             if client is not None and done < manifest.count:
                 check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
             steps = Steps(removal, client, report)
-            counts = self._count(steps)
+            chosen = replace(self, duplicates=self._with_ids(steps))
+            counts = chosen._count(steps)
             self._refuse(counts)
-            removal = replace(removal, spec=replace(removal.spec, before=self._drop(steps)))
+            removal = replace(removal, spec=replace(removal.spec, before=chosen._drop(steps)))
             summary = removal.run(client, report and functools.partial(report, "removal"))
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
+    def _with_ids(self, steps: Steps) -> Duplicates:
+        """The settings, once it is known that ids tell documents apart; a column ``id`` may not."""
+        corpus = self.corpus()
+        chosen = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
+        if not steps.is_done("ids"):
+            try:
+                steps.compute("ids", chosen.refuse_repeated_ids(corpus))
+            except RepeatedIdsError as err:
+                if chosen == self.duplicates:
+                    raise
+                logger.warning("positions name documents, since the column 'id' does not: %s", err)
+                steps.ledger["has_ids"] = False
+                steps.compute("ids", [])
+        return chosen if steps.ledger.get("has_ids", True) else self.duplicates
+
     def _count(self, steps: Steps) -> DuplicatesSummary:
         """Decide what stays, and count it."""
-        if steps.ledger["duplicates"] is None:
+        is_decided = steps.holds("decisions")
+        if steps.ledger["duplicates"] is None or not is_decided:
             corpus = self.corpus()
-            if not steps.is_done("ids"):
-                steps.compute("ids", self.duplicates.refuse_repeated_ids(corpus))
-            if not steps.is_done("decisions"):
+            if not is_decided:
                 self.duplicates.decisions(corpus, steps.keep)
             counted = self.duplicates.count(corpus, steps.read("decisions"))
             (found,) = steps.compute("counts", [counted])
@@ -304,8 +323,8 @@ class DedupJob:
         columns = decisions[["document", "keep", "is_earlier"]]
         gone = columns.map_partitions(removed, meta=removed(columns._meta))
         steps.keep("removed", by_partition(gone, self.last.source.count).reset_index())
-        names = steps.files("removed")
-        return DropRows(steps.place("removed"), str(key_in(names[0])), len(names))
+        manifest = steps.manifest("removed")
+        return DropRows(steps.place("removed"), manifest.key, manifest.count)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def make_job(
     identity: dict[str, dict[str, Any]] | None = None,
     source_field: str | None = None,
     examples: int = 0,
+    accept_changed_code: bool = False,
 ) -> Job:
     """A job whose output may be written to; see `gpuclassify.jobs.pipeline.Pipeline.prepare`.
 
@@ -171,6 +172,8 @@ def make_job(
         What the job is beside these.
     source_field, examples
         As of `Pipeline`.
+    accept_changed_code : bool
+        As of `Pipeline.run`.
 
     Raises
     ------
@@ -186,7 +189,16 @@ def make_job(
     whole = {**identity_of(source, spec), **(identity or {})}
     check_choice("verify", verify, VERIFY)
     manifest = Manifest(
-        directory, whole, source.count, writer.encoding, restart, code, command, verify, folders
+        directory,
+        whole,
+        source.count,
+        writer.encoding,
+        restart,
+        code,
+        command,
+        verify,
+        folders,
+        accept_changed_code,
     )
     manifest.check()
     writer.check(source.count)

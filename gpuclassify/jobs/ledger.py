@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from typing import Any
 
@@ -13,14 +14,20 @@ LEDGER = f"{FOLDER}/summary.json"
 
 
 def read_ledger(directory: Directory, key: str) -> dict[str, Any] | None:
-    """The ledger of the job with this key, if its output has one that can be read."""
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+    """The ledger of the job with this key, if its output has one that is as it was written."""
+    with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
         ledger = json.loads(directory.read(LEDGER))
-        return ledger if ledger["key"] == key else None
+        noted = ledger.pop("sha256", None)
+        return ledger if (ledger.get("key"), noted) == (key, _digest(ledger)) else None
     return None
 
 
 def write_ledger(directory: Directory, ledger: dict[str, Any]) -> None:
     """Write the ledger in place of an earlier one."""
     directory.make(FOLDER)
-    directory.replace(LEDGER, json.dumps(ledger, indent=1, ensure_ascii=False).encode())
+    content = {**ledger, "sha256": _digest(ledger)}
+    directory.replace(LEDGER, json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def _digest(ledger: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(ledger, sort_keys=True).encode()).hexdigest()

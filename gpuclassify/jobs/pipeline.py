@@ -87,12 +87,19 @@ class Pipeline:
         self.stages.append(stage)
         return self
 
-    def prepare(self, *, restart: bool = False, verify: str = "digest", command: str = "") -> Job:
+    def prepare(
+        self,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        accept_changed_code: bool = False,
+        command: str = "",
+    ) -> Job:
         """Find the parts and check everything that can be checked without workers; writes nothing.
 
         Parameters
         ----------
-        restart, verify
+        restart, verify, accept_changed_code
             See `run`.
         command : str
             The command that makes the same job, for the report.
@@ -130,6 +137,7 @@ class Pipeline:
             verify=verify,
             source_field=self.source_field,
             examples=self.examples,
+            accept_changed_code=accept_changed_code,
         )
 
     def run(
@@ -138,6 +146,7 @@ class Pipeline:
         *,
         restart: bool = False,
         verify: str = "digest",
+        accept_changed_code: bool = False,
         report: Report | None = None,
     ) -> JobSummary:
         """Run the job, or continue it.
@@ -154,6 +163,9 @@ class Pipeline:
             `client` or by threads here; a store that tells the MD5 of its objects is asked for it
             instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
             is done again, and named in Python's log.
+        accept_changed_code : bool
+            Go on, and keep the parts that are there, although a callable among the stages has other
+            code: where you know that it gives the same rows. Nothing else may differ.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, at first and after every part. Default:
             a live line on a terminal, a widget in a notebook, or a line a minute in Python's log.
@@ -173,7 +185,7 @@ class Pipeline:
         Exception
             The first one that a part raises. What is written stays: run the same job again.
         """
-        job = self.prepare(restart=restart, verify=verify)
+        job = self.prepare(restart=restart, verify=verify, accept_changed_code=accept_changed_code)
         if report is not None:
             return job.run(client, report)
         with JobProgress(job.spec.chain.__name__, client=client) as progress:

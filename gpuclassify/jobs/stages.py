@@ -9,8 +9,9 @@ from typing import Any
 
 from gpuclassify.chain import Chain
 from gpuclassify.checks import check_choice
-from gpuclassify.code_digest import code_digest
+from gpuclassify.code_digest import value_digest
 from gpuclassify.frames import BACKENDS, backend_of, import_cudf
+from gpuclassify.jobs.output.run_key import FUNCTION
 from gpuclassify.partition_map import PartitionMap
 
 
@@ -32,12 +33,9 @@ class Function(PartitionMap):
         return getattr(self.function, "__qualname__", type(self.function).__qualname__)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        from dask.tokenize import tokenize
-
-        # Dask knows what can be imported by its name alone: its code may have changed since.
-        parts = {"function": self.function, "code": getattr(self.function, "__code__", None)}
-        owner = type("Owner", (), {"__module__": "__main__", **parts})
-        return (self.__name__, code_digest(owner), tokenize(self.function))
+        # Dask knows what can be imported by its name alone, whose code may have changed since, and
+        # all else with its file's name and lines, which may change while the code stays.
+        return (self.__name__, value_digest(self.function))
 
     def check(self, frame: Any) -> None:
         """Raise unless the callable takes a frame without rows, which a part may be."""
@@ -129,10 +127,12 @@ def as_chain(stages: Iterable[Any]) -> Chain:
 def describe(stage: PartitionMap) -> dict[str, Any]:
     """What a stage is, for people and to compare with: JSON values, no secret.
 
-    The digest tells two stages apart whose settings are alike, such as callables with other code.
+    The digest tells two stages apart whose settings are alike, such as those of other models.
     """
     from dask.tokenize import tokenize
 
+    if isinstance(stage, Function):
+        return {"stage": stage.__name__, FUNCTION: value_digest(stage.function)}
     return {"stage": stage.__name__, **stage.describe(), "code": tokenize(stage)}
 
 

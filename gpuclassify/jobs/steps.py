@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import posixpath
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -15,12 +18,16 @@ import pyarrow.parquet as pq
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, read_ledger, write_ledger
+from gpuclassify.jobs.output.manifest import DamagedMetadataError, Manifest, manifest_of
+from gpuclassify.jobs.output.run_key import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource
 from gpuclassify.jobs.stages import as_chain
 from gpuclassify.jobs.storage import Place
 from gpuclassify.workers.secrets import recall
+
+logger = logging.getLogger(__name__)
 
 # ``report(step, done, of, summary)``, at first and after every part of a step.
 StepReport = Callable[[str, int, int, JobSummary], None]
@@ -39,7 +46,8 @@ class Steps:
     """Frames and results that one job computes one after another, each of them once.
 
     A frame is written part by part as the output of a job of its own, and read from there, so that
-    nothing stays in memory between two steps, and an interrupted step goes on part by part.
+    nothing stays in memory between two steps, and an interrupted step goes on part by part. What is
+    no longer as it was written is computed again.
 
     Parameters
     ----------
@@ -57,7 +65,7 @@ class Steps:
     """
 
     def __init__(self, job: Job, client: Any, report: StepReport | None) -> None:
-        self._spec, self._key = job.spec, job.manifest.key
+        self._spec, self._key, self._verify = job.spec, job.manifest.key, job.manifest.verify
         self._directory = job.manifest.directory
         self._client, self._report = client, report
         begun = read_ledger(self._directory, self._key)
@@ -67,6 +75,16 @@ class Steps:
         """Whether a step has been noted as done."""
         return name in self.ledger["steps"]
 
+    def holds(self, name: str) -> bool:
+        """Whether a step's files are there, and as they were written."""
+        try:
+            manifest = self.manifest(name)
+            recorded, damage = manifest.examine(self._client, self.place(name))
+        except (FileNotFoundError, DamagedMetadataError):
+            return False
+        mine = manifest.identity.get("step") == self._identity(name, manifest.count)
+        return mine and not damage and len(recorded) == manifest.count
+
     def keep(self, name: str, frame: Any) -> Any:
         """Write what is not yet written of a frame.
 
@@ -75,16 +93,22 @@ class Steps:
         dask.dataframe.DataFrame
             The same rows, read from the files.
         """
-        step = {"name": name, "partitions": frame.npartitions, "job": self._key}
         options = recall(self._spec.output_name, {})
-        job = make_job(
-            FrameSource(frame, {"step": step}),
+        make = functools.partial(
+            make_job,
+            FrameSource(frame, {"step": self._identity(name, frame.npartitions)}),
             as_chain([]),
             StepWriter(self.place(name).path, storage_options=options),
             backend="pandas",
             on_error="raise",
             code="",
+            verify=self._verify,
         )
+        try:
+            job = make()
+        except (DamagedMetadataError, JobChangedError) as err:
+            logger.warning("the step %s is done again: %s", name, err)
+            job = make(restart=True)
         started = time.perf_counter()
         done = job.run(self._client, self._report and functools.partial(self._report, name))
         if not self.is_done(name):
@@ -93,16 +117,16 @@ class Steps:
 
     def read(self, name: str) -> Any:
         """The frame that a finished step has kept, read from its files."""
-        names = self.files(name)
+        names = self.manifest(name).names()
         return self._stored(name, names, read_rows(names[0], self.place(name)).iloc[:0])
 
     def place(self, name: str) -> Place:
         """Where a step's files are."""
         return Place(f"{self._spec.output.rstrip('/')}/{FOLDER}/{name}", self._spec.output_name)
 
-    def files(self, name: str) -> list[str]:
-        """The names of a finished step's files."""
-        return sorted(n for n in self.place(name).open().sizes() if n.endswith(".parquet"))
+    def manifest(self, name: str) -> Manifest:
+        """What a step has noted of its files."""
+        return replace(manifest_of(self.place(name).open()), verify=self._verify)
 
     def compute(self, name: str, tasks: Sequence[Any]) -> list[Any]:
         """Results of delayed tasks, in any order."""
@@ -122,9 +146,14 @@ class Steps:
 
     def remove(self, but: Collection[str]) -> None:
         """Remove the files of all steps but some."""
-        for name in {*self.ledger["steps"]} - {*but}:
-            with contextlib.suppress(FileNotFoundError):
-                self._directory.filesystem.rm(self.place(name).open().root, recursive=True)
+        filesystem = self._directory.filesystem
+        with contextlib.suppress(FileNotFoundError):
+            for found in filesystem.ls(self._directory.path(FOLDER), detail=True):
+                if found["type"] == "directory" and posixpath.basename(found["name"]) not in but:
+                    filesystem.rm(found["name"], recursive=True)
+
+    def _identity(self, name: str, partitions: int) -> dict[str, Any]:
+        return {"name": name, "partitions": partitions, "job": self._key}
 
     def _note(self, name: str, rows: int | None, seconds: float) -> None:
         self.ledger["steps"][name] = {"rows": rows, "seconds": round(seconds, 3)}

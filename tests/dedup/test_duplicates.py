@@ -324,7 +324,6 @@ def test_a_summary_counts_by_source(corpus):
         ({"id_field": "idd"}, ValueError, r"no column 'idd'.* Did you mean 'id'"),
         ({"keep_by": ["score"], "id_field": "id"}, ValueError, "no column 'score'"),
         ({"by": "sources", "id_field": "id"}, ValueError, "Did you mean 'source'"),
-        ({}, ValueError, "pass id_field='id', or rename"),
     ],
 )
 def test_a_wrong_column_is_refused_at_the_call(options, error, message, corpus):
@@ -457,3 +456,40 @@ def test_a_false_chain_is_one_group_only_without_verification():
             assert row.similarity == np.float32(len(own & best) / len(own | best))
             assert row.similarity >= 0.75
     assert FuzzyDuplicates(min_similarity=0.75, **options).summarize(frame).rejected > 0
+
+
+@WAYS
+def test_a_column_of_ids_is_taken_where_none_is_named(way, corpus, frames):
+    for frame in (frames.plain(corpus), frames.lazy(corpus, 3)):
+        named, unnamed = (frames.to_pandas(each(frame)) for each in (way(id_field="id"), way()))
+        pd.testing.assert_frame_equal(plain(unnamed), plain(named))
+
+
+@pytest.mark.parametrize("ids", [[1, 1, 2], ["a", None, "b"], [0.5, 1.5, 2.5], [[1], [2], [3]]])
+def test_positions_get_another_name_beside_a_column_id_that_is_none(ids):
+    frame = pd.DataFrame({"id": ids, "text": ["a", "a", "b"]})
+    found = ExactDuplicates()(frame)
+    assert found["position"].tolist() == [0, 1]
+    assert remove_duplicates(frame, found)["text"].tolist() == ["a", "b"]
+    assert ExactDuplicates().remove(frame).equals(frame[[True, False, True]])
+    with pytest.raises(ValueError, match="'id' or 'position', and the frame has both"):
+        ExactDuplicates()(frame.assign(position=1))
+
+
+def test_ids_of_a_lazy_frame_are_refused_when_they_are_seen_to_repeat():
+    frame = pd.DataFrame({"id": [1, 1, 2], "text": ["a", "a", "b"]})
+    lazy = ExactDuplicates()(dd.from_pandas(frame, npartitions=2))
+    with pytest.raises(ValueError, match=r"1 is the id of .*or rename this one, so that positions"):
+        lazy.compute()
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("option", ["text_field", "id_field", "by", "keep_by", "source_field"])
+def test_two_columns_of_one_name_are_told(option, is_lazy):
+    frame = pd.DataFrame([["a", 1, 2]], columns=["text", "url", "url"])
+    if option == "text_field":
+        frame.columns = ["text", "text", "url"]
+    given = {} if option == "text_field" else {option: "url"}
+    dataset = dd.from_pandas(frame, npartitions=1) if is_lazy else frame
+    with pytest.raises(ValueError, match=r"2 columns are called '(text|url)': rename all but one"):
+        ExactDuplicates(**given)(dataset)

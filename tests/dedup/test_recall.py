@@ -61,3 +61,36 @@ def test_what_is_removed_is_as_similar_as_it_says(pairs):
     pairs_of_words = zip(texts.iloc[::2], texts.iloc[1::2], strict=True)
     alike = sum(len(a & b) >= 0.7 * len(a | b) for a, b in pairs_of_words)
     assert len(gone) >= 0.99 * alike
+
+
+def test_recall_in_words_is_as_the_guide_tells():
+    """By the similarity that decides: an edit changes more 24-grams of characters than of words."""
+    random_ = random.Random(5)
+    # Words as long as those of running English: 4.7 letters.
+    lengths = [1] * 3 + [2] * 17 + [3] * 21 + [4] * 16 + [5] * 11 + [6] * 9 + [7] * 8 + [8] * 6
+    lengths += [9] * 4 + [10] * 3 + [11, 12]
+    known = [
+        "".join(random_.choices("abcdefghijklmnopqrstuvwxyz", k=random_.choice(lengths)))
+        for _ in range(5_000)
+    ]
+    texts = []
+    for number in range(PAIRS):
+        words = random_.choices(known, k=300)
+        share = 0.05 * number / PAIRS
+        changed = [random_.choice(known) if random_.random() < share else word for word in words]
+        texts += [" ".join(words), " ".join(changed)]
+    grams = [{*zip(words, words[1:], words[2:], strict=False)} for words in map(str.split, texts)]
+    alike = [len(a & b) / len(a | b) for a, b in zip(grams[::2], grams[1::2], strict=True)]
+    similarity = np.array(alike)
+    frame = pd.DataFrame({"id": range(2 * PAIRS), "text": texts})
+
+    def recall(low, high, **settings):
+        found = FuzzyDuplicates(id_field="id", **settings)(frame)
+        is_found = np.isin(np.arange(PAIRS), found["id"] // 2)
+        inside = (similarity >= low) & (similarity < high)
+        assert inside.sum() > 60
+        return is_found[inside].mean()
+
+    assert 0.45 < recall(0.80, 0.82) < 0.75
+    assert recall(0.90, 1.01) > 0.99
+    assert recall(0.80, 1.01, threshold=0.7, min_similarity=0.8) > 0.98

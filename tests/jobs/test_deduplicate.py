@@ -1,5 +1,6 @@
 """Whole jobs of deduplication: what stays, going on after a kill, and what is refused."""
 
+import contextlib
 import json
 import pickle
 import shutil
@@ -311,3 +312,116 @@ def test_what_is_no_job_is_refused(folder):
     with pytest.raises(ValueError, match="no column 'url'"):
         job(folder, ExactDuplicates(id_field="url")).run()
     assert not (folder / "out").exists()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+def swap(path):
+    """Exchange a file with the next one of its kind, in its folder or in that of another step."""
+    near = [p for p in sorted(path.parent.iterdir()) if p.suffix == path.suffix and p.is_file()]
+    far = sorted(path.parents[1].glob(f"*/{path.name}")) or sorted(
+        path.parents[2].glob(f"*/{path.parent.name}/{path.name}")
+    )
+    others = [other for other in (*near, *far) if other != path]
+    if others:
+        mine, theirs = path.read_bytes(), others[0].read_bytes()
+        path.write_bytes(theirs)
+        others[0].write_bytes(mine)
+
+
+SLOW = {"marks": pytest.mark.slow}
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, flip, *(pytest.param(each, **SLOW) for each in (empty, swap, Path.unlink))]
+)
+@pytest.mark.parametrize(
+    ("duplicates", "step"),
+    [
+        pytest.param(EXACT, "", id="finished"),
+        pytest.param(EXACT, "decisions", id="at decisions"),
+        pytest.param(FUZZY, "edges-004", id="at edges", **SLOW),
+    ],
+)
+def test_a_damaged_file_of_a_step_is_done_again_or_named(
+    tmp_path, documents, duplicates, step, damage
+):
+    for number in range(2):
+        rows = documents[number * 75 : (number + 1) * 75]
+        (tmp_path / "in").mkdir(exist_ok=True)
+        rows.to_json(tmp_path / f"in/{number}.jsonl", orient="records", lines=True)
+
+    def make(out):
+        return Deduplicate(
+            JsonlReader(f"{tmp_path}/in"), duplicates, ParquetWriter(f"{tmp_path}/{out}")
+        )
+
+    whole = make("whole").run()
+    expected = {path.name: pd.read_parquet(path) for path in tmp_path.glob("whole/part-*")}
+    with contextlib.suppress(KeyboardInterrupt):
+        make("begun").run(report=stop_at(step, []))
+    state = [path for path in (tmp_path / "begun/_dedup").rglob("*") if path.is_file()]
+    state = sorted(path for path in state if path.parent.name != "_report")
+    assert len(state) > 15
+    for path in state:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.copytree(tmp_path / "begun", tmp_path / "out")
+        damage(tmp_path / "out" / path.relative_to(tmp_path / "begun"))
+        try:
+            found = make("out").run()
+        except FileExistsError as err:
+            assert "files that no job wrote" in str(err)
+            continue
+        assert found.duplicates == whole.duplicates, path
+        assert (found.removal.rows_in, found.removal.rows_out) == (150, whole.removal.rows_out)
+        kept = {path.name: pd.read_parquet(path) for path in tmp_path.glob("out/part-*")}
+        assert kept.keys() == expected.keys()
+        assert all(kept[name].equals(expected[name]) for name in kept), path
+        pd.testing.assert_frame_equal(listing(tmp_path / "out"), listing(tmp_path / "whole"))
+        assert {path.name for path in (tmp_path / "out/_dedup").iterdir()} == {
+            *("decisions", "duplicates", "removed", "summary.json")
+        }
+
+
+def listing(out, by="id"):
+    return pd.read_parquet(out / "_dedup/duplicates").sort_values(by, ignore_index=True)
+
+
+@pytest.mark.parametrize("ids", ["same", "null"])
+def test_ids_that_do_not_tell_documents_apart_give_way_to_positions(tmp_path, documents, ids):
+    own = {"same": [7] * 150, "null": [None, *map(str, range(149))]}[ids]
+    documents.assign(id=pd.array(own)).to_parquet(tmp_path / "in.parquet", row_group_size=40)
+
+    def make(**settings):
+        reader = ParquetReader(f"{tmp_path}/in.parquet", part_bytes=1)
+        settings = ExactDuplicates(keep_by=["score"], **settings)
+        return Deduplicate(reader, settings, ParquetWriter(f"{tmp_path}/out"))
+
+    with pytest.raises(KeyboardInterrupt):
+        make().run(report=stop_at("signatures", []))
+    make().run()  # which knows it of the run before
+    listed = listing(tmp_path / "out", by="position")
+    assert {*listed.columns} == {"position", "group", "keep"}
+    gone = listed[~listed["keep"]]["position"]
+    rows = sorted(gone // 2**40 * 40 + gone % 2**40)
+    assert rows == sorted({*range(150)} - {*best_ids(documents)})
+    with pytest.raises(ValueError, match=r"'id' must tell documents apart, and .*rename this one"):
+        make(id_field="id").run(restart=True)
+
+
+def test_a_column_of_ids_is_taken_without_being_named(folder, documents):
+    job(folder, EXACT, out="named").run()
+    job(folder, ExactDuplicates(keep_by=["score"], source_field="source")).run()
+    pd.testing.assert_frame_equal(listing(folder / "out"), listing(folder / "named"))

@@ -369,7 +369,7 @@ def test_other_code_under_the_same_name_is_another_job(finished):
     def stage(frame):
         return frame.assign(x=2)
 
-    with pytest.raises(JobChangedError, match="stage has other code"):
+    with pytest.raises(JobChangedError, match=r"stage has other code \(its bytecode"):
         finished(stages=[stage]).run()
 
 

@@ -38,6 +38,7 @@ from gpuclassify.jobs.output.records import (
     stem_of,
 )
 from gpuclassify.jobs.output.run_key import (
+    FUNCTION,
     JOB,
     KEY_DIGITS,
     METADATA,
@@ -88,6 +89,8 @@ class Manifest:
         How to find out whether parts that are done are still what was written.
     folders : dict of str to str, optional
         Arrow types of the columns that name folders, for `FileReader`.
+    accept_changed_code : bool
+        Go on with the parts of a job that differs in the code of its functions alone.
     """
 
     directory: Directory
@@ -99,6 +102,7 @@ class Manifest:
     command: str = ""
     verify: str = "digest"
     folders: dict[str, str] | None = None
+    accept_changed_code: bool = False
 
     @functools.cached_property
     def checked(self) -> Checked:
@@ -114,8 +118,9 @@ class Manifest:
         """
         if self.restart:
             return uuid.uuid4().hex[:KEY_DIGITS]
-        earlier, mine = self._earlier(), _digest(self.identity)
-        return earlier["key"] if earlier and _digest(earlier["identity"]) == mine else mine
+        earlier = self._earlier()
+        goes_on = earlier and self._is_same(earlier, but_code=self.accept_changed_code)
+        return str(earlier["key"]) if earlier and goes_on else _digest(self.identity)
 
     def names(self) -> list[str]:
         """The names of all parts, in their order."""
@@ -143,14 +148,42 @@ class Manifest:
         self.directory.refuse_file()
         earlier = self._earlier()
         self._refuse_foreign_files(earlier)
-        if earlier is not None and not self.restart and earlier["key"] != self.key:
+        if earlier is None or self.restart:
+            return
+        is_same = self._is_same(earlier, but_code=self.accept_changed_code)
+        if earlier["key"] != self.key or not is_same:
             changes = _shown(_changes(earlier["identity"], self.identity))
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
                 f"{changes or 'it has begun anew meanwhile'}. Parts of both would mix: "
-                "go back to the earlier settings, write to another directory, or start over, which "
-                "removes those parts (restart=True, --restart)"
+                f"{self._ways_with_code(earlier)}go back to the earlier settings, write to another "
+                "directory, or start over, which removes those parts (restart=True, --restart)"
             )
+
+    def _is_same(self, earlier: dict[str, Any], *, but_code: bool) -> bool:
+        """Whether a job is this one, or would be with this one's functions."""
+        functions = {part for part, values in self.identity.items() if FUNCTION in values}
+        untold = (FUNCTION, "code") if but_code else ()  # which is what it was called before
+        before, after = (
+            {
+                part: {n: v for n, v in values.items() if part not in functions or n not in untold}
+                for part, values in identity.items()
+            }
+            for identity in (earlier["identity"], self.identity)
+        )
+        return _digest(before) == _digest(after)
+
+    def _ways_with_code(self, earlier: dict[str, Any]) -> str:
+        """What else to do about a job that differs in the code of functions alone."""
+        if not self._is_same(earlier, but_code=True):
+            return ""
+        then, now = (known.get("python", "") for known in (earlier["versions"], _versions()))
+        is_other = then.split(".")[:2] != now.split(".")[:2]
+        why = f", which Python {now} compiles otherwise than {then} did" if is_other else ""
+        return (
+            f"put the code back as it was{why}; if rows come out the same, as where a variable has "
+            "another name, keep the parts by run(accept_changed_code=True); or else "
+        )
 
     def begin(self, client: Any = None, place: Place | None = None) -> Iterator[Record]:
         """Make the directory ready, and yield the records of parts that are done already.
@@ -183,6 +216,10 @@ class Manifest:
         if self.restart or earlier is None or earlier["parts"] != self.count:
             self._write_job(earlier)
         else:
+            if not self._is_same(earlier, but_code=False):
+                changes = _shown(_changes(earlier["identity"], self.identity))
+                logger.warning("the job goes on as was asked, although %s", changes)
+                self.directory.replace(JOB, _as_json({**earlier, "identity": self.identity}))
             known, today = earlier["versions"], _versions()
             names = [name for name in {**known, **today} if known.get(name) != today.get(name)]
             if names:
@@ -339,7 +376,7 @@ class Manifest:
             "folders": self.folders or {},
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        data = json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
+        data = _as_json(content)
         if earlier is not None:
             self.directory.replace(JOB, data)
         elif not create(self.directory, JOB, data, SCRATCH, is_lasting=True):
@@ -400,9 +437,12 @@ def manifest_of(directory: Directory) -> Manifest:
         As of `read_job`.
     """
     job = read_job(directory)
-    output, command = job["identity"]["output"], job.get("command", "")
-    names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
-    encoding = Encoding(output["format"], output["compression"], names)
+    try:
+        output, command = job["identity"]["output"], job.get("command", "")
+        names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
+        encoding = Encoding(output["format"], output["compression"], names)
+    except (AttributeError, KeyError, TypeError):  # JSON still, with another name in it
+        raise _damaged(directory) from None
     return Manifest(directory, job["identity"], job["parts"], encoding, command=command)
 
 
@@ -432,11 +472,18 @@ def read_job(directory: Directory) -> dict[str, Any]:
         job = json.loads(content)
         if isinstance(job, dict) and set(job) >= _JOB_NAMES:
             return job
-    raise DamagedMetadataError(
-        f"{directory.path(JOB)} is damaged, {len(content)} bytes that are no job's: start over, "
-        "which removes the parts that are there (restart=True, --restart), or write to another "
-        "directory"
+    raise _damaged(directory, f", {len(content)} bytes that are no job's")
+
+
+def _damaged(directory: Directory, how: str = "") -> DamagedMetadataError:
+    return DamagedMetadataError(
+        f"{directory.path(JOB)} is damaged{how}: start over, which removes the parts that are "
+        "there (restart=True, --restart), or write to another directory"
     )
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
 
 
 def _versions() -> dict[str, str]:
@@ -460,6 +507,12 @@ def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
             yield f"{part} is {'new' if part in after else 'gone'}"
             continue
         old, new = before[part], after[part]
+        if FUNCTION in new and new.get(FUNCTION) != old.get(FUNCTION):
+            yield (
+                f"{part} has other code (its bytecode, its defaults, or what it closes over, reads "
+                "or calls)"
+            )
+            continue
         names = [n for n in {**old, **new} if old.get(n, "") != new.get(n, "")]
         for name in names:
             if name not in old or name not in new:
@@ -467,7 +520,7 @@ def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
             elif name != "code":
                 yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
         if names == ["code"]:
-            yield f"{part} has other code"
+            yield f"{part} has another model, or a class with other code"
 
 
 def _shown(changes: Iterator[str]) -> str:

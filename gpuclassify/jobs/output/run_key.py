@@ -9,6 +9,7 @@ from gpuclassify.jobs.storage import Directory
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 JOB = f"{METADATA}/job.json"
+FUNCTION = "function"  # the digest of a stage's code in the identity of a job
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 _HEAD_BYTES = 64  # of job.json, which begins with the key

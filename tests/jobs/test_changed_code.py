@@ -1,0 +1,136 @@
+"""A function among the stages is known by its code: where it is written makes no other job."""
+
+import json
+import subprocess
+import sys
+
+import nbformat
+import pandas as pd
+import pytest
+from nbclient import NotebookClient
+
+from gpuclassify.jobs.buckets import AssignBuckets
+from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
+from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+
+JOB = """
+from gpuclassify import JsonlReader, ParquetWriter, Pipeline
+
+STOP = {"the", "a", "of", "an"}
+
+def shorter(text):
+    return " ".join(word for word in text.split() if word not in STOP)
+
+def clean(frame):
+    return frame.assign(text=frame["text"].map(shorter), least=3)
+
+summary = Pipeline([JsonlReader("in"), clean, ParquetWriter("out")]).run(**OPTIONS)
+print("resumed", summary.resumed_parts, "of", summary.parts)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / f"in/{name}.jsonl").write_text('{"text": "the end of a river"}\n')
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder):
+    """Runs a script of this name in the folder, in a process of its own."""
+
+    def run(name, code, seed=0, **options):
+        (folder / name).write_text(code.replace("**OPTIONS", f"**{options}"))
+        done = subprocess.run(
+            [sys.executable, name],
+            cwd=folder,
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+    return run
+
+
+def take_one_part_away(folder):
+    part = min((folder / "out").glob("part-*"))
+    part.unlink()
+
+
+def test_a_script_goes_on_under_another_name_and_with_other_lines(folder, run):
+    assert run("job.py", JOB) == "resumed 0 of 3"
+    take_one_part_away(folder)
+    assert run("job.py", "# A comment.\n\n" + JOB, seed=1) == "resumed 2 of 3"
+    assert run("renamed.py", JOB.replace("def clean", "# Why.\ndef clean"), 2) == "resumed 3 of 3"
+    before = {path: path.read_bytes() for path in (folder / "out").glob("part-*")}
+    for change in [("least=3", "least=4"), ('"an"', '"or"'), ("not in STOP", "in STOP")]:
+        said = run("job.py", JOB.replace(*change))
+        assert "JobChangedError" in said
+        assert "stage 1 clean has other code (its bytecode, its defaults, or what it" in said
+        assert said.index("put the code back") < said.index("accept_changed_code=True")
+        assert said.index("write to another directory") < said.index("start over")
+    assert {path: path.read_bytes() for path in (folder / "out").glob("part-*")} == before
+
+
+def test_a_cell_goes_on_in_a_new_kernel(folder):
+    def execute():
+        cell = nbformat.v4.new_code_cell(JOB.replace("**OPTIONS", "report=print"))
+        notebook = nbformat.v4.new_notebook(cells=[cell])
+        NotebookClient(notebook, timeout=200, resources={"metadata": {"path": folder}}).execute()
+        shown = "".join(each.get("text", "") for each in notebook.cells[0].outputs)
+        return shown.strip().splitlines()[-1]
+
+    assert execute() == "resumed 0 of 3"
+    take_one_part_away(folder)
+    assert execute() == "resumed 2 of 3"
+
+
+def test_other_code_is_taken_where_that_is_asked_for(folder, caplog):
+    def make(least, **options):
+        def stage(frame):
+            return frame.assign(least=least)
+
+        reader = JsonlReader(f"{folder}/in", **options)
+        return Pipeline([reader, stage, ParquetWriter(f"{folder}/out")])
+
+    make(1).run()
+    take_one_part_away(folder)
+    with pytest.raises(JobChangedError, match=r"accept_changed_code=True"):
+        make(2).run()
+    words = "input is_projected was False and is True; stage 1"
+    with pytest.raises(JobChangedError, match=words) as caught:
+        make(2, fields=["text"]).run(accept_changed_code=True)
+    assert "accept_changed_code" not in str(caught.value)
+    assert make(2).run(accept_changed_code=True).resumed_parts == 2
+    assert "stage has other code" in caplog.text
+    assert sorted(pd.read_parquet(folder / "out")["least"]) == [1, 1, 2]
+    assert make(2).run().resumed_parts == 3  # it is the job's code from now on
+    with pytest.raises(JobChangedError, match="put the code back as it was; if"):
+        make(1).run()
+    job = folder / "out/_gpuclassify/job.json"
+    known = json.loads(job.read_text())
+    known["versions"]["python"] = "3.9.1"
+    job.write_text(json.dumps(known))
+    with pytest.raises(JobChangedError, match=r"which Python 3\.\d+\.\d+ compiles otherwise than"):
+        make(1).run()
+
+
+def test_buckets_go_on_with_other_code_too(folder):
+    def make(least):
+        def stage(frame):
+            return frame.assign(score=float(least))
+
+        reader, writer = ParquetReader(f"{folder}/p.parquet"), ParquetWriter(f"{folder}/out")
+        return AssignBuckets([reader, stage, writer], "score", n=2)
+
+    pd.DataFrame({"text": ["a", "b"]}).to_parquet(folder / "p.parquet")
+    make(1).run()
+    with pytest.raises(JobChangedError):
+        make(2).run()
+    assert make(2).run(accept_changed_code=True).resumed_parts == 1
