@@ -19,7 +19,7 @@ SECRET_WORDS = {
 }  # fmt: skip
 # Tokens of Hugging Face, GitHub, OpenAI and AWS; a password in a URL.
 SECRET_VALUES = re.compile(
-    r"hf_\w{16}|gh[pousr]_\w{16}|sk-[\w-]{16}|AKIA\w{12}|://[^/@\s]+:[^/@]+@"
+    r"hf_\w{16}|gh[pousr]_\w{16}|sk-[\w-]{16}|AKIA\w{12}|://[^/@:\s]+:[^/@]+@"
 )
 
 LEAST_SECRET = 8  # characters

@@ -98,11 +98,11 @@ def _prepare(
     paths: tuple[str, ...], given: Mapping[str, Any], files: Mapping[str, Any]
 ) -> DedupJob:
     from gpuclassify.jobs.deduplicate import Deduplicate
-    from gpuclassify.jobs.settings import make_reader, make_writer
+    from gpuclassify.jobs.settings import READ, make_reader, make_writer
 
     inputs, output = split_paths(paths, given).values()
     duplicates = _duplicates(given)
-    options = {name: files[name] for name in ("types", "part_size")}
+    options = {name: files[name] for name in READ}
     read = files["fields"]
     if read is not None:
         read = [*duplicates.input_fields, *read]

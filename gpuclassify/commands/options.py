@@ -173,6 +173,8 @@ def _setting_options(groups: Collection[str]) -> Iterator[Decorator]:
                 attributes["type"] = click.Choice(choices)
             elif str(own.type).startswith(("list", "dict")):
                 flag, attributes["multiple"] = flag.removesuffix("s"), True
+            elif own.type == "bool":
+                attributes |= {"is_flag": True, "default": None}
             elif own.type in ("int", "int | None"):
                 attributes["type"] = int
             names = [flag, own.name] if short is None else [short, flag, own.name]

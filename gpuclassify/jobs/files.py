@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import gzip
+import hashlib
 import io
 import os
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,8 +32,10 @@ from gpuclassify.hub.dataset_files import (
 )
 from gpuclassify.jobs.stores import (
     HTTP,
+    OBJECT_STORES,
     explained,
     redacted,
+    retried,
     url_to_filesystem,
     what_happened,
     without_query,
@@ -42,7 +50,18 @@ _VERSIONS = (
     *("ETag", "etag", "md5Hash", "generation", "blob_id"),
     *("mtime", "LastModified", "Last-Modified", "created"),
 )
-_UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError)
+_UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError, zlib.error)
+_SHA256 = "sha256:"
+FILES_AT_A_TIME, DIGESTED_BYTES = 16, 1 << 20
+_KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+# Digests that this process has taken, by path and stamp: a file may be of many parts.
+_digests: dict[tuple[str, str], str] = {}
 
 
 class UnreadableInputError(ValueError):
@@ -68,12 +87,16 @@ class InputFile:
     size_bytes : int, optional
         None where the file system does not say.
     version : str
-        What changes when the file does: a tag of its store, or the time of its last change.
+        What changes when the file does: a tag of its store, the time of its last change, or a
+        digest of its content; see `with_digests`.
+    stamp : str
+        Beside a digest: what has stayed as it is if nobody has written to the file since then.
     """
 
     path: str
     size_bytes: int | None
     version: str
+    stamp: str = field(default="", compare=False)
 
     def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
         return f"InputFile({redacted(self.path)!r}, {self.size_bytes}, {self.version!r})"
@@ -103,10 +126,35 @@ def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[I
     return list(found.values())
 
 
-def check_unchanged(file: InputFile, storage_options: dict[str, Any]) -> None:
+def with_digests(files: Sequence[InputFile], storage_options: dict[str, Any]) -> list[InputFile]:
+    """The files with digests of their content as versions; those that cannot be read as they are.
+
+    All bytes are read, of several files at a time. Tags of object stores, which are other ones
+    whenever an object is written, stay as they are, and so do files of the Hub at a commit.
+    """
+
+    def digested(file: InputFile) -> InputFile:
+        filesystem, plain = _open_filesystem(file.path, storage_options)
+        has_tag = bool(file.version) and not OBJECT_STORES.isdisjoint(filesystem.protocol)
+        if has_tag or is_pinned(file.path) or local_problem(file.path):
+            return file
+        stamp = _stamp(filesystem, plain) or file.version
+        return replace(file, version=_digest(file, storage_options), stamp=stamp)
+
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+        return list(pool.map(digested, files))
+
+
+def check_unchanged(
+    file: InputFile, storage_options: dict[str, Any], is_last: bool = False
+) -> None:
     """Raise unless a file is what it was when the job began; asks its store for that.
 
-    Size and version count where the store has them. A file at a commit cannot change.
+    Size and version count where the store has them. A file at a commit cannot change. Where the
+    version is a digest, a file of this machine is read again only if its inode or the times of its
+    last changes are others: that of a change of the inode is the system's, and none that `touch` or
+    `rsync -t` can set back. Elsewhere it is read again if the store's tag or time is another, and
+    with `is_last` in any case.
 
     Raises
     ------
@@ -118,11 +166,22 @@ def check_unchanged(file: InputFile, storage_options: dict[str, Any]) -> None:
     filesystem.invalidate_cache(filesystem._parent(plain))  # else it may answer from a listing
     try:
         with explained(file.path, storage_options):
-            info = filesystem.info(plain)
+            info = retried(file.path, functools.partial(filesystem.info, plain))
     except FileNotFoundError:
         raise _changed(file, "is gone") from None
     if info.get("size") not in (None, file.size_bytes) and file.size_bytes is not None:
         raise _changed(file, f"has {info['size']} bytes and had {file.size_bytes}")
+    if file.version.startswith(_SHA256):
+        local = _stamp(filesystem, plain)
+        stamp, is_telling = local or _version(info), bool(local) or not is_last
+        if _bare(stamp) == _bare(file.stamp) and is_telling:
+            return
+        found = _digests.get((file.path, stamp)) if is_telling else None
+        if found is None:
+            found = _digests[file.path, stamp] = _digest(file, storage_options)
+        if found != file.version:
+            raise _changed(file, "holds other bytes, as many as before")
+        return
     version = _version(info)
     if version and file.version and _bare(version) != _bare(file.version):
         raise _changed(file, "was written again")
@@ -141,9 +200,9 @@ def check_all_unchanged(
         if is_listed and hub_uri(name) is None:
             with contextlib.suppress(UnreadableInputError):  # what is gone is found below
                 found.update((file.path, file) for file in _expand(name, storage_options))
-    for file in files:
-        if found.get(file.path) != file:
-            check_unchanged(file, storage_options)
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+        left = [file for file in files if found.get(file.path) != file]
+        list(pool.map(lambda file: check_unchanged(file, storage_options, is_last=True), left))
 
 
 def file_format(path: str) -> str | None:
@@ -186,16 +245,21 @@ def reading(
         The bytes are not delivered; see `explained`.
     """
     with _opened(path, storage_options, size_bytes, ahead_bytes) as opened:
-        file = WatchedFile(opened)
+        file = WatchedFile(opened, path)
         try:
             yield file
         except Exception as err:
             if file.failure is not None:
-                with explained(path, storage_options):
+                with explained(path, storage_options, file.place):
                     raise file.failure from None
             if not isinstance(err, _UNDECODABLE):
                 raise
             reason = " ".join(str(err).split())  # Arrow's may be of several lines
+            if "CRC checksum" in reason:
+                reason = (
+                    f"bytes have changed since they were written, {reason}: bring the file again "
+                    "from where it is whole"
+                )
             raise BrokenContentError(reason) from err
 
 
@@ -209,7 +273,9 @@ def _opened(
         whole = _whole_file(filesystem, plain, size_bytes)
         # Stores read far ahead by themselves, s3fs 50 MiB: several times what a part is.
         block_size = None if compression(path) else LINE_BYTES
-        return whole or filesystem.open(plain, "rb", block_size=block_size)
+        known = {"size": size_bytes} if path.startswith(HTTP) and size_bytes else {}
+        opened = functools.partial(filesystem.open, plain, "rb", block_size=block_size, **known)
+        return whole or retried(path, opened)
 
 
 def delivers_ranges(path: str, storage_options: dict[str, Any], size_bytes: int | None) -> bool:
@@ -225,36 +291,70 @@ def _whole_file(filesystem: Any, plain: str, size_bytes: int | None) -> io.Bytes
     """What an HTTP server sends that is asked for the first byte, if that is the whole file."""
     if not plain.startswith(HTTP):
         return None
-    content = filesystem.cat_file(plain, start=0, end=1) if size_bytes != 0 else b""
+    ask = functools.partial(filesystem.cat_file, plain, start=0, end=1)
+    content = retried(plain, ask) if size_bytes != 0 else b""
     return None if len(content) == 1 != size_bytes else io.BytesIO(content)
 
 
 class WatchedFile:
-    """A file that remembers what failed in reading its bytes.
+    """A file that remembers what failed in reading its bytes; over HTTP it tries again first.
 
     Arrow raises a bare OSError for bytes that it cannot decode, and so do some stores for requests
     that they refuse.
     """
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
         self.failure: Exception | None = None
+        self.place = ""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._file, name)
         return functools.partial(self._call, found) if callable(found) else found
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        try:
+        place = self._file.tell() if self._path.startswith(HTTP) and not self._file.closed else None
+
+        def call() -> Any:
+            if place is not None and self._file.tell() != place:  # after half of a line
+                self._file.seek(place)
             return method(*arguments)
+
+        try:
+            return retried(self._path, call)
         except Exception as err:
             self.failure = err
+            self.place = "" if place is None else f", from byte {place}"
             raise
 
 
-def is_denied(path: str) -> bool:
-    """Whether a file of this machine may not be read; of URLs only reading can say."""
-    return "://" not in path and not os.access(path, os.R_OK)
+@contextlib.contextmanager
+def decompressed(file: Any, codec: str | None) -> Iterator[Any]:
+    """The content of an open file, as a stream. Behind gzip's there may be zeros, as on tapes."""
+    if codec == "gzip":
+        with gzip.GzipFile(fileobj=file, mode="rb") as stream:
+            yield stream
+    else:
+        with pa.input_stream(file, compression=codec) as stream:
+            yield stream
+
+
+def local_problem(path: str) -> str | None:
+    """Why a file of this machine cannot be read; of other URLs only reading can say."""
+    path = path.removeprefix("file://")
+    if "://" in path:
+        return None
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as err:
+        if Path(path).is_symlink():
+            target = Path(path).readlink()
+            return f"it is a link to {target}, which leads to no file ({err.strerror})"
+        return "permission denied" if isinstance(err, PermissionError) else None
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "special file")
+        return f"it is a {kind}, not a regular file: write what it gives to a file"
+    return None if os.access(path, os.R_OK) else "permission denied"
 
 
 def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
@@ -323,7 +423,10 @@ def _no_such_input(filesystem: Any, path: str, name: str) -> UnreadableInputErro
     if glob.has_magic(without_query(path)):
         return UnreadableInputError(f"no such input: {redacted(name)} matches nothing")
     near = "" if name.startswith(HTTP) else _near(filesystem, path)
-    return UnreadableInputError(f"no such input: {redacted(name)}{near}")
+    problem = local_problem(path) if "file" in filesystem.protocol else None
+    return UnreadableInputError(
+        f"no such input: {redacted(name)}{f': {problem}' if problem else near}"
+    )
 
 
 def _near(filesystem: Any, path: str) -> str:
@@ -343,6 +446,22 @@ def _version(info: dict[str, Any]) -> str:
             return str(os.stat(info["name"]).st_mtime)  # noqa: PTH116 (paths are those of fsspec)
     value = next((info[key] for key in _VERSIONS if info.get(key)), "")
     return str(value.timestamp() if hasattr(value, "timestamp") else value)
+
+
+def _stamp(filesystem: Any, plain: str) -> str:
+    """What is another one after every change of a file of this machine; "" for others."""
+    if "file" not in filesystem.protocol:
+        return ""
+    found = Path(plain).stat()
+    return f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+
+
+def _digest(file: InputFile, storage_options: dict[str, Any]) -> str:
+    content = hashlib.sha256()
+    with reading(file.path, storage_options, file.size_bytes) as opened:
+        while some := opened.read(DIGESTED_BYTES):
+            content.update(some)
+    return f"{_SHA256}{content.hexdigest()}"
 
 
 def _bare(version: str) -> str:

@@ -22,6 +22,7 @@ FORMATS = ("parquet", "jsonl")
 BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
 BUCKETS = ("scores", "weight", "by", "text_field", "n", *BUCKETS_OF_EDGES)
 EDGES = "edges"
+READ = ("types", "part_size", "input_digest")  # settings of `make_reader`, beside the columns
 
 
 def _is_text(value: Any) -> bool:
@@ -43,6 +44,7 @@ def _is_named(value: Any) -> bool:
 # Whether a value is of the kind that a field's annotation names.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "str": _is_text,
+    "bool": lambda value: isinstance(value, bool),
     "int": _is_count,
     "int | str": lambda value: _is_text(value) or _is_count(value),
     "list[str]": lambda value: _is_text(value) or _is_list(value),
@@ -104,6 +106,10 @@ class JobSettings:
     part_size: int | str | None = field(default=None, metadata=_about(
         'bytes, or such as "16MB"', "Files",
         help='Input of one task, such as "16MB". Default: automatic.'))
+    input_digest: bool = field(default=False, metadata=_about(
+        "true or false", "Files",
+        help="Tell by digests of their content whether input files have changed, and not by size "
+        "and time; reads all of them once more."))
     backend: str = field(default="pandas", metadata=_about(
         "pandas or cudf", "Files", choices=BACKENDS,
         help="Frames that files are read as. Default: pandas."))
@@ -240,7 +246,7 @@ class JobSettings:
             stages.append(ScoreBuckets(**self.buckets))
         read = None if self.fields is None else self._fields(stages)
         if self.limit is None:
-            options: dict[str, Any] = {"types": self.types, "part_size": self.part_size}
+            options = {name: getattr(self, name) for name in READ}
             reader: Any = make_reader(self.input, fields=read, **options)
         else:
             from gpuclassify.jobs.input.first_rows import first_rows_lazily
@@ -272,6 +278,7 @@ def make_reader(
     fields: list[str] | None = None,
     types: dict[str, str] | None = None,
     part_size: int | str | None = None,
+    input_digest: bool = False,
 ) -> FileReader:
     """The reader of inputs; `types` are of JSON lines.
 
@@ -282,7 +289,11 @@ def make_reader(
     """
     from gpuclassify.jobs.input.readers import FileReader, JsonlReader
 
-    options: dict[str, Any] = {"fields": fields, "part_bytes": _bytes(part_size)}
+    options: dict[str, Any] = {
+        "fields": fields,
+        "part_bytes": _bytes(part_size),
+        "input_digest": input_digest,
+    }
     return JsonlReader(inputs, types=types, **options) if types else FileReader(inputs, **options)
 
 

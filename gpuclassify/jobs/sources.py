@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
 import re
@@ -13,7 +14,13 @@ import dask
 
 from gpuclassify.hub.dataset_files import token_names
 from gpuclassify.jobs.execution import compute_tasks, run_tasks
-from gpuclassify.jobs.files import UnreadableInputError, check_all_unchanged, file_format
+from gpuclassify.jobs.files import (
+    InputFile,
+    UnreadableInputError,
+    check_all_unchanged,
+    file_format,
+    with_digests,
+)
 from gpuclassify.jobs.input.parts import InputParts, InputSchema
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.records import Record
@@ -83,6 +90,12 @@ class FileSource:
                 return True
         return False
 
+    @functools.cached_property
+    def files(self) -> Sequence[InputFile]:
+        """The files, with digests of what they hold if the reader wants them; a plan does not."""
+        found = self.found.files
+        return with_digests(found, self.storage_options) if self.reader.input_digest else found
+
     def identity(self) -> dict[str, dict[str, Any]]:
         """What the input is; a job whose input differs is another job."""
         found = self.found
@@ -96,7 +109,7 @@ class FileSource:
             },
             "input file": {
                 redacted(file.path): f"{file.size_bytes} bytes, {file.version}"
-                for file in found.files
+                for file in self.files
             },
         }
 
@@ -105,7 +118,7 @@ class FileSource:
         import dask.dataframe as dd
 
         share_tokens_with_workers(token_names(self.reader.paths))
-        files = {file.path: file for file in self.found.files}
+        files = {file.path: file for file in self.files}
         parts = self.found.parts
         return dd.from_map(
             read_frame,
@@ -119,7 +132,7 @@ class FileSource:
     def check_unchanged(self) -> None:
         """Raise ChangedInputError unless all files are what they were when the job began."""
         reader = self.reader
-        check_all_unchanged(self.found.files, reader.paths, reader.storage_options)
+        check_all_unchanged(self.files, reader.paths, reader.storage_options)
 
     def run(
         self, client: Any, todo: Sequence[int], names: Sequence[str], spec: TaskSpec
@@ -127,7 +140,7 @@ class FileSource:
         """Records of the parts with the numbers `todo`, as they are done."""
         share_tokens_with_workers(token_names(self.reader.paths))
         packed = spec.pack()
-        files = {file.path: file for file in self.found.files}
+        files = {file.path: file for file in self.files}
         parts = self.found.parts
         calls = ((parts[n], names[n], packed, files[parts[n].path]) for n in todo)
         return run_tasks(client, run_part, calls)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from gpuclassify.jobs.stores import explained, redacted, url_to_filesystem
+from gpuclassify.jobs.stores import OBJECT_STORES, explained, redacted, url_to_filesystem
 from gpuclassify.workers.secrets import recall
 
 FILES_AT_A_TIME = 16
@@ -29,8 +29,6 @@ _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _PRIVATE = re.compile(r"\..+\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{32}")
 _ABANDONED_SECONDS = 86_400.0
 _being_written: set[str] = set()  # by this process
-# They have no folders: asked for one, s3fs creates the bucket if there is none.
-_OBJECT_STORES = {"s3", "gs", "az"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,8 @@ class Directory:
 
     def make(self, *folders: str) -> None:
         """Make the directory and these in it, where the file system has directories."""
-        if not _OBJECT_STORES.isdisjoint(self.filesystem.protocol):
+        # Asked for a folder, s3fs creates the bucket if there is none.
+        if not OBJECT_STORES.isdisjoint(self.filesystem.protocol):
             return
         for folder in ("", *folders):
             self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
-from collections.abc import Collection, Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 from gpuclassify.hub.dataset_files import hub_uri
 
+logger = logging.getLogger(__name__)
+Found = TypeVar("Found")
+
 HTTP = ("http://", "https://")
+# They have no folders, and give an object another tag whenever it is written.
+OBJECT_STORES = {"s3", "gs", "az"}
+# Seconds until a web server that has failed is asked again; clients of other stores ask by
+# themselves.
+PAUSES = (0.5, 2.0, 8.0)
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
 # What is left of a store's error; any other is an OSError.
 _KINDS = (FileNotFoundError, PermissionError, TimeoutError)
 
@@ -48,8 +59,38 @@ def without_query(path: str) -> str:
     return redacted(path) if path.startswith(HTTP) else path
 
 
+def retried(url: str, call: Callable[[], Found]) -> Found:
+    """What `call` returns; over HTTP it is tried again after what may pass, up to three times.
+
+    Raises
+    ------
+    Exception
+        What the last try has raised.
+    """
+    for seconds in PAUSES if url.startswith(HTTP) else ():
+        try:
+            return call()
+        except Exception as err:
+            reason = what_happened(url, err)
+            if not _may_pass(reason):
+                raise
+            logger.warning("%s: %s: asked again in %s s", redacted(url), _shown(reason), seconds)
+        time.sleep(seconds)  # out here: the error holds what the request had
+    return call()
+
+
+def _may_pass(err: BaseException) -> bool:
+    """Whether a web server that failed like this may answer the next time."""
+    import aiohttp
+
+    status = getattr(err, "status", None)
+    if status is not None:
+        return status in _PASSING
+    return isinstance(err, (aiohttp.ClientError, ConnectionError, TimeoutError))
+
+
 @contextlib.contextmanager
-def explained(url: str, storage_options: Collection[str] = ()) -> Iterator[None]:
+def explained(url: str, storage_options: Collection[str] = (), what: str = "") -> Iterator[None]:
     """Say of which store an error is, and what to do about it; of no secret that the URL holds.
 
     Parameters
@@ -58,6 +99,8 @@ def explained(url: str, storage_options: Collection[str] = ()) -> Iterator[None]
         A path that is no URL, and one of the Hub, have errors that say so themselves.
     storage_options : collection of str
         Names of the options that were given.
+    what : str
+        What was read of it, such as ``", from byte 5"``.
 
     Raises
     ------
@@ -69,7 +112,8 @@ def explained(url: str, storage_options: Collection[str] = ()) -> Iterator[None]
     except Exception as err:
         if "://" not in url or hub_uri(url) is not None:
             raise
-        raise _store_error(url, what_happened(url, err), storage_options) from None
+        error = _store_error(redacted(url) + what, what_happened(url, err), storage_options)
+        raise error from None
 
 
 def what_happened(url: str, err: Exception) -> BaseException:
@@ -80,12 +124,17 @@ def what_happened(url: str, err: Exception) -> BaseException:
     return err if getattr(cause, "status", None) in (404, 410) else cause
 
 
-def _store_error(url: str, err: BaseException, given: Collection[str]) -> OSError:
+def _shown(err: BaseException) -> str:
+    """An error of a store's client in a line, without secrets of the URLs in it."""
+    text = re.sub(r"\b\w++://[^\s'\"]+", lambda found: redacted(found[0]), str(err))
+    return f"{type(err).__name__}: {text}".rstrip(".: ")
+
+
+def _store_error(where: str, err: BaseException, given: Collection[str]) -> OSError:
     kind: type[OSError] = next((each for each in _KINDS if isinstance(err, each)), OSError)
-    reason = re.sub(r"\w+://[^\s'\"]+", lambda found: redacted(found[0]), str(err)).rstrip(".")
     options = f"gives {', '.join(sorted(given))}" if given else "is empty"
     return kind(
-        f"{redacted(url)}: {type(err).__name__}: {reason}. Check address, bucket, region and "
+        f"{where}: {_shown(err)}. Check address, bucket, region and "
         f"credentials: storage_options= {options}, and the environment gives the rest, here and "
         "on the workers"
     )

@@ -180,7 +180,8 @@ def _read(
     # What is wrong with a column leaves out its row, and moves those after it: all must be read.
     if columns is not None and spec.on_error != "quarantine":
         schema = schema.projected(columns)
-    with _noticing_changes(file, schema.storage_options):
+    read = file if part.problem is None else None
+    with _noticing_changes(read, schema.storage_options):
         table, problems = read_table(part, schema, spec.on_error)
     chosen = table if columns is None else table.select(list(columns))
     return to_frame(chosen, spec.backend), problems

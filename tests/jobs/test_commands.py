@@ -18,6 +18,7 @@ from distributed import Client
 from gpuclassify.commands.buckets import buckets
 from gpuclassify.commands.classify import classify, report
 from gpuclassify.commands.client import shown_workers
+from gpuclassify.commands.dedup import dedup
 from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.plan import plan
 from gpuclassify.jobs.settings import JobSettings
@@ -117,6 +118,17 @@ def test_options_mean_one_classifier_or_all(settings_of):
         "part_size": "1MB",
         "on_error": "quarantine",
     }  # fmt: skip
+
+
+def test_digests_of_input_are_an_option_of_jobs_and_of_dedup(run, settings_of, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n')
+    settings = settings_of("in", "out", "--classifier", "domain", "--input-digest")
+    assert settings["input_digest"] is True
+    [reader, *_] = JobSettings.of(settings).pipeline().stages
+    assert reader.input_digest
+    run(path, tmp_path / "out", "--method", "exact", "--input-digest", command=dedup)
+    assert "sha256:" in (tmp_path / "out/_gpuclassify/job.json").read_text()
 
 
 def test_one_classifier_needs_no_name_before_its_options(settings_of):

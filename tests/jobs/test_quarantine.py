@@ -1,17 +1,24 @@
 """Broken files, lines and rows: told with their place, or left out and described."""
 
 import gzip
+import hashlib
 import json
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client
 
 from gpuclassify import DomainClassifier
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
+from gpuclassify.jobs.input import parts
+from gpuclassify.jobs.input.first_rows import first_rows
 from gpuclassify.jobs.input.parts import read_table
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
@@ -36,7 +43,15 @@ BAD = {
     "a number above double": b'{"id": 1e400, "text": "a"}',
     "nesting that overflows the parser": NESTED,
     "zeros": b"\x00\x00\x00",
+    "lists too deep for a column": b'{"id": 1, "deep": ' + b"[" * 50 + b"]" * 50 + b"}",
+    "lists too deep for pickle": b'{"id": 1, "deep": ' + b"[" * 300 + b"]" * 300 + b"}",
+    "lists too deep for Python": b'{"id": 1, "deep": ' + b"[" * 998 + b"]" * 998 + b"}",
+    "objects too deep for a column": b'{"deep": ' * 100 + b"1" + b"}" * 100,
+    "objects too deep for pickle": b'{"deep": ' * 300 + b"1" + b"}" * 300,
+    "objects too deep for Python": b'{"deep": ' * 999 + b"1" + b"}" * 999,
 }
+# What is wrong with fields that are not asked for does no harm.
+HARMLESS = {"a name in no UTF-8", *(kind for kind in BAD if " too deep for " in kind)}
 
 
 class OneSample(JsonlReader):
@@ -104,15 +119,46 @@ def test_a_bad_line_stops_the_job_by_default_naming_its_place(write, tmp_path, k
         Pipeline([JsonlReader(f"{tmp_path}/in"), same, JsonlWriter(f"{tmp_path}/out")]).run()
 
 
+@pytest.mark.parametrize(("begin", "end", "depth"), [(b"[", b"]", 49), (b'{"a":', b"}", 98)])
+def test_a_column_may_be_as_deep_as_readers_of_parquet_bear(write, tmp_path, begin, end, depth):
+    line = b'{"id": 60, "text": "deep", "deep": ' + begin * depth + b"7" + end * depth + b"}"
+    write("a.jsonl", b"\n".join([*GOOD, line]))
+    for writer in (ParquetWriter(f"{tmp_path}/rows"), JsonlWriter(f"{tmp_path}/lines")):
+        with Client(n_workers=1, processes=False, dashboard_address=None) as client:
+            Pipeline([JsonlReader(f"{tmp_path}/in"), same, writer]).run(client)
+    [part] = (tmp_path / "rows").glob("*.parquet")
+    [lines] = (tmp_path / "lines").glob("*.jsonl")
+    assert pq.read_table(part).to_pylist()[60] == json.loads(line)
+    assert json.loads(lines.read_bytes().splitlines()[60]) == json.loads(line)
+
+
 def test_most_lines_may_be_bad(write, tmp_path):
     bad = [*BAD.values()] * 5
     lines = [line for pair in zip(GOOD, bad[:60], strict=True) for line in pair]
     write("a.jsonl", b"\n".join([*lines, *bad[60:]]))
     summary = run(tmp_path, JsonlReader(f"{tmp_path}/in", fields=["id", "text"]))
-    is_known = [kind == "a name in no UTF-8" for kind in BAD]  # of a field that is not asked for
-    assert summary.left_out["line"] == len(bad) - 5 * sum(is_known)
+    assert summary.left_out["line"] == len(bad) - 5 * len(HARMLESS)
     found = rows(tmp_path)
     assert found[found["text"].notna()]["id"].tolist() == list(range(60))
+
+
+@pytest.mark.parametrize("zeros", [1, 511, 100_000])
+def test_zeros_behind_gzip_are_none_of_it(write, tmp_path, zeros):
+    """As `gzip -d` has it: tapes and `dd` fill blocks with zeros."""
+    content = gzip.compress(b"\n".join(GOOD[:30]) + b"\n") + b"\0" * zeros
+    path = write("a.jsonl.gz", content + gzip.compress(b"\n".join(GOOD[30:])) + b"\0" * zeros)
+    assert gzip.decompress(path.read_bytes()) == b"\n".join(GOOD)
+    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).left_out == {}
+    assert rows(tmp_path)["id"].tolist() == list(range(60))
+
+
+def test_a_compressed_file_that_is_large_within_is_told(write, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(parts, "LARGE_BYTES", 1_000)
+    write("small.jsonl.gz", gzip.compress(GOOD[0]))
+    write("large.jsonl.gz", gzip.compress(b"\n".join(GOOD)))
+    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).rows_out == 61
+    assert "large.jsonl.gz holds more than" in caplog.text
+    assert "small.jsonl.gz" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -150,6 +196,82 @@ def test_parquet_files_that_are_broken_or_do_not_fit_are_left_out(tmp_path):
     assert "b.parquet, row groups 0 to 0" in reasons
     assert all(reason == " ".join(reason.split()) for reason in reasons.values())
     assert "text is list" in reasons["other.parquet"]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_bit_that_flips_in_a_page_with_a_checksum_is_noticed(tmp_path, compression):
+    texts = [
+        f"text {number} " + hashlib.sha256(b"%d" % number).hexdigest() for number in range(900)
+    ]
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in/a.parquet"
+    pq.write_table(
+        pa.table({"text": texts, "id": range(900)}),
+        path,
+        row_group_size=300,
+        compression=compression,
+        use_dictionary=False,
+        write_page_checksum=True,
+    )
+    content = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(1).column(0)
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    reader = ParquetReader(f"{tmp_path}/in", part_bytes=1)
+    told = r"a\.parquet, row groups 1 to 1 cannot be read: .*checksum.*bring the file again"
+    with pytest.raises(UnreadableInputError, match=told):
+        Pipeline([reader, same, ParquetWriter(f"{tmp_path}/no")]).run()
+    with pytest.raises(UnreadableInputError, match=r"a\.parquet.*checksum"):
+        first_rows([f"{tmp_path}/in"], 400)
+    assert run(tmp_path, reader).left_out == {"file": 1}
+    assert rows(tmp_path)["text"].tolist() == texts[:300] + texts[600:]
+
+
+@pytest.fixture
+def odd_files(write, tmp_path):
+    """What is no file, by name and by what is told of it."""
+    write("a.jsonl", b"\n".join(GOOD))
+    inside = tmp_path / "in"
+    os.mkfifo(inside / "fifo.jsonl")
+    (tmp_path / "folder").mkdir()
+    (inside / "folder.jsonl").symlink_to(tmp_path / "folder")
+    (inside / "gone.jsonl").symlink_to("nowhere.jsonl")
+    (inside / "loop.jsonl").symlink_to("loop.jsonl")
+    (inside / "through.jsonl").symlink_to("fifo.jsonl")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(inside / "s.jsonl"))
+        yield {
+            "fifo": "a FIFO, not a regular file",
+            "folder": "a directory, not a regular file",
+            "gone": "a link to nowhere.jsonl, which leads to no file",
+            "loop": "a link to loop.jsonl, which leads to no file",
+            "s": "a socket, not a regular file",
+            "through": "a FIFO, not a regular file",
+        }
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_what_is_no_file_is_named_and_hangs_nothing(odd_files, tmp_path, kind, scheme):
+    if kind == "parquet":
+        for path in (tmp_path / "in").iterdir():
+            path.rename(path.with_suffix(".parquet"))
+        pd.DataFrame({"id": range(60), "text": "a"}).to_parquet(tmp_path / "in/a.parquet")
+        links = {name: kind for name, kind in odd_files.items() if name not in ("loop", "through")}
+    else:
+        links = odd_files
+    reader = FileReader(f"{scheme}{tmp_path}/in")
+    with pytest.raises(UnreadableInputError, match=rf"fifo\.{kind} cannot be read: it is a FIFO"):
+        reader.find_parts()
+    with pytest.raises(UnreadableInputError, match=rf"fifo\.{kind} cannot be read: it is a FIFO"):
+        first_rows([f"{scheme}{tmp_path}/in"], 100)
+    with pytest.raises(UnreadableInputError, match=r"gone.*a link to nowhere.*leads to no file"):
+        FileReader(f"{tmp_path}/in/gone.{kind}").find_parts()
+    assert run(tmp_path, reader).left_out == {"file": len(odd_files)}
+    assert rows(tmp_path)["id"].tolist() == list(range(60))
+    told = {Path(problem["source"]).stem: problem["reason"] for problem in problems(tmp_path)}
+    assert told.keys() == odd_files.keys()
+    assert all(what in told[name] for name, what in links.items())
 
 
 def test_rows_of_parquet_that_are_no_utf8_are_left_out(tmp_path):
@@ -253,7 +375,7 @@ def test_quarantine_files_can_be_read_as_json_lines(write, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.jsonl.gz", gzip.compress(b"\n".join(GOOD))[:-20], r"a\.jsonl\.gz: Truncated"),
+        ("a.jsonl.gz", gzip.compress(b"\n".join(GOOD))[:-20], r"gz: Compressed file ended before"),
         ("a.jsonl", '{"text": "é"}'.encode("latin-1"), r"from byte 0: byte 10 .* not UTF-8.*iconv"),
         ("a.parquet", b"", "file size is 0 bytes"),
     ],

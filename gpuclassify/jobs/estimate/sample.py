@@ -13,7 +13,13 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.jobs.files import BrokenContentError, UnreadableInputError, compression, reading
+from gpuclassify.jobs.files import (
+    BrokenContentError,
+    UnreadableInputError,
+    compression,
+    decompressed,
+    reading,
+)
 from gpuclassify.jobs.input.jsonl import parse_good
 from gpuclassify.jobs.input.parquet import read_footers
 from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_table, unreadable
@@ -309,7 +315,7 @@ def _read(
     try:
         with (
             reading(part.path, schema.storage_options) as file,
-            pa.input_stream(file, compression=codec) as stream,
+            decompressed(file, codec) as stream,
         ):
             while more := stream.read(STEP_BYTES):
                 # Stored bytes are read ahead: when more are asked for, those before are used up.

@@ -15,7 +15,7 @@ from gpuclassify.jobs.files import (
     UnreadableInputError,
     compression,
     delivers_ranges,
-    is_denied,
+    local_problem,
 )
 from gpuclassify.jobs.input.parquet import Footer, group_runs, read_footers
 from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, unreadable
@@ -40,12 +40,7 @@ from gpuclassify.jobs.quarantine import FILE, Problem
 # Some 200 parts show progress and even out workers; parts this small or large lose speed.
 PARTS_AIMED_AT = 200
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 256 << 10, 64 << 20
-
-
-def even_part_bytes(files: Iterable[InputFile]) -> int:
-    """Bytes of a part of these files, where nothing else is asked for."""
-    aim = sum(file.size_bytes or 0 for file in files) // PARTS_AIMED_AT
-    return min(max(aim, SMALLEST_PART_BYTES), LARGEST_PART_BYTES)
+COLUMN_BYTES = 1 << 10  # of a part, at least: each column costs time in each part
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class PartFinder:
 
     files: Sequence[InputFile]
     fields: Sequence[str] | None
-    part_bytes: int
+    part_bytes: int | None
     options: dict[str, Any]
     on_error: str
     needed: Collection[str]
@@ -77,6 +72,7 @@ class PartFinder:
             broken = [Part(file.path, problem=footer.problem) for file, footer in ends]
             self._check(_problems(broken), is_all=True)
         schema = self._schema(held)
+        part_bytes = self._bytes_of_part(schema)
         parts: list[Part] = []
         for file, footer in ends:
             problem = footer.problem or _misfit(file, footer, schema, self.needed)
@@ -85,20 +81,18 @@ class PartFinder:
                 continue
             parts += [
                 Part(file.path, row_groups=run, file_bytes=file.size_bytes)
-                for run in group_runs(footer, self.part_bytes)
+                for run in group_runs(footer, part_bytes)
             ]
         self._check(_problems(parts))
-        return InputParts(tuple(parts), schema, tuple(self.files), self.part_bytes)
+        return InputParts(tuple(parts), schema, tuple(self.files), part_bytes)
 
     def json_lines(
         self, types: Mapping[str, str], most_samples: int, sample_bytes: int
     ) -> InputParts:
         """Byte ranges, with columns from samples of the lines."""
-        parts = self._byte_ranges(self.part_bytes)
-        problems = _problems(parts)
+        pieces = self._byte_ranges(max(sample_bytes, -(-self._total_bytes // most_samples)))
+        problems = _problems(pieces)
         self._check(problems)
-        total_bytes = sum(file.size_bytes or 0 for file in self.files)
-        pieces = self._byte_ranges(max(sample_bytes, -(-total_bytes // most_samples)))
         pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
         samples: list[SampledLines] = []
         for found in read_samples(pieces, most_samples, sample_bytes, self.options):
@@ -119,7 +113,19 @@ class PartFinder:
                 if reason is not None:
                     raise UnreadableInputError(f"{sample.piece} does not fit other files: {reason}")
         self._check(sample_problems(samples, schema.arrow, schema.is_projected))
-        return InputParts(tuple(parts), schema, tuple(self.files), self.part_bytes)
+        part_bytes = self._bytes_of_part(schema)
+        parts = tuple(self._byte_ranges(part_bytes))
+        return InputParts(parts, schema, tuple(self.files), part_bytes)
+
+    @property
+    def _total_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
+
+    def _bytes_of_part(self, schema: InputSchema) -> int:
+        """Bytes of a part: what is asked for, or what divides the files evenly."""
+        least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow))
+        aim = max(self._total_bytes // PARTS_AIMED_AT, least)
+        return self.part_bytes or min(aim, LARGEST_PART_BYTES)
 
     @functools.cached_property
     def _whole(self) -> set[str]:
@@ -135,8 +141,8 @@ class PartFinder:
         parts: list[Part] = []
         for file in self.files:
             path, end = file.path, file.size_bytes
-            if is_denied(path):
-                parts.append(Part(path, problem="permission denied", file_bytes=end))
+            if problem := local_problem(path):
+                parts.append(Part(path, problem=problem, file_bytes=end))
             elif end is None or path in self._whole:
                 parts.append(Part(path, file_bytes=end))
             else:
@@ -182,7 +188,8 @@ def _misfit(
 ) -> str | None:
     """Why a Parquet file cannot be read with these columns."""
     schema = common.arrow
-    names = [name for name in footer.schema.names if name in schema.names]
+    known = set(schema.names)
+    names = [name for name in footer.schema.names if name in known]
     double = [name for name, count in Counter(names).items() if count > 1]
     if double:
         return (
@@ -198,6 +205,6 @@ def _misfit(
     wrong = [
         f"{found.name} is {found.type}, and {schema.field(found.name).type} in most"
         for found in footer.schema
-        if not fits(pa.schema([found]), schema)
+        if found.name in known and not fits(found.type, schema.field(found.name).type)
     ]
     return f"the inputs' columns do not fit together: {'; '.join(wrong)}" if wrong else None

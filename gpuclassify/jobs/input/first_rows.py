@@ -13,15 +13,19 @@ import pyarrow.parquet as pq
 from gpuclassify.hub.dataset_files import LINE_BYTES
 from gpuclassify.jobs.files import (
     PARQUET,
+    BrokenContentError,
     InputFile,
     UnreadableInputError,
     compression,
+    decompressed,
     file_format,
     find_files,
+    local_problem,
     reading,
     redacted,
 )
 from gpuclassify.jobs.input.jsonl import parse_good
+from gpuclassify.jobs.input.parquet import open_checked
 from gpuclassify.jobs.input.parts import Part
 from gpuclassify.jobs.input.samples import SampledLines, sampled_schema
 from gpuclassify.jobs.input.schema import project, to_pandas
@@ -118,10 +122,19 @@ def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataF
 
 
 def _first_of(file: InputFile, most: int) -> pa.Table:
+    try:
+        if problem := local_problem(file.path):
+            raise BrokenContentError(problem)
+        return _read_first(file, most)
+    except BrokenContentError as err:
+        raise UnreadableInputError(f"{redacted(file.path)} cannot be read: {err}") from err
+
+
+def _read_first(file: InputFile, most: int) -> pa.Table:
     with reading(file.path, {}, file.size_bytes, LINE_BYTES) as opened:
         if file_format(file.path) == PARQUET:
-            return _parquet_table(pq.ParquetFile(opened), most)
-        with pa.input_stream(opened, compression=compression(file.path)) as stream:
+            return _parquet_table(open_checked(opened), most)
+        with decompressed(opened, compression(file.path)) as stream:
             return _json_table(_first_lines(io.BufferedReader(stream), most), redacted(file.path))
 
 

@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,15 +21,17 @@ from gpuclassify.jobs.quarantine import isolate_bad_rows
 MOST_BYTES_AT_ONCE = 64 << 20
 # A parser without a limit of its own overflows its stack: pyarrow's between 10,000 and 100,000.
 DEEPEST_NESTING = 1_000
+# Levels of a column, a list two, as readers of Parquet count and bear them; pickles some 50 more.
+DEEPEST_COLUMN = 99
 MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
 ONE_A_LINE = (
     "the line is no JSON object: a file of JSON lines holds one object a line, which "
     "`jq -c '.[]' FILE` makes of an array, and `jq -c . FILE` of objects over several lines"
 )
 # pyarrow's words for a value of another type than the column's.
-_OTHER_TYPE = re.compile(r"Failed to convert JSON|Column\(.*\) changed from")
+_OTHER_TYPE = ("Failed to convert JSON", ") changed from ")
+MOST_NAMED = 4
 _BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
 
@@ -105,6 +106,8 @@ def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool =
     )
     if len(table) != rows:
         raise BadLineError("a line holds more than one JSON object")
+    if not is_projected:
+        _check_depth(table.schema)
     if schema is not None:
         if not is_projected:
             _check_nothing_is_lost(table.schema, schema)
@@ -179,10 +182,12 @@ def _exact(kind: pa.DataType, values: list[Any]) -> pa.DataType:
         inner = [item for value in values if isinstance(value, list) for item in value]
         return pa.list_(_exact(kind.value_type, inner))
     if pa.types.is_struct(kind):
-        dicts = [value for value in values if isinstance(value, dict)]
+        held: dict[str, list[Any]] = {}
+        for value in values:
+            for name, item in value.items() if isinstance(value, dict) else ():
+                held.setdefault(name, []).append(item)
         return pa.struct(
-            field.with_type(_exact(field.type, [value.get(field.name) for value in dicts]))
-            for field in kind.fields
+            field.with_type(_exact(field.type, held.get(field.name, []))) for field in kind.fields
         )
     if not pa.types.is_floating(kind):
         return kind
@@ -206,22 +211,20 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
     if line.strip(_BLANKS) == b"{":
         return ONE_A_LINE
     text = str(err).removesuffix(" in row 0")
-    if not _OTHER_TYPE.search(text):
+    if not any(words in text for words in _OTHER_TYPE):
         return text
-    columns = [f"{f.name} ({f.type} in the samples)" for f in schema if not _holds(line, f)]
+
+    def read(start: int, stop: int) -> None:
+        parse([line], pa.schema([schema.field(place) for place in range(start, stop)]), True)
+
+    tried = isolate_bad_rows(read, 0, len(schema), BROKEN_LINES)
+    bad = (schema.field(place) for place, err in tried if err is not None)
+    columns = [f"{f.name} ({f.type} in the samples)" for f in itertools.islice(bad, MOST_NAMED)]
     return (
         f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
         "(fields=, --field) without that one, or, for numbers, give a JsonlReader its type, "
         'such as types={"price": "double"} (--type price=double)'
     )
-
-
-def _holds(line: bytes, field: pa.Field) -> bool:
-    try:
-        parse([line], pa.schema([field]), is_projected=True)
-    except BROKEN_LINES:
-        return False
-    return True
 
 
 def _check_line(line: bytes) -> bool:
@@ -230,20 +233,37 @@ def _check_line(line: bytes) -> bool:
     if text and text[:1] != b"{":
         raise BadLineError(ONE_A_LINE)
     if text.count(b"[") + text.count(b"{") > DEEPEST_NESTING:
-        brackets = np.frombuffer(_STRING.sub(b"", text), dtype=np.uint8)
+        # Without escapes, every other piece between quotes is outside of strings.
+        pieces = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        brackets = np.frombuffer(b"".join(pieces[::2]), dtype=np.uint8)
         steps = np.isin(brackets, _OPENING).astype(np.int64) - np.isin(brackets, _CLOSING)
         if steps.cumsum().max(initial=0) > DEEPEST_NESTING:
             raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
     return bool(text)
 
 
+def _check_depth(schema: pa.Schema) -> None:
+    """Raise BadLineError if a column is nested deeper than what follows can hold."""
+    inner = [(field.type, 1, field.name) for field in schema]
+    while inner:
+        kind, level, name = inner.pop()
+        if level > DEEPEST_COLUMN:
+            raise BadLineError(
+                f"{name} is nested too deep for a column, which may be "
+                f"{DEEPEST_COLUMN // 2} lists or {DEEPEST_COLUMN - 1} objects in each other: name "
+                "the columns to keep (fields=, --field) without it"
+            )
+        below = level + 1 + pa.types.is_list(kind)
+        inner += [(kind.field(place).type, below, name) for place in range(kind.num_fields)]
+
+
 def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
     """Raise BadLineError if there are fields, other than nulls, that the schema lacks."""
+    known = {field.name: field.type for field in schema}
     late = [
         field.name
         for field in found
-        if not pa.types.is_null(field.type)
-        and (field.name not in schema.names or field.type != schema.field(field.name).type)
+        if not pa.types.is_null(field.type) and known.get(field.name) != field.type
     ]
     if late:
         raise BadLineError(

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.jobs.files import BrokenContentError, InputFile, is_denied, reading
+from gpuclassify.jobs.files import BrokenContentError, InputFile, local_problem, reading
 from gpuclassify.jobs.quarantine import isolate_bad_rows
 
 FOOTERS_AT_A_TIME = 16
@@ -33,8 +33,8 @@ def read_footers(files: Sequence[InputFile], storage_options: dict[str, Any]) ->
     known: dict[pa.Schema, pa.Schema] = {}
 
     def read(file: InputFile) -> Footer:
-        if is_denied(file.path):
-            return Footer(pa.schema([]), problem="permission denied")
+        if problem := local_problem(file.path):
+            return Footer(pa.schema([]), problem=problem)
         try:
             with reading(file.path, storage_options, file.size_bytes, FOOTER_BYTES) as opened:
                 metadata = pq.read_metadata(opened)
@@ -66,6 +66,14 @@ def group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
     return [*runs, tuple(run)] if run or not runs else runs
 
 
+def open_checked(file: Any) -> pq.ParquetFile:
+    """A Parquet file whose pages are compared with their checksums, where it has some.
+
+    That costs no time that can be measured. pyarrow and Spark write checksums if they are told to.
+    """
+    return pq.ParquetFile(file, page_checksum_verification=True)
+
+
 def read_groups(file: Any, groups: Sequence[int], schema: pa.Schema) -> pa.Table:
     """Row groups of an open file with the columns of `schema`; those that the file lacks are null.
 
@@ -74,10 +82,12 @@ def read_groups(file: Any, groups: Sequence[int], schema: pa.Schema) -> pa.Table
     pyarrow.ArrowException, OSError
         The bytes are broken, or of other types than the schema's.
     """
-    table = pq.ParquetFile(file).read_row_groups(list(groups), columns=schema.names)
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
+    table = open_checked(file).read_row_groups(list(groups), columns=schema.names)
+    held = set(table.column_names)
+    if absent := [column for column in schema if column.name not in held]:
+        nulls = [pa.nulls(len(table), column.type) for column in absent]
+        names = [*table.column_names, *(column.name for column in absent)]
+        table = pa.table([*table.columns, *nulls], names)
     return table.select(schema.names).cast(schema)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from gpuclassify.jobs.files import (
     InputFile,
     UnreadableInputError,
     compression,
+    decompressed,
     reading,
     redacted,
 )
@@ -23,6 +25,9 @@ from gpuclassify.jobs.input.parquet import good_rows, read_groups
 from gpuclassify.jobs.input.schema import to_pandas, with_folder_values
 from gpuclassify.jobs.quarantine import FILE, LINE, ROW, Problem, shortened
 
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 1 << 30  # of a part; a worker takes some three times as much for it
 # What to do about what cannot be read, by the `on_error` that raises it.
 CURES = {
     "raise": 'To go on without it: on_error="quarantine" of a Pipeline (--on-error quarantine).',
@@ -170,8 +175,16 @@ def _read_json(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]
         if codec is None:
             offset, lines = read_range(file, part.start, part.length)
         else:
-            with pa.input_stream(file, compression=codec) as stream:
-                offset, lines = 0, stream.read()
+            with decompressed(file, codec) as stream:
+                offset, lines = 0, stream.read(LARGE_BYTES)
+                if len(lines) == LARGE_BYTES:
+                    logger.warning(
+                        "%s holds more than %d MiB of lines, all of which are in memory at once, "
+                        "as a compressed file is one part: cut it into several files",
+                        redacted(part.path),
+                        LARGE_BYTES >> 20,
+                    )
+                    lines += stream.read()
     table, bad = parse_good(lines, offset, schema.arrow, schema.is_projected)
     table = with_folder_values(table, schema.folder_fields, part.path)
     name = redacted(part.path)

@@ -10,10 +10,10 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_count, check_text, with_plain_values
+from gpuclassify.checks import check_count, check_flag, check_text, with_plain_values
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, find_files
-from gpuclassify.jobs.input.find_parts import PartFinder, even_part_bytes
+from gpuclassify.jobs.input.find_parts import PartFinder
 from gpuclassify.jobs.input.parts import InputParts, read_part
 from gpuclassify.jobs.input.schema import named_type
 from gpuclassify.jobs.stores import redacted
@@ -37,15 +37,24 @@ class FileReader:
     fields : str or sequence of str, optional
         Columns to read. Default: all.
     part_bytes : int, optional
-        Bytes of a part. Default: a two-hundredth of all input, between 256 KiB and 64 MiB.
+        Bytes of a part. Default: a two-hundredth of all input, between 256 KiB (more for hundreds
+        of columns) and 64 MiB.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
         alone, and not in the reader.
+    input_digest : bool
+        Tell whether files are what they were by a SHA-256 of their content, instead of size and
+        time, which `touch` and ``rsync -t`` set as they like; see
+        `gpuclassify.jobs.files.with_digests` and `check_unchanged`. Whenever a job begins or
+        continues, and not for a plan, all files are read once for it, 16 at a time. While it runs,
+        a file of a file system is read again only if its inode or the system's own time of its
+        last change is another, and one of a web server at the end of the job. Object stores and the
+        Hub have tags that no writer can set back: nothing is read there.
 
     Raises
     ------
     TypeError
-        A path is empty.
+        A path is empty, or `input_digest` no boolean.
     """
 
     file_format: ClassVar[str | None] = None
@@ -63,20 +72,24 @@ class FileReader:
         fields: str | Sequence[str] | None = None,
         part_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
+        input_digest: bool = False,
     ) -> None:
         check_count("part_bytes", part_bytes)
+        check_flag("input_digest", input_digest)
         self.paths = _names(paths)
         for path in self.paths:
             check_text("path", path, "a path: '.' is the current directory")
         self.fields = None if fields is None else tuple(dict.fromkeys(_names(fields)))
         self.part_bytes = part_bytes
         self.storage_options = keep_tokens(self.paths, storage_options or {})
+        self.input_digest = input_digest
 
     def __repr__(self) -> str:
         shown = [f"{[redacted(path) for path in self.paths]}"]
         for name in ("fields", "part_bytes", "types"):
             if getattr(self, name) is not None:
                 shown.append(f"{name}={getattr(self, name)!r}")
+        shown += ["input_digest=True"] * self.input_digest
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def find_parts(self, on_error: str = "raise", needed: Collection[str] = ()) -> InputParts:
@@ -103,9 +116,8 @@ class FileReader:
                 f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
                 f"{self.file_format} files, or take FileReader, which goes by names"
             )
-        part_bytes = self.part_bytes or even_part_bytes(files)
         options = self.storage_options
-        finder = PartFinder(files, self.fields, part_bytes, options, on_error, needed)
+        finder = PartFinder(files, self.fields, self.part_bytes, options, on_error, needed)
         if found == PARQUET:
             return finder.parquet()
         return finder.json_lines(self.types or {}, self.samples, self.sample_bytes)
@@ -116,7 +128,7 @@ class JsonlReader(FileReader):
 
     Parameters
     ----------
-    paths, fields, part_bytes, storage_options
+    paths, fields, part_bytes, storage_options, input_digest
         As of `FileReader`.
     types : mapping of str to str, optional
         Arrow types of columns that samples of the files may not show, such as
@@ -139,9 +151,14 @@ class JsonlReader(FileReader):
         part_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
         types: Mapping[str, str] | None = None,
+        input_digest: bool = False,
     ) -> None:
         super().__init__(
-            paths, fields=fields, part_bytes=part_bytes, storage_options=storage_options
+            paths,
+            fields=fields,
+            part_bytes=part_bytes,
+            storage_options=storage_options,
+            input_digest=input_digest,
         )
         for name, kind in (types or {}).items():
             named_type(name, kind)

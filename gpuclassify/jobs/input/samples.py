@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from gpuclassify.hub.dataset_files import LINE_BYTES
-from gpuclassify.jobs.files import BrokenContentError, compression, reading
+from gpuclassify.jobs.files import BrokenContentError, compression, decompressed, reading
 from gpuclassify.jobs.input.jsonl import exact_integers, line_schemas, parse_good, read_range
 from gpuclassify.jobs.input.parts import Part
 from gpuclassify.jobs.input.schema import common_schema, json_schema
@@ -77,7 +77,7 @@ def _read(
         if codec is None:
             spare_bytes = max(0, (piece.length or 0) - sample_bytes)
             return read_range(file, piece.start + spare_bytes * (turn % 3) // 2, sample_bytes)
-        with pa.input_stream(file, compression=codec) as stream:
+        with decompressed(file, codec) as stream:
             lines = stream.read(sample_bytes)
             while b"\n" not in lines and (more := stream.read(sample_bytes)):
                 lines += more

@@ -57,13 +57,9 @@ def json_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_type(_without_dates(field.type)) for field in schema])
 
 
-def fits(schema: pa.Schema, common: pa.Schema) -> bool:
-    """Whether data of `schema` can be read as `common` without loss."""
-    return all(
-        _unified(_plain(field.type), common.field(field.name).type) == common.field(field.name).type
-        for field in schema
-        if field.name in common.names
-    )
+def fits(kind: pa.DataType, common: pa.DataType) -> bool:
+    """Whether data of one type can be read as that of all files without loss."""
+    return _unified(_plain(kind), common) == common
 
 
 def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
@@ -74,8 +70,9 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
     UnreadableInputError
         One of them is not there.
     """
+    held = set(schema.names)
     for name in fields:
-        if name not in schema.names:
+        if name not in held:
             raise UnreadableInputError(
                 f"the input has no column {name!r}.{nearest(name, schema.names)} "
                 f"Columns are {', '.join(schema.names)}."

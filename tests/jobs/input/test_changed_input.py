@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 from distributed import Client
 
-from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
+from gpuclassify.jobs import files
+from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError, _digest
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
+from gpuclassify.jobs.output.run_key import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 
@@ -79,6 +81,63 @@ def test_a_file_that_changes_while_the_job_runs_fails_it(numbered, change, kind,
     assert counts == ([0, 1, 2, 3] if number else [0, 1, 2, 3, 4])
     assert "to continue" not in str(getattr(caught.value, "__notes__", []))
     assert not (numbered / "out/_SUCCESS").exists()
+
+
+def hold_others(path):
+    """As many bytes at the same time, as `rsync -t` leaves them: in a new file."""
+    before, new = path.stat(), path.with_name("new")
+    new.write_bytes(path.read_bytes().replace(b'"t"', b'"u"'))
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.replace(path)
+
+
+def hold_others_in_place(path):
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"t"', b'"u"'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def lines_job(folder, **options):
+    reader = JsonlReader(f"{folder}/in/*.jsonl", **options)
+    return Pipeline([reader, same, ParquetWriter(f"{folder}/out")])
+
+
+@pytest.mark.parametrize("number", [0, 3], ids=["read already", "not yet"])
+@pytest.mark.parametrize("change", [hold_others, hold_others_in_place])
+def test_a_digest_tells_other_bytes_of_the_same_size_and_time(numbered, change, number):
+    def meddle(done, total, summary):
+        if done == 2:
+            change((numbered / f"in/{number}.jsonl").resolve())
+
+    told = rf"{number}\.jsonl is not what .* it holds other bytes, as many as before: .*--restart"
+    with pytest.raises(ChangedInputError, match=told):
+        lines_job(numbered, input_digest=True).run(report=meddle)
+    assert not (numbered / "out/_SUCCESS").exists()
+    with pytest.raises(JobChangedError, match=rf"{number}\.jsonl.*sha256:"):
+        lines_job(numbered, input_digest=True).run()
+
+
+def test_a_digest_lets_files_have_other_times(numbered, monkeypatch):
+    read = []
+    monkeypatch.setattr(files, "_digest", lambda *call: read.append(call[0].path) or digest(*call))
+    digest, paths = _digest, sorted(map(str, (numbered / "in").glob("*.jsonl")))
+
+    def touch(done, total, summary):
+        if done == 2:
+            (numbered / "in/1.jsonl").touch()
+            (numbered / "in/2.jsonl").touch()
+
+    assert lines_job(numbered, input_digest=True).run(report=touch).rows_in == 24
+    assert sorted(read) == sorted([*paths, *paths[1:3]])  # what was touched again, and once
+    (numbered / "in/0.jsonl").touch()
+    assert lines_job(numbered, input_digest=True).run().resumed_parts == 4
+    with pytest.raises(JobChangedError):
+        lines_job(numbered).run()
+
+
+def test_a_plan_takes_no_digests(numbered, monkeypatch):
+    monkeypatch.setattr(files, "_digest", None)
+    assert lines_job(numbered, input_digest=True).plan(trial_seconds=None)
 
 
 def test_workers_notice_changed_files_too(numbered):

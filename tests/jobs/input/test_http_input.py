@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import re
 import time
 
 import aiohttp
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from distributed import Client
 
+from gpuclassify.jobs import stores
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -36,7 +38,8 @@ class WebServer(HttpServer):
 
 
 @pytest.fixture
-def web():
+def web(monkeypatch):
+    monkeypatch.setattr(stores, "PAUSES", (0.01, 0.01, 0.01))
     with WebServer() as server:
         lines = ROWS.to_json(orient="records", lines=True, force_ascii=False).encode()
         server.files["/a.jsonl"] = lines
@@ -99,6 +102,21 @@ FAULTS = [
 ]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize("outcome", [500, 429, "drop", hang, half])
+def test_a_server_that_fails_for_a_moment_is_asked_again(web, tmp_path, caplog, name, outcome):
+    quickly = {"timeout": aiohttp.ClientTimeout(total=1)}
+    planned = job(web, name, tmp_path / "out", storage_options={"client_kwargs": quickly}).prepare()
+    web.fail("GET", f"/{name}", outcome, None, outcome, outcome)
+    web.fail("HEAD", f"/{name}", 503, 503)
+    summary = planned.run()
+    found = pd.concat(map(pd.read_parquet, summary.files))
+    assert sorted(found["id"]) == ROWS["id"].tolist()
+    assert f"{web.url}/{name}: " in caplog.text
+    assert "asked again in 0.01 s" in caplog.text
+    assert SECRET not in caplog.text
+
+
 @pytest.mark.parametrize(("outcome", "kind", "words"), FAULTS, ids=[str(f[2]) for f in FAULTS])
 def test_a_server_that_fails_in_the_middle_is_told_and_the_job_goes_on(
     web, tmp_path, outcome, kind, words
@@ -107,14 +125,16 @@ def test_a_server_that_fails_in_the_middle_is_told_and_the_job_goes_on(
 
     def fail(done, total, summary):
         if done == 3:
-            web.fail("GET", "/a.jsonl", *[outcome] * 3)
+            # The first request of a part asks whether there are ranges.
+            web.fail("GET", "/a.jsonl", *[None] * (outcome != 404), *[outcome] * 12)
             if outcome == 404:
                 web.fail("HEAD", "/a.jsonl", 404)
 
     options = {"storage_options": {"client_kwargs": quickly}}
     with pytest.raises(kind, match=words) as caught:
         job(web, "a.jsonl", tmp_path / "out", **options).run(report=fail)
-    assert f"{web.url}/a.jsonl" in str(caught.value)
+    where = "" if outcome == 404 else r", from byte \d\d+: "
+    assert re.search(f"{web.url}/a.jsonl{where}", str(caught.value))
     assert SECRET not in repr((caught.value, caught.value.__notes__))
     web._faults.clear()
     summary = job(web, "a.jsonl", tmp_path / "out", **options).run()
@@ -157,6 +177,22 @@ def test_a_file_that_grows_is_noticed_by_its_length(web, tmp_path):
 
     with pytest.raises(ChangedInputError, match=r"has \d+ bytes and had \d+"):
         job(web, "a.jsonl", tmp_path / "out").run(report=grow)
+
+
+@pytest.mark.parametrize("tag", ['"1"', None])
+def test_a_digest_tells_other_bytes_at_the_end_whatever_the_server_says(web, tmp_path, tag):
+    web.headers = {"ETag": tag} if tag else {}
+
+    def change(done, total, summary):
+        if done == 3:
+            web.files["/a.jsonl"] = web.files["/a.jsonl"].replace(b"text 1", b"text 2")
+
+    with pytest.raises(ChangedInputError, match="holds other bytes, as many as before"):
+        job(web, "a.jsonl", tmp_path / "out", input_digest=True).run(report=change)
+    assert not (tmp_path / "out/_SUCCESS").exists()
+    reads = web.count("GET", "/a.jsonl")
+    job(web, "a.jsonl", tmp_path / "new", input_digest=True).run()
+    assert web.count("GET", "/a.jsonl") < reads + 100  # not all of it for each part
 
 
 def failing(frame):

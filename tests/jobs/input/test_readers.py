@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -352,6 +353,28 @@ def test_a_column_that_files_hold_is_theirs_and_one_that_some_hold_is_refused(tm
         with pytest.raises(UnreadableInputError, match=r"lang=en/a.*give lang, which other"):
             FileReader(tmp_path).find_parts(on_error)
     assert len(read_files(tmp_path, fields=["text"]).compute()) == 3
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_wide_files_cost_what_their_columns_cost(tmp_path, kind):
+    """Eight times as many columns in far less than 64 times the time, and all values."""
+
+    def seconds(columns):
+        frame = pd.DataFrame({f"c{n}": range(n, n + 51) for n in range(columns)})
+        path = tmp_path / f"{columns}.{kind}"
+        if kind == "parquet":
+            frame.to_parquet(path)
+        else:
+            frame.to_json(path, orient="records", lines=True)
+        began = time.process_time()
+        found = FileReader(path).find_parts()
+        read = [read_part(part, found.schema) for part in found.parts]
+        spent = time.process_time() - began
+        assert pd.concat(read, ignore_index=True).astype("int64").equals(frame)
+        return spent
+
+    seconds(10)
+    assert seconds(4_000) < 40 * seconds(500)  # there are more samples, too
 
 
 def test_samples_are_from_all_files(tmp_path):

@@ -14,7 +14,13 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.jobs.files import (
+    ChangedInputError,
+    UnreadableInputError,
+    check_unchanged,
+    find_files,
+    with_digests,
+)
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.exclusive import UnsupportedStorageError, check_creates, create
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -224,3 +230,17 @@ def test_rows_in_folders_are_there_once_and_are_mended(place, bucket):
     found = read_files(f"{place}/out").compute()
     assert sorted(found["id"]) == [n for n in range(600) if n % 3]
     assert (found["remainder"] == found["id"] % 7 % 3).all()
+
+
+def test_digests_of_input_are_the_tags_of_its_objects(place, store, bucket):
+    """They are other ones whenever an object is written: nothing is read."""
+    url = f"{place}/in/a.jsonl"
+    bucket.pipe_file(url, b'{"text": "a"}\n')
+    found = find_files([url], {})
+    reads = store.count("GET", "a.jsonl")
+    assert with_digests(found, {}) == found
+    check_unchanged(found[0], {}, is_last=True)
+    assert store.count("GET", "a.jsonl") == reads
+    bucket.pipe_file(url, b'{"text": "b"}\n')
+    with pytest.raises(ChangedInputError, match="was written again"):
+        check_unchanged(found[0], {})
