@@ -24,9 +24,9 @@ from gpuclassify.workers.secrets import recall
 
 FILES_AT_A_TIME = 16
 BLOCK_BYTES = 4 << 20
-# In the names of files that `Directory.replacing` writes: host, process and a number.
+# The last part of the names of files that `Directory.replacing` writes: host, process, a number.
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-_PRIVATE = re.compile(r"\..+\.([0-9a-f]{8})-([0-9]+)-[0-9a-f]{32}")
+_MARK = re.compile("([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{32}")
 _ABANDONED_SECONDS = 86_400.0
 _being_written: set[str] = set()  # by this process
 
@@ -265,13 +265,13 @@ def told_md5(info: dict[str, Any]) -> str | None:
 
 
 def _is_abandoned(name: str, info: dict[str, Any]) -> bool:
-    mark = _PRIVATE.fullmatch(name)
-    if mark is None:
+    mark = _MARK.fullmatch(name.rpartition(".")[2])
+    if mark is None or not name.startswith("."):
         return False
     host, process = mark[1], int(mark[2])
     if host == _HOST:
         if process == os.getpid():
-            return name.rpartition(".")[2] not in _being_written
+            return mark[0] not in _being_written
         return not psutil.pid_exists(process)
     written: Any = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
     seconds = written.timestamp() if hasattr(written, "timestamp") else written or time.time()
