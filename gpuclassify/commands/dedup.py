@@ -107,7 +107,8 @@ def _prepare(
     if read is not None:
         read = [*duplicates.input_fields, *read]
     earlier = make_reader(list(given["against"]), **options) if given["against"] else None
-    written = {name: files[name] for name in ("compression", "staging", "partition_by")}
+    names = ("compression", "non_finite", "staging", "partition_by")
+    written = {name: files[name] for name in names}
     return Deduplicate(
         make_reader(inputs, fields=read, **options),
         duplicates,

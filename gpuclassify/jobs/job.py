@@ -26,6 +26,7 @@ from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
+from gpuclassify.options import NON_FINITE
 from gpuclassify.workers.part_progress import RunningParts, heard_by
 from gpuclassify.workers.secrets import remember, share_with_workers
 
@@ -179,10 +180,13 @@ def make_job(
     ------
     ValueError
         There is no column `source_field`, or a stage takes it away.
+    TypeError
+        The output's format lacks the type of a column.
     """
     directory = writer.directory
     source.refuse_output(directory, f"part{writer.encoding.suffix}")
     spec = make_task_spec(source, chain, writer, backend, on_error)
+    spec.encoding.check(spec.schema)
     folders = folder_types(spec.encoding.partition_by, spec.schema)
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
@@ -242,6 +246,8 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     encoding = {"format": spec.encoding.file_format, "compression": spec.encoding.compression}
     if spec.encoding.partition_by:
         encoding["partition_by"] = ", ".join(spec.encoding.partition_by)
+    if spec.encoding.non_finite != NON_FINITE[0]:
+        encoding["non_finite"] = spec.encoding.non_finite
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
     return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}

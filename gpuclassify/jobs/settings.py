@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify.checks import check_choice, check_count, nearest
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.quarantine import ON_ERROR
+from gpuclassify.options import NON_FINITE
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.buckets import AssignBuckets
@@ -96,6 +97,10 @@ class JobSettings:
     compression: str | None = field(default=None, metadata=_about(
         "a name such as zstd", "Files", metavar="NAME",
         help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
+    non_finite: str = field(default="null", metadata=_about(
+        "null, literal or string", "Files", choices=NON_FINITE,
+        help="What JSON lines have for infinities and NaN: null, literals as Python writes them, "
+        "which are no JSON, or their names as strings. Default: null."))
     partition_by: list[str] | None = field(default=None, metadata=_about(
         "a list of columns' names, such as [bucket]", "Files", metavar="COLUMN",
         help="Write rows into folders by the values of this column, such as OUTPUT/bucket=19/; "
@@ -254,7 +259,7 @@ class JobSettings:
             reader = first_rows_lazily(self.input, self.limit, read)
         stages.insert(0, reader)
         if self.output is not None:
-            names = ("compression", "staging", "partition_by")
+            names = ("compression", "non_finite", "staging", "partition_by")
             written = {name: getattr(self, name) for name in names}
             stages.append(make_writer(self.output, self.format, **written))
         return stages
@@ -302,6 +307,7 @@ def make_writer(
     file_format: str,
     *,
     compression: str | None = None,
+    non_finite: str = NON_FINITE[0],
     staging: str | None = None,
     partition_by: list[str] | None = None,
 ) -> FileWriter:
@@ -311,7 +317,7 @@ def make_writer(
     ------
     ValueError
         `staging` is missing for a repository, or given for another output; `partition_by` is given
-        for a repository.
+        for a repository, or `non_finite` for Parquet.
     """
     from gpuclassify.hub.dataset_files import hub_uri
     from gpuclassify.jobs.output.hub_writer import HubWriter
@@ -322,7 +328,8 @@ def make_writer(
         if staging is not None:
             raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
         kind = ParquetWriter if file_format == "parquet" else JsonlWriter
-        return kind(output, partition_by=partition_by, compression=compression)
+        options: dict[str, Any] = {"compression": compression, "non_finite": non_finite}
+        return kind(output, partition_by=partition_by, **options)
     if partition_by is not None:
         raise ValueError(
             f"partition_by={partition_by} is for directories: files of {output} have one folder"
@@ -341,6 +348,7 @@ def make_writer(
         revision=place.revision or "main",
         file_format=file_format,
         compression=compression,
+        non_finite=non_finite,
     )
 
 

@@ -280,7 +280,7 @@ def _row_problem(frame: Any, row: int, source: dict[str, Any], error: Exception)
     one = frame.iloc[row : row + 1]
     try:
         content = row_content(arrow_table(one, keep_index=False).to_pylist()[0])
-    except UnicodeEncodeError:  # what cannot be written is not shown either
+    except (ValueError, OverflowError):  # what Python cannot write or lacks is not shown either
         content = name_row(frame, row)
     where = ", ".join(f"{key} {value}" for key, value in source.items())
     return Problem(ROW, where, str(error), row=row, content=content)

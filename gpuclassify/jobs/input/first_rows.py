@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpuclassify.hub.dataset_files import LINE_BYTES
+from gpuclassify.jobs.arrow_types import changed, restored
 from gpuclassify.jobs.files import (
     PARQUET,
     BrokenContentError,
@@ -145,7 +146,7 @@ def _parquet_table(file: pq.ParquetFile, most: int) -> pa.Table:
         batches.append(batch)
         if sum(map(len, batches)) >= most:
             break
-    return pa.Table.from_batches(batches, file.schema_arrow).slice(0, most)
+    return changed(pa.Table.from_batches(batches, file.schema_arrow).slice(0, most), restored)
 
 
 def _json_table(lines: list[bytes], name: str) -> pa.Table:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.jobs.arrow_types import holds_no_fields
 from gpuclassify.jobs.quarantine import isolate_bad_rows
+
+logger = logging.getLogger(__name__)
 
 # What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect.
 MOST_BYTES_AT_ONCE = 64 << 20
@@ -40,7 +44,7 @@ class BadLineError(ValueError):
 
 
 # What broken lines raise; names of fields that are not UTF-8 raise a UnicodeDecodeError.
-BROKEN_LINES = (ValueError, pa.ArrowException)
+BROKEN_LINES = (ValueError, RecursionError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,9 @@ def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool =
     if not is_projected:
         _check_depth(table.schema)
     if schema is not None:
-        if not is_projected:
+        if is_projected:
+            _check_objects_stay_empty(lines, schema)
+        else:
             _check_nothing_is_lost(table.schema, schema)
         table = table.select(schema.names)
     table.validate(full=True)  # finds text that is not UTF-8, which pyarrow's reader lets pass
@@ -165,38 +171,48 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
     """The schema with integer types for columns of nothing but integers.
 
     pyarrow takes a column for floating point as soon as one integer exceeds int64, and then all of
-    them lose digits: identifiers that are 64-bit hashes.
+    them lose digits: identifiers that are 64-bit hashes. Those that do so all the same are logged.
     """
     if "double" not in str(schema.types):
         return schema
     records = []
     for line in itertools.chain.from_iterable(content.split(b"\n") for content in samples):
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(*BROKEN_LINES):
             records.append(json.loads(line))
-    return pa.schema(list(_exact(pa.struct(schema), records)))
+    return pa.schema(list(_exact(pa.struct(schema), records, "column")))
 
 
-def _exact(kind: pa.DataType, values: list[Any]) -> pa.DataType:
+def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
     """The type with integers in place of floating point, where all of the values are integers."""
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
-        return pa.list_(_exact(kind.value_type, inner))
+        return pa.list_(_exact(kind.value_type, inner, name))
     if pa.types.is_struct(kind):
         held: dict[str, list[Any]] = {}
         for value in values:
-            for name, item in value.items() if isinstance(value, dict) else ():
-                held.setdefault(name, []).append(item)
+            for key, item in value.items() if isinstance(value, dict) else ():
+                held.setdefault(key, []).append(item)
         return pa.struct(
-            field.with_type(_exact(field.type, held.get(field.name, []))) for field in kind.fields
+            field.with_type(_exact(field.type, held.get(field.name, []), f"{name} {field.name!r}"))
+            for field in kind.fields
         )
     if not pa.types.is_floating(kind):
         return kind
-    if any(isinstance(value, float) and math.isfinite(value) for value in values):
-        return kind
-    integers = [value for value in values if type(value) is int and -(2**63) <= value < 2**64]
-    if not integers:
-        return kind
-    return pa.uint64() if min(integers) >= 0 and max(integers) >= 2**63 else pa.int64()
+    integers = [value for value in values if type(value) is int]
+    small = [value for value in integers if -(2**63) <= value < 2**64]
+    if small and not any(isinstance(value, float) and math.isfinite(value) for value in values):
+        return pa.uint64() if min(small) >= 0 and max(small) >= 2**63 else pa.int64()
+    for value in integers:
+        if value.bit_length() < 1024 and int(float(value)) != value:
+            logger.warning(
+                "%s is read as floating point, because it holds fractions or numbers beyond "
+                "64 bits: integers such as %d lose digits after the 15th. Quote them in the input "
+                "to keep all digits, as text",
+                name,
+                value,
+            )
+            break
+    return kind
 
 
 def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
@@ -255,6 +271,18 @@ def _check_depth(schema: pa.Schema) -> None:
             )
         below = level + 1 + pa.types.is_list(kind)
         inner += [(kind.field(place).type, below, name) for place in range(kind.num_fields)]
+
+
+def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None:
+    """Raise BadLineError for fields of objects that are to be read and have none in the samples."""
+    names = [field.name for field in schema if holds_no_fields(field.type)]
+    if names:
+        records = [json.loads(text) for line in lines if (text := line.strip(_BLANKS))]
+        own = [{name: record[name] for name in names if name in record} for record in records]
+        parse(
+            [json.dumps(record).encode() + b"\n" for record in own],
+            pa.schema([schema.field(name) for name in names]),
+        )
 
 
 def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:

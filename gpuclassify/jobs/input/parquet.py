@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuclassify.jobs.arrow_types import cast, changed_schema, restored
 from gpuclassify.jobs.files import BrokenContentError, InputFile, local_problem, reading
 from gpuclassify.jobs.quarantine import isolate_bad_rows
 
@@ -38,9 +39,10 @@ def read_footers(files: Sequence[InputFile], storage_options: dict[str, Any]) ->
         try:
             with reading(file.path, storage_options, file.size_bytes, FOOTER_BYTES) as opened:
                 metadata = pq.read_metadata(opened)
-                schema = metadata.schema.to_arrow_schema().remove_metadata()
+                held = metadata.schema.to_arrow_schema().remove_metadata()
         except BrokenContentError as err:
             return Footer(pa.schema([]), problem=str(err))
+        schema = changed_schema(held, restored)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         return Footer(
             known.setdefault(schema, schema),
@@ -88,7 +90,7 @@ def read_groups(file: Any, groups: Sequence[int], schema: pa.Schema) -> pa.Table
         nulls = [pa.nulls(len(table), column.type) for column in absent]
         names = [*table.column_names, *(column.name for column in absent)]
         table = pa.table([*table.columns, *nulls], names)
-    return table.select(schema.names).cast(schema)
+    return cast(table.select(schema.names), schema)
 
 
 def good_rows(table: pa.Table) -> tuple[pa.Table, dict[int, Exception]]:

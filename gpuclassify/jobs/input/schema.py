@@ -8,7 +8,7 @@ import logging
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 from gpuclassify.checks import nearest
 from gpuclassify.frames import import_cudf
 from gpuclassify.hub.dataset_files import SCHEME
+from gpuclassify.jobs.arrow_types import changed_schema, inside
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.output.run_key import JOB
 from gpuclassify.jobs.storage import open_directory
@@ -47,14 +48,15 @@ def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
     for name, kinds in types.items():
         common = pa.null()
         for kind, _ in kinds.most_common():
-            common = _unified(kind, common) or common
+            both = _unified(kind, common)
+            common = common if both is None else both  # one without fields is false
         columns.append((name, _nulls_as_text(common)))
     return pa.schema(columns)
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
     """What pyarrow found in JSON, without dates: strings that look like some stay strings."""
-    return pa.schema([field.with_type(_without_dates(field.type)) for field in schema])
+    return changed_schema(schema, _without_dates)
 
 
 def fits(kind: pa.DataType, common: pa.DataType) -> bool:
@@ -238,20 +240,11 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_timestamp(kind) else _inside(kind, _without_dates)
+    return pa.string() if pa.types.is_timestamp(kind) else inside(kind, _without_dates)
 
 
 def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_null(kind) else _inside(kind, _nulls_as_text)
-
-
-def _inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with what it consists of changed."""
-    if pa.types.is_list(kind):
-        return pa.list_(change(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(change(field.type)) for field in kind.fields])
-    return kind
+    return pa.string() if pa.types.is_null(kind) else inside(kind, _nulls_as_text)
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:

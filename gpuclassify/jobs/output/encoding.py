@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuclassify.jobs.arrow_types import cast, changed, stored
 from gpuclassify.jobs.files import COMPRESSIONS, PARQUET
 
 JSON_ROWS_AT_A_TIME = 1_000
 BLOCK_BYTES = 1 << 20  # of lines that are counted at a time
+LONGEST_TYPE = 100  # characters of one that a message shows
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,14 @@ class Encoding:
     compression : str, optional
     partition_by : tuple of str
         Columns whose values become names of folders; see `gpuclassify.jobs.output.folders`.
+    non_finite : {"null", "literal", "string"}
+        See `gpuclassify.jobs.output.writers.JsonlWriter`.
     """
 
     file_format: str
     compression: str | None
     partition_by: tuple[str, ...] = ()
+    non_finite: str = "null"
 
     @property
     def suffix(self) -> str:
@@ -46,12 +51,12 @@ class Encoding:
         """The content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
-            pq.write_table(table, sink, compression=self.compression)
+            pq.write_table(changed(table, stored), sink, compression=self.compression)
         elif self.compression is None:
-            _write_json_lines(table, sink)
+            _write_json_lines(table, sink, self.non_finite)
         else:
             with pa.CompressedOutputStream(sink, self.compression) as stream:
-                _write_json_lines(table, stream)
+                _write_json_lines(table, stream, self.non_finite)
         return sink.getvalue().to_pybytes()
 
     def check_rows(self, files: Iterable[bytes], rows: int) -> None:
@@ -73,6 +78,26 @@ class Encoding:
             else pa.CompressedInputStream(source, self.compression)
         )
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise TypeError for the first column that files cannot hold, or that readers refuse."""
+        try:
+            if self.file_format == PARQUET:
+                pq.read_schema(pa.BufferReader(self.encode(schema.empty_table())))
+            else:
+                _check_json(pa.struct(schema))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as err:
+            if len(schema) == 1:
+                is_parquet = self.file_format == PARQUET
+                other = "JSON lines (JsonlWriter, --format jsonl)" if is_parquet else "Parquet"
+                raise TypeError(
+                    f"column {schema.names[0]!r} is {str(schema.types[0])[:LONGEST_TYPE]}, which "
+                    f"files of {self.file_format} cannot hold ({err}): name the columns to read "
+                    f"without it (fields=, --field), convert it in a stage, or write {other}"
+                ) from err
+            for field in schema:
+                self.check(pa.schema([field]))
+            raise
 
 
 def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
@@ -106,7 +131,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for field, found in zip(schema, table.schema, strict=True)
     ]
     try:
-        return table.cast(pa.schema(wanted, metadata=table.schema.metadata))
+        return cast(table, pa.schema(wanted, metadata=table.schema.metadata))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
         raise TypeError(f"a column has another type than a frame without rows has: {err}") from err
 
@@ -120,30 +145,60 @@ def _plain_metadata(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {**metadata, b"pandas": json.dumps(declared).encode()}
 
 
-def _write_json_lines(table: pa.Table, file: Any) -> None:
-    """One JSON object a row; null for NaN and infinities, base64 for bytes."""
+def _write_json_lines(table: pa.Table, file: Any, non_finite: str) -> None:
+    """One JSON object a row; base64 for bytes."""
     for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
-        for record in batch.to_pylist():
+        try:
+            records = batch.to_pylist()
+        except (OverflowError, ValueError):
+            records = map(_as_python, batch.to_struct_array())
+        for record in records:
             try:
-                line = _dump(record)
+                line = _dump(record, allow_nan=non_finite == "literal")
             except ValueError:
-                line = _dump(_finite(record))
+                line = _dump(_finite(record, non_finite))
             file.write(line.encode("utf-8", "replace") + b"\n")
 
 
-def _dump(record: dict[str, Any]) -> str:
-    """One line of JSON; ValueError if a number is not finite, which JSON cannot express."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
+def _as_python(value: pa.Scalar) -> Any:
+    """The value as Python's; times beyond its years as Arrow's text."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        if pa.types.is_struct(value.type):
+            return {name: _as_python(item) for name, item in value.items()}
+        if pa.types.is_nested(value.type):
+            items = [_as_python(item) for item in value.values]
+            return [[*item.values()] for item in items] if pa.types.is_map(value.type) else items
+        return value.cast(pa.string()).as_py()
+
+
+def _check_json(kind: pa.DataType) -> None:
+    """Raise ArrowInvalid for a type whose values Python lacks."""
+    if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
+        raise pa.ArrowInvalid("several fields of an object have one name")
+    if pa.types.is_timestamp(kind):
+        pa.scalar(0, kind).as_py()  # its time zone may be unknown here
+    if pa.types.is_nested(kind):
+        for number in range(kind.num_fields):
+            _check_json(kind.field(number).type)
+
+
+def _dump(record: dict[str, Any], allow_nan: bool = False) -> str:
+    """One line of JSON; ValueError for a number that is not finite, unless it is allowed."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=allow_nan, default=_text_of)
 
 
 def _text_of(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _finite(value: Any) -> Any:
-    """The value with null in place of numbers that are not finite."""
+def _finite(value: Any, non_finite: str) -> Any:
+    """The value with null, or its name, in place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite(item, non_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_finite(item, non_finite) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return json.dumps(value) if non_finite == "string" else None

@@ -16,6 +16,7 @@ from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted
+from gpuclassify.options import NON_FINITE
 from gpuclassify.workers.secrets import (
     remember,
     remember_token,
@@ -58,6 +59,8 @@ class HubWriter(FileWriter):
     file_format : {"parquet", "jsonl"}
     compression : str, optional
         As of `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
+    non_finite : {"null", "literal", "string"}
+        As of `JsonlWriter`.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
@@ -83,6 +86,7 @@ class HubWriter(FileWriter):
         commit_message: str | None = None,
         file_format: str = PARQUET,
         compression: str | None = None,
+        non_finite: str = NON_FINITE[0],
         endpoint: str | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
@@ -92,7 +96,12 @@ class HubWriter(FileWriter):
         is_parquet = file_format == PARQUET
         self.file_format = file_format
         self.compressions = PARQUET_COMPRESSIONS if is_parquet else JSONL_COMPRESSIONS
-        super().__init__(staging, compression=compression, storage_options=storage_options)
+        super().__init__(
+            staging,
+            compression=compression,
+            storage_options=storage_options,
+            non_finite=non_finite,
+        )
         _check_names(repo, path, split)
         if token is not None:
             remember_token(f"datasets/{repo}", token)
@@ -112,7 +121,7 @@ class HubWriter(FileWriter):
         names = ("path", "split", "revision", "private", "overwrite", "endpoint")
         options = {"staging": redacted(self.path)} | {n: getattr(target, n) for n in names}
         options |= {"commit_message": target.message, "file_format": self.file_format}
-        options["compression"] = self.encoding.compression
+        options |= {name: getattr(self.encoding, name) for name in ("compression", "non_finite")}
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"HubWriter({target.repo!r}, {shown})"
 

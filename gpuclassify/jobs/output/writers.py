@@ -12,6 +12,7 @@ from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.stores import redacted
+from gpuclassify.options import NON_FINITE
 
 SUFFIXES = (".parquet", ".jsonl")
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
@@ -40,6 +41,8 @@ class FileWriter:
         column of the files; the first one's are outermost. A part may have 1,000 values.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
+    non_finite : {"null", "literal", "string"}
+        Of JSON lines; see `JsonlWriter`.
 
     Raises
     ------
@@ -57,9 +60,15 @@ class FileWriter:
         compression: str | None = None,
         partition_by: str | Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
+        non_finite: str = NON_FINITE[0],
     ) -> None:
         compression = self.compressions[0] if compression is None else compression
         check_choice("compression", compression, self.compressions)
+        check_choice("non_finite", non_finite, NON_FINITE)
+        if self.file_format == PARQUET and non_finite != NON_FINITE[0]:
+            raise ValueError(
+                f"non_finite={non_finite!r} is of JSON lines: Parquet has infinities and NaN itself"
+            )
         check_text("path", str(path), "a path: '.' is the current directory")
         if str(path).startswith(SCHEME):
             raise ValueError(
@@ -68,13 +77,16 @@ class FileWriter:
             )
         self.path = str(path)
         names = label_tuple("partition_by", partition_by, keep_order=True) or ()
-        self.encoding = Encoding(self.file_format, compression, tuple(dict.fromkeys(names)))
+        folders = tuple(dict.fromkeys(names))
+        self.encoding = Encoding(self.file_format, compression, folders, non_finite)
         self.storage_options = dict(storage_options or {})
 
     def __repr__(self) -> str:
         options = f", compression={self.encoding.compression!r}"
         if self.encoding.partition_by:
             options += f", partition_by={[*self.encoding.partition_by]}"
+        if self.encoding.non_finite != NON_FINITE[0]:
+            options += f", non_finite={self.encoding.non_finite!r}"
         return f"{type(self).__name__}({redacted(self.path)!r}{options})"
 
     @property
@@ -114,8 +126,19 @@ class FileWriter:
 class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
-    JSON has no value for NaN and infinities, which become null, nor for bytes, which become base64,
-    nor for times and decimals, which become text.
+    JSON has no value for bytes, which become base64, nor for times and decimals, which become text,
+    nor for infinities and NaN. By `non_finite`, these become
+
+    * ``"null"`` (default), which every reader takes, and which tells them from nothing no more;
+    * ``"literal"``: ``NaN``, ``Infinity`` and ``-Infinity``, which are no JSON. Python, pandas,
+      pyarrow, DuckDB, Spark and `JsonlReader` read them as what they were; jq and JavaScript do
+      not;
+    * ``"string"``: ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as Spark and protobuf write them.
+      pandas, and DuckDB and Spark that are told the column's type, read them as what they were;
+      pyarrow and `JsonlReader` refuse a column of numbers and text.
+
+    NaN in a column of numbers of a pandas frame is null there already, and so in every format: it
+    is what pandas has for null. Within lists and objects, and in frames of cudf, it is kept.
     """
 
     file_format = JSONL
@@ -123,7 +146,12 @@ class JsonlWriter(FileWriter):
 
 
 class ParquetWriter(FileWriter):
-    """Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none"."""
+    """Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none".
+
+    Parquet has no object without fields: where all that a column or field holds is ``{}``, files
+    have an object whose only field, ``__dummy_field_in_empty_struct`` as Spark calls it, is null.
+    `ParquetReader` takes it for ``{}`` again.
+    """
 
     file_format = PARQUET
     compressions = PARQUET_COMPRESSIONS
