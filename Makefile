@@ -12,9 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # A process for each of two cores with one thread each; a file stays on one, with its models and clusters.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile
 # What needs no other hardware, packages, system or weights.
-HERE := not gpu and not rapids and not system and not needs_weights
+HERE := not gpu and not rapids and not system and not needs_weights and not faults
 
-.PHONY: demo test test-all test-system test-rapids test-gpu test-weights lint docs bench bench-full bench-gpu bench-deduplication clean
+.PHONY: demo test test-all test-system test-rapids test-gpu test-weights test-faults lint docs bench bench-full bench-gpu bench-deduplication clean
 
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
@@ -26,6 +26,12 @@ test: $(VENV)/.dev
 # All that this machine can run: under an hour on two cores.
 test-all: $(VENV)/.dev
 	$(PYTEST) --durations 25 -m "$(HERE)"
+
+# Every change of the file system that a command makes fails, and every file that it keeps is damaged.
+# FAULT_OPTIONS=--fault-results=benchmarks/results writes the counts that the site shows.
+test-faults: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist load -m faults \
+		tests/faults $(FAULT_OPTIONS)
 
 # Slurm, a browser and networks of one's own, from Debian's packages: installs those that are missing.
 # Slurm's GPU workers are dask-cuda's, from the RAPIDS environment.

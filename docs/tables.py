@@ -387,6 +387,37 @@ def scale() -> str:
     )
 
 
+FAULTS = {
+    "end": "ends",
+    "end-twice": "ends, and so does the next run",
+    "full": "disk is full",
+    "error": "I/O error",
+    "damage": "damaged files",
+}
+
+
+def faults() -> str:
+    """What came of every fault that was made, a row a command; of results, the last."""
+    *_, (path, result) = _results("faults")
+    outcomes = {(found["case"], found["mode"]): found for found in result["outcomes"]}
+    return table(
+        ["command", "changes of files", *FAULTS.values(), "refused, with a cure", "left over"],
+        (
+            [
+                f"[`{case}`](RESULTS/{path.name})",
+                f"{own[0]['changes']:,}",
+                *(
+                    f"{found['healed'] + found['refused']:,} of {found['points']:,}"
+                    for found in own
+                ),
+                *(f"{sum(found[name] for found in own):,}" for name in ("refused", "leftovers")),
+            ]
+            for case in dict.fromkeys(case for case, _ in outcomes)
+            for own in [[outcomes[case, mode] for mode in FAULTS]]
+        ),
+    )
+
+
 def _results(question: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(RESULTS.glob(f"{question}-*.json")):
         yield path, json.loads(path.read_text(encoding="utf-8"))
@@ -436,4 +467,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "heads": heads,
     "training": training,
     "scale": scale,
+    "faults": faults,
 }

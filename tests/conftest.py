@@ -60,6 +60,7 @@ SLOW = {
     "dedup/test_dedup_clusters.py",
     "demo/test_run.py",
     "demo/test_training.py",
+    "faults/test_faults.py",
     "jobs/estimate/test_plan.py",
     "jobs/hub/test_writer.py",
     "jobs/output/test_object_store_faults.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,8 @@ from gpuclassify.scores.buckets import (
 )
 from gpuclassify.scores.quantiles import BYTES, ScoreColumns
 from gpuclassify.workers.secrets import recall, remember, share_with_workers
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # in the output; readers of datasets pass over it
 SCORED, EDGES = f"{FOLDER}/scored", f"{FOLDER}/edges.json"
@@ -212,8 +215,15 @@ class BucketJob:
             if last.restart or not self.directory.filesystem.exists(self.directory.path(JOB)):
                 with contextlib.suppress(FileNotFoundError):
                     self.directory.filesystem.rm(self.directory.path(FOLDER), recursive=True)
-            done = sum(1 for _ in last.begin(client))
-            if done < last.manifest.count:
+            is_done = sum(1 for _ in last.begin(client)) == last.manifest.count
+            self.directory.sweep(FOLDER)
+            if not is_done or self._kept_edges() is None:
+                if is_done and self.scoring.mappers:
+                    raise ValueError(
+                        f"{self.directory.path(EDGES)} is not what was written, and the scores "
+                        "that it was made of are removed: bring back the file as it was, or start "
+                        "over (restart=True, --restart)"
+                    )
                 last = self._with_edges(client, report)
             summary = last.run(client, report and functools.partial(report, "buckets"))
         self._clear_up(summary)
@@ -224,18 +234,27 @@ class BucketJob:
         source, spec = self.last.source, self.last.spec
         if self.scoring.mappers:
             source, spec = self._score(client, report)
-        buckets = self._buckets()
-        if not self.directory.filesystem.exists(self.directory.path(EDGES)):
+        buckets, edges = self._buckets(), self._kept_edges()
+        if edges is None:
             if report is not None:
                 report("edges of buckets", 0, 1, JobSummary())
             compute = functools.partial(compute_tasks, client)
             edges = find_edges(source.frame(spec), self.columns, buckets.edges.n, compute)
             self.directory.make(FOLDER)
             self.directory.replace(EDGES, edges.as_json().encode())
-        edges = ScoreEdges.from_json(self.directory.read(EDGES))
         chain = Chain((buckets.with_edges(edges),))
         spec = replace(spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta()))
         return replace(self.last, source=source, spec=spec)
+
+    def _kept_edges(self) -> ScoreEdges | None:
+        """The edges that an earlier run has found, if they are as it wrote them."""
+        try:
+            return ScoreEdges.from_json(self.directory.read(EDGES))
+        except FileNotFoundError:
+            return None
+        except ValueError as err:
+            logger.warning("%s is not what was written: %s", self.directory.path(EDGES), err)
+            return None
 
     def _buckets(self) -> ScoreBuckets:
         buckets = self.last.spec.chain.mappers[-1]

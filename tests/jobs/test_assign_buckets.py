@@ -179,6 +179,32 @@ def test_a_job_that_is_killed_goes_on_in_its_step(folder, tmp_path, monkeypatch,
     assert len((tmp_path / "scored.txt").read_text().split()) == ROWS
 
 
+@pytest.mark.parametrize("parts", [12, 5], ids=["finished", "half done"])
+def test_edges_that_are_damaged_are_found_anew(folder, parts):
+    made = job(folder)
+    made.run()
+    edges = folder / "out/_buckets/edges.json"
+    content = edges.read_bytes()
+    edges.write_bytes(content[: len(content) // 2])
+    for record in sorted((folder / "out/_gpuclassify/records").iterdir())[parts:]:
+        record.unlink()
+    assert made.run().resumed_parts == parts
+    assert edges.read_bytes() == content
+    assert_buckets(folder, expected(inputs(folder)))
+
+
+def test_edges_whose_scores_are_gone_are_refused_and_made_by_starting_over(folder, monkeypatch):
+    monkeypatch.setenv("SCORED", str(folder / "scored.txt"))
+    made = job(folder, [faults.with_scores])
+    made.run()
+    edges = folder / "out/_buckets/edges.json"
+    edges.write_bytes(b"{}")
+    with pytest.raises(ValueError, match=r"edges.json is not what was written.*restart=True"):
+        made.run()
+    made.run(restart=True)
+    assert_buckets(folder, rescored(inputs(folder)))
+
+
 def test_edges_serve_the_next_crawl(folder, tmp_path):
     job(folder, n=10, by="language").run()
     edges = tmp_path / "out/_buckets/edges.json"

@@ -364,6 +364,22 @@ print(sum(len(read_table(part, source.schema, "quarantine")[0]) for part in sour
     assert done.stdout == "2\n"
 
 
+@pytest.mark.parametrize("done", ["finished", "half done"])
+def test_a_quarantine_file_that_is_not_what_was_written_is_made_anew(write, tmp_path, done):
+    write("a.jsonl", b"\n".join([*GOOD[:30], b"{broken", *GOOD[30:]]))
+    reader = JsonlReader(f"{tmp_path}/in")
+    run(tmp_path, reader)
+    [problems] = (tmp_path / "out/_quarantine").iterdir()
+    content = problems.read_bytes()
+    problems.write_bytes(content.replace(b"{broken", b"[broken"))
+    if done == "half done":
+        for path in [*(tmp_path / "out").glob("part-*"), *tmp_path.glob("out/_gpu*/records/*")]:
+            path.unlink()
+    summary = run(tmp_path, reader)
+    assert problems.read_bytes() == content
+    assert (summary.left_out, len(rows(tmp_path))) == ({"line": 1}, 60)
+
+
 def test_quarantine_files_can_be_read_as_json_lines(write, tmp_path):
     write("a.jsonl", b"\n".join([*GOOD, *BAD.values()]))
     run(tmp_path, JsonlReader(f"{tmp_path}/in"))

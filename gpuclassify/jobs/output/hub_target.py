@@ -142,8 +142,13 @@ class Target:
             )
         return found
 
-    def check(self) -> None:
-        """Raise unless a first upload may go here; only reads.
+    def check(self, ours: Mapping[str, str]) -> None:
+        """Raise unless an upload may go here; only reads.
+
+        Parameters
+        ----------
+        ours : mapping of str to str
+            Digests by path of what an earlier run of the job has uploaded.
 
         Raises
         ------
@@ -165,4 +170,4 @@ class Target:
             ):
                 return  # a repository that will be created
             raise
-        self.foreign_files(there, {})
+        self.foreign_files(there, ours)

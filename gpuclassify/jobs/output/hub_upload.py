@@ -118,7 +118,10 @@ def upload(file: StagedFile, target: Target, staging: Place) -> tuple[Any, str]:
     with _local(directory, file.name) as path:
         addition = CommitOperationAdd(file.path, path)
         if addition.upload_info.sha256.hex() != file.digest:
-            raise ValueError(f"{directory}/{file.name} is not what the job wrote: start over")
+            raise ValueError(
+                f"{directory}/{file.name} is not what the job wrote: run the same job again, which "
+                "does this part anew, or start over (restart=True, --restart)"
+            )
         with _without_bars():
             ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
         if addition.path_or_fileobj == b"":

@@ -12,6 +12,7 @@ from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
 from gpuclassify.jobs.output.hub_upload import staged_files, upload_and_commit
 from gpuclassify.jobs.output.manifest import SUCCESS
+from gpuclassify.jobs.output.records import sealed, unsealed
 from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.storage import Place
@@ -149,7 +150,7 @@ class HubWriter(FileWriter):
             )
         directory = self.directory
         if not directory.filesystem.exists(directory.path(SUCCESS)):
-            self.target.check()
+            self.target.check(self._noted().get("files", {}))
 
     def is_uploaded(self) -> bool:
         """Whether an earlier run has made the commit of what is staged."""
@@ -192,8 +193,8 @@ class HubWriter(FileWriter):
                 share_tokens_with_workers([f"datasets/{target.repo}"])
             target.make()
             commit = upload_and_commit(client, files, target, staging)
-        content = json.dumps({"commit": commit, "files": digests}, indent=1)
-        directory.replace(self._note, content.encode())
+        content = json.dumps({"commit": commit, "files": digests})
+        directory.replace(self._note, sealed(content.encode()))
         return self._address(commit)
 
     @property
@@ -201,12 +202,16 @@ class HubWriter(FileWriter):
         """The file that says which commit was made."""
         return f"{METADATA}/commit-{self.target.key}.json"
 
+    def _noted(self) -> dict[str, Any]:
+        """The commit that an earlier run has made, and its files' digests."""
+        with contextlib.suppress(FileNotFoundError):
+            return unsealed(self.directory.read(self._note)) or {}
+        return {}
+
     def _commit_of(self, digests: dict[str, str]) -> str | None:
         """The commit that was made of these files, by their digests."""
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-            earlier = json.loads(self.directory.read(self._note))
-            return earlier["commit"] if earlier["files"] == digests else None
-        return None
+        noted = self._noted()
+        return noted["commit"] if noted.get("files") == digests else None
 
     def _address(self, commit: str) -> str:
         return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"

@@ -212,7 +212,7 @@ class Manifest:
         if self.encoding.partition_by:
             self.directory.make(WHOLE)
         check_creates(self.directory, SCRATCH)
-        self.directory.sweep("", METADATA, posixpath.dirname(REPORTS[0]))
+        self.directory.sweep("", METADATA, QUARANTINE, posixpath.dirname(REPORTS[0]))
         if self.restart or earlier is None or earlier["parts"] != self.count:
             self._write_job(earlier)
         else:

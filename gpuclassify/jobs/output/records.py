@@ -80,6 +80,8 @@ class Record:
         SHA-256 of each of these.
     md5 : dict of str to str, optional
         Another digest of each file that holds rows, for stores that tell of it unasked.
+    quarantine : dict of str to str, optional
+        SHA-256 of the file that describes what was left out.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Record:
     folder_files: dict[str, int] | None = None
     folder_digests: dict[str, str] | None = None
     md5: dict[str, str] | None = None
+    quarantine: dict[str, str] | None = None
 
     @property
     def files(self) -> dict[str, int]:
@@ -135,16 +138,21 @@ def sealed(content: bytes) -> bytes:
     return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
 
 
+def unsealed(content: bytes) -> dict[str, Any] | None:
+    """The object that was sealed, or None if it is not as it was written."""
+    body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
+    return json.loads(body) if content.strip() == sealed(body) else None
+
+
 def parse_record(content: bytes) -> Record | None:
     """The record in a file, or None if it is not as it was written.
 
     A machine that lost power may leave files without content. A record of an earlier version lacks
     what was not counted then.
     """
-    body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
-    if content.strip() != sealed(body):
+    values, known = unsealed(content), {each.name for each in fields(Record)}
+    if values is None:
         return None
-    values, known = json.loads(body), {each.name for each in fields(Record)}
     return Record(**{name: value for name, value in values.items() if name in known})
 
 
@@ -211,12 +219,16 @@ def publish(
         files = {record.name: content}
         encoding.check_rows(files.values(), record.rows_out)
         record = record.with_files(files, directory)
+    left_out = quarantine_lines(problems)  # the same ones in every attempt
+    if problems:
+        record = replace(record, quarantine={quarantine_path(record.name): _sha256(left_out)})
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
     path = published_path(record.name, encoding)
     try:
         create(directory, intent, record.as_json(), SCRATCH)
-        if problems:  # the same ones in every attempt
-            create(directory, quarantine_path(record.name), quarantine_lines(problems), SCRATCH)
+        for quarantined in record.quarantine or ():
+            if not create(directory, quarantined, left_out, SCRATCH):
+                _mend(directory, quarantined, left_out)
         is_first = create(directory, path, content, SCRATCH, is_lasting=True)
         written = _create_record(directory, record, files, encoding) if is_first else None
         written = written or complete(directory, record.name, encoding)
@@ -232,6 +244,12 @@ def publish(
             f"{directory} has a file {record.name} that no attempt at this part wrote: remove it"
         )
     return written
+
+
+def _mend(directory: Directory, name: str, content: bytes) -> None:
+    """Write a file anew that is there with other content."""
+    if directory.read(name) != content:
+        directory.replace(name, content)
 
 
 def complete(directory: Directory, name: str, encoding: Encoding) -> Record | None:

@@ -95,9 +95,13 @@ def find_damage(
                 checked.files[path, record.digests[path]] = size
             elif (path, record.digests[path]) not in checked.files:
                 unread[path] = record
+        for path in record.quarantine or () if checked.by == "digest" else ():
+            unread[path] = record
     for path, (digest, problem) in _digests(directory, [*unread], client, place):
         record = unread[path]
-        if digest == record.digests[path]:
+        if digest == (record.quarantine or {}).get(path):
+            continue
+        if digest == record.digests.get(path):
             checked.files[path, digest] = record.files[path]
         else:
             reason = problem or "has other content than was written"

@@ -132,6 +132,22 @@ def test_a_finished_job_asks_for_nothing_and_restart_looks_again(hub, push, fram
     assert_pushed_once(hub, frame, others=2)
 
 
+def test_a_note_of_a_commit_that_is_edited_does_not_count(hub, push, tmp_path):
+    first = push().commit_url
+    [note] = (tmp_path / "out/_gpuclassify").glob("commit-*.json")
+    content = note.read_bytes()
+    note.write_bytes(content.replace(first.rpartition("/")[2].encode(), b"0" * 40))
+    assert push().commit_url == first
+    assert note.read_bytes() == content
+
+
+def test_a_job_whose_mark_is_lost_knows_what_it_has_uploaded(hub, push, frame, tmp_path):
+    push()
+    (tmp_path / "out/_SUCCESS").unlink()
+    push()
+    assert_pushed_once(hub, frame)
+
+
 @pytest.mark.parametrize(
     "outcomes",
     [(503,), ("drop",), (429, 500), (412, 412, 412, 412, 412)],

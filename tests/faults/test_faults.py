@@ -1,0 +1,69 @@
+"""Whatever fails while a command writes, the same command ends as if nothing had.
+
+A point is a change of the file system or a damaged file. It is healed if the same command then
+gives the rows and files of an undisturbed run and nothing else, or refused if it names a cure that
+does. `tests.faults.harness` tells how points are made.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cases import CASES
+from tests.faults.harness import DAMAGE, END, ERROR, FULL, MODES
+
+HERE = Path(__file__).parent
+# Of these, which write hundreds of files in a run, points are spread over all but one mode's.
+LONG = {"dedup-fuzzy", "dedup-rounds", "dedup-semantic"}
+MOST_OF_LONG = 120
+
+
+def tried(*words):
+    """What the harness, in a process of its own, prints of cases and modes."""
+    done = subprocess.run(
+        [sys.executable, str(HERE), *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_all_held(outcomes):
+    failures = [
+        f"{outcome['case']}: {failure}" for outcome in outcomes for failure in outcome["failures"]
+    ]
+    assert not failures, "\n".join(failures)
+    assert all(outcome["points"] for outcome in outcomes)
+    assert not any(outcome["leftovers"] for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("cases", "most"),
+    [
+        (("classify-jsonl", "classify-quarantine", "buckets", "train", "convert", "upload"), 3),
+        (("dedup-exact", "dedup-rounds"), 2),
+    ],
+    ids=["jobs", "steps"],
+)
+def test_some_points_of_each_command(cases, most):
+    assert_all_held(tried(*cases, "--most", most, "--modes", END, FULL, ERROR, DAMAGE))
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_every_point(case, mode, record_property):
+    most = ("--most", MOST_OF_LONG) if case in LONG and mode != END else ()
+    outcomes = tried(case, "--modes", mode, *most)
+    [outcome] = outcomes
+    told = {name: value for name, value in outcome.items() if name not in ("failures", "seconds")}
+    record_property("outcome", told | {"failed": len(outcome["failures"])})
+    assert_all_held(outcomes)
