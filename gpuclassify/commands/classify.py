@@ -88,11 +88,14 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
     Exit codes: 0 all holds, 1 something is missing, damaged or not the job's, 2 OUTPUT is no job's.
     """
-    from gpuclassify.jobs.output.manifest import manifest_of
+    from gpuclassify.jobs.output.manifest import DamagedMetadataError, manifest_of
     from gpuclassify.jobs.storage import open_directory
 
     with wrong_call_exits():
-        manifest = manifest_of(open_directory(output))
+        try:
+            manifest = manifest_of(open_directory(output))
+        except DamagedMetadataError as err:
+            raise click.ClickException(str(err)) from err
     manifest.check()
     recorded, damage = manifest.examine()
     is_sound = manifest.is_complete()

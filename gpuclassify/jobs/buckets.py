@@ -17,7 +17,7 @@ from gpuclassify.jobs.output.records import QUARANTINE, quarantine_path
 from gpuclassify.jobs.output.run_key import JOB, key_in, number_in
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
-from gpuclassify.jobs.report.report import report_of
+from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import Source, as_source
 from gpuclassify.jobs.stages import import_lines, shown
@@ -304,7 +304,7 @@ class BucketJob:
         scored = open_directory(self._scored, recall(self.last.spec.output_name, {}))
         if not scored.filesystem.exists(scored.path(JOB)):
             return
-        summary.left_out = report_of(scored)["left_out"]
+        summary.left_out = write_report(scored)["left_out"]
         names = self.last.manifest.names()
         for name in scored.sizes(QUARANTINE):
             self.directory.make(QUARANTINE)

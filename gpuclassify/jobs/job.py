@@ -80,7 +80,8 @@ class Job:
                 )
                 raise
         check_current(self.manifest.directory, self.manifest.key)
-        write_report(self.manifest.directory)
+        if self.writer.has_report:
+            write_report(self.manifest.directory)
         self.manifest.finish()
         summary.files.sort()
         self._upload(client, summary)

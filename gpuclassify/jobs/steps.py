@@ -41,6 +41,11 @@ class StepWriter(ParquetWriter):
         """Never: a row's position in its frame is no data."""
         return False
 
+    @property
+    def has_report(self) -> bool:
+        """Never: the report of the job tells of its steps."""
+        return False
+
 
 class Steps:
     """Frames and results that one job computes one after another, each of them once.

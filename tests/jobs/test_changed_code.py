@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 from gpuclassify.jobs.buckets import AssignBuckets
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
 from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.output.records import sealed, unsealed
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 
@@ -114,9 +115,9 @@ def test_other_code_is_taken_where_that_is_asked_for(folder, caplog):
     with pytest.raises(JobChangedError, match="put the code back as it was; if"):
         make(1).run()
     job = folder / "out/_gpuclassify/job.json"
-    known = json.loads(job.read_text())
+    known = unsealed(job.read_bytes())
     known["versions"]["python"] = "3.9.1"
-    job.write_text(json.dumps(known))
+    job.write_bytes(sealed(json.dumps(known).encode()))
     with pytest.raises(JobChangedError, match=r"which Python 3\.\d+\.\d+ compiles otherwise than"):
         make(1).run()
 

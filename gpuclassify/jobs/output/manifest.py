@@ -35,7 +35,9 @@ from gpuclassify.jobs.output.records import (
     published_path,
     quarantine_path,
     record_path,
+    sealed,
     stem_of,
+    unsealed,
 )
 from gpuclassify.jobs.output.run_key import (
     FUNCTION,
@@ -56,7 +58,6 @@ logger = logging.getLogger(__name__)
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
 MOST_CHANGES_SHOWN = 5
-_JOB_NAMES = {"key", "parts", "identity", "versions"}
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
@@ -252,6 +253,12 @@ class Manifest:
             return [*map(parse_record, lines)] == [*recorded.values()]
         return False
 
+    def records(self) -> dict[str, Record | None]:
+        """The records of parts that have one, by the parts' names; None for one that is damaged."""
+        names = {f"{stem_of(name)}.json": name for name in self.names()}
+        named = [name for record in self.directory.sizes(RECORDS) if (name := names.get(record))]
+        return dict(read_records(self.directory, sorted(named)))
+
     def examine(
         self, client: Any = None, place: Place | None = None
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
@@ -274,10 +281,7 @@ class Manifest:
         FileExistsError
             There are files beside those of parts that are done, called as they are.
         """
-        # Records first: whoever is at work writes them last.
-        names = {f"{stem_of(name)}.json": name for name in self.names()}
-        named = [name for record in self.directory.sizes(RECORDS) if (name := names.get(record))]
-        recorded = dict(read_records(self.directory, sorted(named)))
+        recorded = self.records()  # first: whoever is at work writes them last
         there = self.directory.part_entries()
         records = [record for record in recorded.values() if record is not None]
         self._refuse_copies(records, there)
@@ -312,17 +316,24 @@ class Manifest:
         self.directory.sync()
 
     def _earlier(self) -> dict[str, Any] | None:
-        """What the directory's job is, if one has begun here."""
+        """What the directory's job is, if one has begun here.
+
+        What is damaged is written anew if the names of records show that it described this job.
+        """
         try:
             return read_job(self.directory)
         except FileNotFoundError:
             return None
-        except DamagedMetadataError:
-            if not self.restart:
+        except DamagedMetadataError as err:
+            named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
+            keys = {key for name in named if (key := key_in(name)) is not None}
+            if self.restart:
+                return {"key": self.key, "earlier": sorted(keys)}
+            if (mine := _digest(self.identity)) not in keys:
                 raise
-        named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
-        keys = {key for name in named if (key := key_in(name)) is not None}
-        return {"key": self.key, "earlier": sorted(keys)}
+            logger.warning("%s: it is written anew, for the parts are this job's", err)
+            known = {"key": mine, "earlier": sorted(keys), "identity": self.identity}
+            return {**known, "parts": None, "versions": _versions()}
 
     def _refuse_foreign_files(self, earlier: dict[str, Any] | None) -> None:
         keys = {self.key, earlier["key"], *earlier["earlier"]} if earlier else set()
@@ -437,12 +448,9 @@ def manifest_of(directory: Directory) -> Manifest:
         As of `read_job`.
     """
     job = read_job(directory)
-    try:
-        output, command = job["identity"]["output"], job.get("command", "")
-        names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
-        encoding = Encoding(output["format"], output["compression"], names)
-    except (AttributeError, KeyError, TypeError):  # JSON still, with another name in it
-        raise _damaged(directory) from None
+    output, command = job["identity"]["output"], job.get("command", "")
+    names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
+    encoding = Encoding(output["format"], output["compression"], names)
     return Manifest(directory, job["identity"], job["parts"], encoding, command=command)
 
 
@@ -468,22 +476,18 @@ def read_job(directory: Directory) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{directory} is no output of a job: name the directory that a job wrote to"
         ) from None
-    with contextlib.suppress(ValueError):
-        job = json.loads(content)
-        if isinstance(job, dict) and set(job) >= _JOB_NAMES:
-            return job
-    raise _damaged(directory, f", {len(content)} bytes that are no job's")
-
-
-def _damaged(directory: Directory, how: str = "") -> DamagedMetadataError:
-    return DamagedMetadataError(
-        f"{directory.path(JOB)} is damaged{how}: start over, which removes the parts that are "
-        "there (restart=True, --restart), or write to another directory"
-    )
+    job = unsealed(content)
+    if job is None:
+        raise DamagedMetadataError(
+            f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
+            "removes the parts that are there (restart=True, --restart), or write to another "
+            "directory"
+        )
+    return job
 
 
 def _as_json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=1).encode("utf-8", "backslashreplace")
+    return sealed(json.dumps(content, indent=1).encode("utf-8", "backslashreplace"))
 
 
 def _versions() -> dict[str, str]:

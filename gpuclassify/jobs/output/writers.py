@@ -99,6 +99,11 @@ class FileWriter:
         """Whether an index that is no plain count becomes a column."""
         return self.file_format == PARQUET
 
+    @property
+    def has_report(self) -> bool:
+        """Whether people get a report of the job."""
+        return True
+
     def check(self, parts: int) -> None:
         """Raise unless so many parts may be written, as far as can be known beforehand."""
 

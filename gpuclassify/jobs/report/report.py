@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 import time
-from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from gpuclassify.jobs.ledger import read_ledger
-from gpuclassify.jobs.output.manifest import REPORTS, read_job
-from gpuclassify.jobs.output.records import QUARANTINE, RECORDS, Record, parse_record
-from gpuclassify.jobs.output.run_key import key_in
+from gpuclassify.jobs.output.manifest import REPORTS, manifest_of, read_job
+from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.report.counts import BIN_WIDTH, LENGTH_EDGES, fold_rare, most_frequent
 from gpuclassify.jobs.report.page import page
 from gpuclassify.jobs.report.summary import JobSummary
@@ -62,10 +61,12 @@ def report_of(directory: Directory) -> dict[str, Any]:
     job = read_job(directory)
     summary = JobSummary(output=str(directory))
     times = _Times()
-    contents = _files(directory, RECORDS, job["key"])
-    for record in filter(None, map(parse_record, contents)):
-        summary.add(record)
-        times.add(record)
+    quarantined: list[str] = []
+    for record in manifest_of(directory).records().values():
+        if record is not None:
+            summary.add(record)
+            times.add(record)
+            quarantined += record.quarantine or ()
     return {
         "output": str(directory),
         "key": job["key"],
@@ -77,7 +78,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "rows_out": summary.rows_out,
         "output_bytes": summary.output_bytes,
         "left_out": summary.left_out,
-        "problems": _problems(directory, job["key"]) if summary.left_out else [],
+        "problems": _problems(directory, quarantined),
         "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
@@ -139,17 +140,14 @@ class _Times:
         return np.array(times) - begins[0] - passed[np.maximum(index, 0)]
 
 
-def _problems(directory: Directory, key: str) -> list[dict[str, Any]]:
-    """The first problems, with where to find all of them."""
-    contents = _files(directory, QUARANTINE, key)
-    lines = (line for content in contents for line in content.splitlines())
-    return [json.loads(line) for line in islice(lines, MOST_PROBLEMS)]
-
-
-def _files(directory: Directory, folder: str, key: str) -> Iterator[bytes]:
-    """The contents of the files of a run; attempts of earlier ones may have left others."""
-    names = [name for name in sorted(directory.sizes(folder)) if key_in(name) == key]
-    return directory.read_all([f"{folder}/{name}" for name in names])
+def _problems(directory: Directory, names: list[str]) -> list[dict[str, Any]]:
+    """The first problems of these files."""
+    lines = (line for content in directory.read_all(names) for line in content.splitlines())
+    problems = []
+    for line in islice(lines, MOST_PROBLEMS):
+        with contextlib.suppress(ValueError):  # damaged: the job is told so when it goes on
+            problems.append(json.loads(line))
+    return problems
 
 
 def _speed(summary: JobSummary, times: _Times) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from job_faults import in_process, job, result, slowly, write_input
 
-from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError
+from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, read_job
 from gpuclassify.jobs.output.records import complete
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -232,6 +232,9 @@ def test_damaged_metadata_is_refused_and_starting_over_cures_it(folder, expected
             job(folder).run()
         with pytest.raises(DamagedMetadataError, match="another directory"):
             report_of(open_directory(f"{folder}/out"))
+    again = job(folder, triple).run()  # the job itself knows what it was
+    assert again.resumed_parts == again.parts
+    assert read_job(open_directory(f"{folder}/out"))["parts"] == again.parts
     foreign = folder / "out" / "part-00007-01234567.parquet"  # of no job that was here
     foreign.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="1 files that no job wrote"):
