@@ -171,7 +171,7 @@ def test_lazy_writing_writes_when_computed(frame, tmp_path):
 
 
 def json_lines(frame):
-    return Encoding("jsonl", None).encode(arrow_table(frame)).to_pybytes().decode()
+    return Encoding("jsonl", None).encode(arrow_table(frame)).decode()
 
 
 def test_json_lines_hold_nulls_lists_and_unicode():

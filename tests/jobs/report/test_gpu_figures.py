@@ -9,7 +9,7 @@ from distributed import Client, LocalCluster
 from distributed.diagnostics import nvml
 from rich.console import Console
 
-from gpuclassify.jobs.output.records import RECORDS, Record, record_path
+from gpuclassify.jobs.output.records import RECORDS, Record, record_path, sealed
 from gpuclassify.jobs.output.run_key import JOB, part_name
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
@@ -26,8 +26,10 @@ RUNS = [
 def report_of_runs(folder, runs):
     """The report of a job whose parts had these stats, and its page."""
     (folder / RECORDS).mkdir(parents=True)
-    job = {"key": "01234567", "created": "2026-11-01T00:00:00Z", "parts": len(runs), "identity": {}}
-    (folder / JOB).write_text(json.dumps({**job, "versions": {}, "code": "Pipeline()"}))
+    identity = {"output": {"format": "parquet", "compression": "zstd"}}
+    job = {"key": "01234567", "created": "2026-11-01T00:00:00Z", "parts": len(runs)}
+    job |= {"identity": identity, "earlier": [], "versions": {}, "code": "Pipeline()"}
+    (folder / JOB).write_bytes(sealed(json.dumps(job).encode()))
     for number, stats in enumerate(runs):
         name = part_name(number, len(runs), job["key"], ".parquet")
         record = Record(name, {}, 5, 5, 100, "", stats=stats, finished=1e9)
