@@ -1,13 +1,14 @@
 """The command line: ``gpuclassify``, whose larger commands have files in `gpuclassify.commands`.
 
 Exit codes: 0 done, 1 the work failed, 2 the call was wrong and no work was started, 3 done, with
-something left out in quarantine, 130 interrupted.
+something left out in quarantine, 130 interrupted, 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import warnings
 from typing import Any
@@ -19,12 +20,12 @@ from gpuclassify.commands.buckets import buckets
 from gpuclassify.commands.classify import classify, report, verify
 from gpuclassify.commands.console import (
     FAILED,
-    INTERRUPTED,
-    ends_at_second_interrupt,
+    ends_when_told,
     error_text,
     open_console,
     print_summary,
     quiet_dask,
+    with_options,
 )
 from gpuclassify.commands.convert import convert
 from gpuclassify.commands.dedup import dedup
@@ -41,18 +42,21 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Run the command; a message and an exit code instead of a traceback."""
         try:
-            with ends_at_second_interrupt():
+            with ends_when_told():
                 return super().invoke(context)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click ends quietly when what reads its output, such as `head`, has seen enough
         except KeyboardInterrupt as interrupt:
-            interrupt.args = ("Interrupted.",)
+            number = interrupt.args[0] if interrupt.args else signal.SIGINT
+            interrupt.args = ("Interrupted." if number == signal.SIGINT else "Terminated.",)
             click.echo(error_text(interrupt), err=True)
-            context.exit(INTERRUPTED)
+            context.exit(128 + number)
         except Exception as error:
             if context.obj["debug"]:
                 raise
-            click.echo(f"Error: {error_text(error)}", err=True)
+            command = self.get_command(context, str(context.invoked_subcommand))
+            message = with_options(error_text(error), command or self)
+            click.echo(f"Error: {message}", err=True)
             context.exit(FAILED)
 
 

@@ -1,16 +1,11 @@
 """The command line, driven as its users do."""
 
-import contextlib
 import gzip
 import hashlib
 import io
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,9 +14,6 @@ from rich.console import Console
 from gpuclassify.commands.console import print_summary
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
-from tests.processes import is_running, wait_until
-
-ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments, cwd=None, timeout=120):
@@ -149,89 +141,8 @@ def test_work_that_fails_leaves_with_1_and_says_why(job):
     done = run("classify", *words, cwd=job)
     assert done.returncode == 1, done.stderr
     assert "broken.jsonl.gz, from byte" in done.stderr
+    assert 'To go on without it: --on-error "quarantine".' in done.stderr
     assert "Traceback" not in done.stderr
-
-
-# A command that works for ever on one worker, and tells how far it is by files.
-WAITING = """
-import pathlib, time
-from gpuclassify.cli import main
-
-def wait(folder):
-    pathlib.Path(folder, "begun").touch()
-    time.sleep(1000)
-
-@main.command()
-def waiting():
-    from gpuclassify.cluster import get_client
-    folder = str(pathlib.Path.cwd())
-    with get_client("cpu", n_workers=1) as client:
-        (nanny,) = client.cluster.workers.values()
-        pathlib.Path("pid").write_text(str(nanny.pid))
-        try:
-            client.submit(wait, folder).result()
-        except KeyboardInterrupt:
-            pathlib.Path("interrupted").touch()
-            raise
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts a command as a terminal does, in a group of processes that hears its Ctrl-C."""
-    started = []
-
-    def start(*words, cwd=tmp_path):
-        with (tmp_path / "shown").open("w") as shown:
-            process = subprocess.Popen(
-                [sys.executable, *words], stdout=shown, stderr=shown, cwd=cwd,
-                start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupt_ends_the_command_and_its_workers(start, tmp_path, times):
-    (tmp_path / "waiting.py").write_text(WAITING)
-    command = start("waiting.py", "waiting")
-    for sign in ("begun", "interrupted")[:times]:
-        wait_until((tmp_path / sign).exists)
-        os.killpg(command.pid, signal.SIGINT)
-    assert command.wait(timeout=120) == 130
-    worker = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not is_running(worker))
-    shown = (tmp_path / "shown").read_text()
-    assert "Interrupted" in shown
-    assert "Traceback" not in shown
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
-def test_an_interrupted_job_says_that_it_goes_on(job, start, tmp_path):
-    lines = [json.dumps({"text": text}) + "\n" for text in sample_texts(60)] * 100
-    (tmp_path / "in.jsonl").write_text("".join(lines))
-    command = start(
-        "-m", "gpuclassify", "classify", "in.jsonl", "out", "--classifier", "domain",
-        "--model", job / "model", "--cluster", "cpu", "--part-size", "2kB",
-    )  # fmt: skip
-    wait_until(lambda: any((tmp_path / "out").glob("part-*.parquet")))
-    os.killpg(command.pid, signal.SIGINT)
-    assert command.wait(timeout=120) == 130
-    shown = (tmp_path / "shown").read_text()
-    assert "Interrupted." in shown
-    assert "run the same job again to continue" in shown
-    assert re.search(r"\d+ of \d+ parts are written", shown)
-    assert "Traceback" not in shown
 
 
 def test_models_lists_every_family_with_licence_and_columns():

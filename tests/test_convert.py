@@ -95,7 +95,7 @@ def test_a_wrong_call_leaves_with_2(words, cure):
     [
         ([], "3 outputs, and its id2label names 1"),
         (["--label", "a", "--label", "b"], "3 outputs, and its id2label names 2: a, b"),
-        (["--pooling", "cls"], "pooling say how a model embeds: name it, --backbone NAME"),
+        (["--pooling", "cls"], "pooling say how a model embeds: name it (--backbone)"),
     ],
 )
 def test_a_wrong_conversion_leaves_with_2(linear, tmp_path, words, cure):

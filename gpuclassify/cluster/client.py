@@ -53,9 +53,11 @@ def get_client(
 ) -> Client:
     """Return a Dask client: of a new cluster, or of one that is running.
 
-    Nothing is printed; the dashboard is at ``client.dashboard_link``. A cluster that was started
-    here closes with the client; one that was only connected to stays, and nothing is changed on
-    its workers: `prepare` does that, for a client of any cluster.
+    Nothing is printed; the dashboard is at ``client.dashboard_link``, and listens where the
+    scheduler does, or with TLS, which it has not, on this machine alone. A cluster that was started
+    here closes with the client; an interrupt as it starts or closes kills its workers. One that was
+    only connected to stays, and nothing is changed on its workers: `prepare` does that, for a
+    client of any cluster.
 
     Parameters
     ----------
@@ -83,7 +85,8 @@ def get_client(
     security : bool, path, dict or distributed.Security, optional
         TLS for every connection. True makes a certificate that only this cluster's processes
         have; a directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
-        ``distributed.Security``. Without it a warning is logged where others reach the scheduler.
+        ``distributed.Security``. Without it a warning is logged where others reach the scheduler,
+        but Slurm clusters, whose nodes have to, get the same as by True; False is none.
     backend : {"pandas", "cudf"}
         GPU workers: whose frames they will have. cuDF's share the device with torch; with pandas
         frames torch has it for itself.
@@ -225,7 +228,7 @@ def _refuse_backend(backend: str, survey: Callable[[], GpuSurvey]) -> None:
     if lacks:
         raise ImpossibleClusterError(
             f'backend="cudf" needs a GPU and cudf on the workers, and here {lacks}: leave it out, '
-            "which takes pandas frames, connect to a cluster that has GPUs (address=, --scheduler),"
+            "which takes pandas frames, connect to a cluster that has GPUs (address=),"
             " or pip install 'gpuclassify[gpu]' on a machine with one"
         )
 

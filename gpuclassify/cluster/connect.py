@@ -76,7 +76,11 @@ def connect(
         client = Client(address, security=security, **options)
     except OSError as err:
         raise NoSchedulerError(address) from err
-    warn_if_open([client.scheduler.address], are_local=False)
+    warn_if_open(
+        [client.scheduler.address],
+        "Start it with certificates (dask scheduler --protocol tls:// --tls-ca-file ...), and pass "
+        "them as security=",
+    )
     return client
 
 

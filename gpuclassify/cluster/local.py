@@ -4,44 +4,75 @@ import atexit
 import contextlib
 import inspect
 import logging
+import os
 import signal
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from functools import partial
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client, Nanny, Status, Worker, WorkerPlugin
 from distributed.deploy import Cluster, SpecCluster
+from distributed.utils import format_dashboard_link, get_ip_interface
 
 from gpuclassify.cluster.plugins import WORKER_TTL_SECONDS, raise_by_value
 from gpuclassify.cluster.security import warn_if_open
 
-DASHBOARD_PORT = 8787
+Result = TypeVar("Result")
+
+LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8787
 # A worker that was killed is started again by its nanny, which a local cluster closes for good
 # after this time; Dask's 15 seconds are over before a busy machine has imported torch.
 RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
 GUARD = 'if __name__ == "__main__":'
-END_TIMEOUT = "5 seconds"  # how long a worker that hangs may hold up the end of its cluster
+END_SECONDS = 5  # how long what hangs may hold up the end of its cluster
 
 
 class OwningClient(Client):
     """A client that closes its cluster when it is closed itself."""
 
+    cluster: Any
+
+    @property
+    def dashboard_link(self) -> str:
+        """Where the dashboard listens, which need not be where the scheduler does."""
+        spec = getattr(self.cluster, "scheduler_spec", None)
+        if spec and str(spec["options"].get("dashboard_address")).startswith(f"{LOOPBACK}:"):
+            port = self.cluster.scheduler_info["services"]["dashboard"]
+            return str(format_dashboard_link(LOOPBACK, port))
+        return str(super().dashboard_link)
+
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the client as ``distributed.Client.close`` does, then its cluster.
+
+        An interrupt meanwhile kills the workers.
+        """
+        cluster = self.cluster
+        if cluster is None or self.asynchronous or sys.is_finalizing():
+            return super().close(*args, **kwargs)
+        if self.status == "closed" and cluster.status == Status.closed:
+            return None
+        try:
+            return unbroken(partial(self._close_all, cluster, *args, **kwargs), cluster)
+        except KeyboardInterrupt:
+            self.cluster = None  # what is left of it ends with this process
+            raise
+
+    def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
+        """Close client and cluster, without a word of what ends in the middle of its work.
 
         A heartbeat or a task may be under way whenever a worker closes, and a process may take
         seconds to end. Dask logs these as errors and warnings, which tell nothing in a cluster
         that is being closed: the loggers of workers and nannies are silent from here on.
         """
-        cluster = self.cluster
-        if cluster is None:
-            return super().close(*args, **kwargs)
         if cluster.status == Status.running:
             with contextlib.suppress(OSError):  # a timeout is one
-                self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=END_TIMEOUT)
+                self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=END_SECONDS)
         nanny_logger = logging.getLogger("distributed.nanny")
         level = nanny_logger.level
         nanny_logger.setLevel(logging.ERROR)
@@ -73,6 +104,47 @@ class PatientNanny(Nanny):
                 await process.stopped.wait()
 
 
+def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
+    """Start or close a cluster in a thread, where no KeyboardInterrupt breaks that off.
+
+    Dask waits for ever for the end of a cluster whose closing was broken off. An interrupt of the
+    waiting here kills the workers, which ends the work; it is raised then, or after some seconds.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as err:
+            done.set_exception(err)
+
+    try:
+        threading.Thread(target=run, name="gpuclassify-cluster", daemon=True).start()
+    except RuntimeError:  # Python is ending, and starts no threads any more
+        run()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        if isinstance(cluster, SpecCluster):
+            cluster.shutdown_on_close = False  # Dask's hook at exit leaves it alone
+        for _ in range(10 * END_SECONDS):
+            end_workers(cluster)
+            if wait([done], 0.1).done:
+                break
+        raise
+
+
+def end_workers(cluster: Cluster) -> None:
+    """Kill the processes of a cluster's workers, which no others are to follow."""
+    for nanny in list(getattr(cluster, "_created", ())):  # those that are being started, too
+        if isinstance(nanny, Nanny):
+            if nanny.status not in (Status.closing, Status.closed):
+                nanny.close_gracefully()
+            with contextlib.suppress(ProcessLookupError):
+                if (pid := nanny.pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
+
+
 def shield_children() -> None:
     """Block SIGINT in this thread, and so in threads and processes that are started from it.
 
@@ -102,7 +174,8 @@ def start(
     cluster_class : type
         ``distributed.LocalCluster`` or a subclass.
     options : dict
-        Its arguments. The dashboard takes port 8787, or any free one where that is taken.
+        Its arguments. The dashboard listens where the scheduler does, or with TLS, which it has
+        not, on this machine alone; on port 8787, or any free one where that is taken.
     plugins : iterable of WorkerPlugin
         Set up on every worker, and on every worker that joins later.
 
@@ -113,9 +186,10 @@ def start(
     """
     refuse_reimported_script()
     raise_by_value()(RESTARTS)
-    options = {"dashboard_address": dashboard_address()} | options
+    options = {"dashboard_address": _beside_scheduler(options)} | options
+    cluster: SpecCluster = object.__new__(cluster_class)  # known before it has started
     try:
-        cluster = cluster_class(**options)
+        unbroken(partial(cluster_class.__init__, cluster, **options), cluster)
     except (TypeError, ValueError):
         raise
     except Exception as err:
@@ -124,7 +198,10 @@ def start(
             f"{cluster_class.__name__} did not start: {reason}. In a script, get_client() belongs "
             f"below {GUARD!r}: workers are new processes that import the script."
         ) from err
-    warn_if_open((comm.listen_address for comm in cluster.scheduler.listeners), are_local=True)
+    warn_if_open(
+        (comm.listen_address for comm in cluster.scheduler.listeners),
+        "Pass security=True, or certificates; or keep it on this machine with host='127.0.0.1'",
+    )
 
     def set_up(client: Client) -> None:
         scheduler = cluster.scheduler
@@ -149,7 +226,7 @@ def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
     try:
         client = OwningClient(cluster)
     except BaseException:
-        cluster.close()
+        unbroken(cluster.close, cluster)
         raise
     try:
         set_up(client)
@@ -179,12 +256,23 @@ def refuse_reimported_script() -> None:
         frame = frame.f_back
 
 
-def dashboard_address() -> str:
-    """Return Dask's usual dashboard port, or any free one where that is taken."""
+def _beside_scheduler(options: dict[str, Any]) -> str:
+    """The address of the dashboard of a cluster with these arguments."""
+    security = options.get("security")
+    if security is not None and security.require_encryption:
+        return dashboard_address()
+    if interface := options.get("interface"):
+        return dashboard_address(get_ip_interface(interface))
+    host, _, port = str(options.get("host") or LOOPBACK).rpartition("://")[2].partition(":")
+    return dashboard_address(LOOPBACK if ":" in port else host)  # Dask reads no IPv6 there
+
+
+def dashboard_address(host: str = LOOPBACK) -> str:
+    """Return Dask's usual dashboard port on a host of this machine, or any free one there."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("0.0.0.0", DASHBOARD_PORT))
+            probe.bind((host, DASHBOARD_PORT))
         except OSError:
-            return ":0"
-    return f":{DASHBOARD_PORT}"
+            return f"{host}:0"
+    return f"{host}:{DASHBOARD_PORT}"

@@ -1,10 +1,15 @@
-"""TLS between client, scheduler and workers, and a word of warning where it is missing."""
+"""TLS between client, scheduler and workers, and a word of warning where it is missing.
+
+``python -m gpuclassify.cluster.security FOLDER`` makes a folder with a certificate of its own, for
+processes that share a file system.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +72,10 @@ def make_security(settings: Any) -> Security | None:
             )
         return settings
     if isinstance(settings, str | os.PathLike):
-        return _from_mapping(_fields_of_directory(Path(settings).expanduser()))
+        authority, certificate, key = map(str, certificate_files(settings))
+        own = {f"tls_{role}_cert": certificate for role in ROLES}
+        own |= {f"tls_{role}_key": key for role in ROLES}
+        return _from_mapping({"tls_ca_file": authority, **own})
     if isinstance(settings, Mapping):
         return _from_mapping(settings)
     raise TypeError(
@@ -76,17 +84,22 @@ def make_security(settings: Any) -> Security | None:
     )
 
 
-def _fields_of_directory(folder: Path) -> dict[str, str]:
+def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
+    """The files of certificate authority, certificate and key in a directory.
+
+    Raises
+    ------
+    FileNotFoundError
+        They are not there, by either of their names.
+    """
+    folder = Path(directory).expanduser()
     for names in FILES:
         authority, certificate, key = (folder / name for name in names)
         if all(path.is_file() for path in (authority, certificate, key)):
-            fields = {"tls_ca_file": str(authority)}
-            for role in ROLES:
-                fields |= {f"tls_{role}_cert": str(certificate), f"tls_{role}_key": str(key)}
-            return fields
+            return authority, certificate, key
     raise FileNotFoundError(
-        f"security={str(folder)!r} is no directory with {', '.join(FILES[0])} (or "
-        f"{', '.join(FILES[1])}) in it"
+        f"{str(folder)!r} is no directory with {', '.join(FILES[0])} (or {', '.join(FILES[1])}), "
+        "the certificates of an authority and of the cluster, and their key"
     )
 
 
@@ -103,47 +116,62 @@ def _from_mapping(fields: Mapping[str, Any]) -> Security:
     return security
 
 
-def warn_if_open(addresses: Iterable[str], *, are_local: bool) -> None:
+def make_certificate(folder: Path) -> None:
+    """Make a folder that `make_security` takes, with a certificate for which no other vouches.
+
+    Nobody but its owner may read it.
+
+    Raises
+    ------
+    ImportError
+        Without the package cryptography.
+    """
+    made = make_security(True)
+    assert made is not None
+    folder.mkdir(mode=0o700)
+    for name, text in zip(
+        FILES[0], (made.tls_ca_file, made.tls_worker_cert, made.tls_worker_key), strict=True
+    ):
+        path = folder / name
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+
+
+def warn_if_open(addresses: Iterable[str], cure: str) -> None:
     """Log a warning if others than this machine reach a scheduler that takes any client.
 
     Parameters
     ----------
     addresses : iterable of str
         Where the scheduler listens, as in ``"tcp://0.0.0.0:8786"``.
-    are_local : bool
-        Whether the scheduler was started here, so that every address but this machine's own is
-        worth a word; else only addresses of the public Internet are.
+    cure : str
+        What to do about it.
     """
-    is_open = is_reachable_by_others if are_local else is_public
     found = [address for address in addresses if is_open(address)]
     if found:
         logger.warning(
             "the Dask scheduler at %s takes connections without TLS: whoever reaches it can run "
-            "code on the workers and read what they hold, tokens included. Pass security=True, "
-            "or certificates; or keep it on this machine with host='127.0.0.1'.",
+            "code on the workers and read what they hold, tokens included. %s.",
             ", ".join(found),
+            cure,
         )
 
 
-def is_reachable_by_others(address: str) -> bool:
-    """Whether an address without TLS is not this machine's loopback."""
-    host = _plain_host(address)
-    return host is not None and not host.is_loopback
-
-
-def is_public(address: str) -> bool:
-    """Whether an address without TLS is one of the public Internet."""
-    host = _plain_host(address)
-    return host is not None and host.is_global
-
-
-def _plain_host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address behind an address without TLS; None where there is none."""
+def is_open(address: str) -> bool:
+    """Whether an address is without TLS, and not this machine's loopback."""
     if not address.startswith(PLAIN_SCHEMES):
-        return None
+        return False
     from distributed.comm import get_address_host, resolve_address
 
     try:
-        return ipaddress.ip_address(get_address_host(resolve_address(address)).partition("%")[0])
+        host = get_address_host(resolve_address(address)).partition("%")[0]
+        return not ipaddress.ip_address(host).is_loopback
     except (OSError, ValueError):  # a name that only the cluster resolves
-        return None
+        return True
+
+
+if __name__ == "__main__":
+    try:
+        make_certificate(Path(sys.argv[1]))
+    except ImportError as err:
+        sys.exit(str(err))

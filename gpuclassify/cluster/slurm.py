@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.cluster.check_options import check_options, check_whole
@@ -66,8 +69,8 @@ class SlurmPlan:
 def start_slurm(options: dict[str, Any]) -> Client:
     """Submit Slurm jobs with workers, and return a client of the scheduler, which runs here.
 
-    The scheduler must be reachable from the nodes: see `interface`. The client owns the cluster:
-    closing it cancels the jobs. Jobs that end are replaced.
+    The scheduler must be reachable from the nodes: see `interface`. Connections are encrypted. The
+    client owns the cluster: closing it cancels the jobs. Jobs that end are replaced.
 
     Parameters
     ----------
@@ -97,7 +100,8 @@ def start_slurm(options: dict[str, Any]) -> Client:
         raise RuntimeError(
             "cluster_type='slurm' needs dask-jobqueue: pip install 'gpuclassify[slurm]'"
         ) from err
-    from gpuclassify.cluster.local import own
+    from gpuclassify.cluster.local import own, unbroken
+    from gpuclassify.cluster.security import warn_if_open
 
     options = dict(options)
     look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
@@ -105,9 +109,15 @@ def start_slurm(options: dict[str, Any]) -> Client:
     plan = plan_slurm(**options)
     cluster = ClosingCluster(**plan.arguments)
     try:
-        JobKeeper(cluster, look_every_seconds).submit(plan.jobs)
+        keeper = JobKeeper(cluster, look_every_seconds)
+        warn_if_open(
+            (comm.listen_address for comm in cluster.scheduler.listeners),
+            "Leave security= and protocol= out, which makes a certificate if cryptography is here "
+            "(pip install 'gpuclassify[tls]'), or pass certificates",
+        )
+        unbroken(partial(keeper.submit, plan.jobs), cluster)
     except BaseException:
-        cluster.close()
+        unbroken(cluster.close, cluster)
         raise
 
     def set_up_workers(client: Client) -> None:
@@ -168,6 +178,10 @@ def plan_slurm(
     **options
         Of ``dask_jobqueue.SLURMCluster`` (`python`, `interface`, `log_directory`, ...), of
         `get_client` for memory of GPUs, and of ``dask cuda worker`` by LocalCUDACluster's names.
+        Without `security` (False for none) and `protocol`, connections have TLS with a certificate
+        of their own, which workers read from files in `shared_temp_directory`, by default the
+        current one, that nobody else may read. Dashboards listen on this machine and the nodes
+        alone.
 
     Raises
     ------
@@ -176,7 +190,8 @@ def plan_slurm(
     """
     from dask import config
 
-    from gpuclassify.cluster.local import dashboard_address
+    from gpuclassify.cluster.local import LOOPBACK, dashboard_address
+    from gpuclassify.cluster.security import make_security
 
     section = f"jobqueue.{options.get('config_name') or 'slurm'}."
     gpus = check_whole("gpus_per_job", gpus_per_job or 0, 0)
@@ -189,12 +204,12 @@ def plan_slurm(
     walltime = walltime or config.get(section + "walltime", None)
     memory_options = {name: options.pop(name) for name in MEMORY_OPTIONS if name in options}
     cuda_options = {name: options.pop(name) for name in CUDA_FLAGS if name in options}
-    flags, numbering, torch_fraction = [], [], None
+    flags, numbering, torch_fraction = ["--dashboard-address", f"{LOOPBACK}:0"], [], None
     if gpus:
         # Slurm and dask-cuda count GPUs by bus; CUDA by speed, unless it is told otherwise.
         numbering = ["export CUDA_DEVICE_ORDER=PCI_BUS_ID"]
         settings, torch_fraction = gpu_cluster_options(cuda_options, **memory_options)
-        flags = cuda_arguments(settings)
+        flags += cuda_arguments(settings)
     for given in (job_extra, prologue):
         if isinstance(given, str):
             raise ValueError(f"got the text {given!r}, where a list is wanted: [{given!r}]")
@@ -206,6 +221,12 @@ def plan_slurm(
     for name, ours in lines.items():  # beside what the call or the user's configuration has there
         configured = config.get(section + name.replace("_", "-"), None)
         lines[name] = [*ours, *(options.pop(name, None) or configured or [])]
+    if options.get("protocol") is None and "security" not in options:
+        with contextlib.suppress(ImportError):  # of cryptography: the scheduler is told to be open
+            options["security"] = make_security(True)
+    if options.get("security") is not None:
+        folder = config.get(section + "shared-temp-directory", None) or str(Path.cwd())
+        options.setdefault("shared_temp_directory", folder)
     scheduler_options = {"dashboard_address": dashboard_address()}
     scheduler_options |= config.get(section + "scheduler-options", None) or {}
     scheduler_options |= options.pop("scheduler_options", {})

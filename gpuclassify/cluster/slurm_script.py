@@ -6,6 +6,8 @@ import re
 import shlex
 from dataclasses import astuple, dataclass
 
+from gpuclassify.cluster.security import FILES, certificate_files
+
 # Tokens of the Hub, and settings of variables that hold one.
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\b(HF_TOKEN|HUGGING_FACE_HUB_TOKEN)\s*=\s*\S")
 MEMORY = re.compile(r"[0-9]+([KMGT]B?)?", re.IGNORECASE)  # as sbatch(1) reads --mem
@@ -66,8 +68,9 @@ if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then
     MEMORY_LIMIT=$((SLURM_MEM_PER_NODE / SLURM_NTASKS_PER_NODE))MiB
 fi
 # How workers and the command find the scheduler; a name of its own after every restart.
-SCHEDULER_FILE=$PWD/.gpuclassify-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}.json
-rm -f "$PWD/.gpuclassify-$SLURM_JOB_ID-"*.json # of runs that Slurm gave no time to finish
+rm -rf "$PWD/.gpuclassify-$SLURM_JOB_ID-"* # of runs that Slurm gave no time to finish
+SHARED=$PWD/.gpuclassify-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+SCHEDULER_FILE=$SHARED.json
 
 requeue() { # The time limit is near. What is written stays, so the next run goes on from there.
     trap '' USR1 TERM # Slurm sends TERM to a job that it puts back into the queue
@@ -86,16 +89,34 @@ finish() { # However the script ends: the scheduler ends, and workers leave with
     trap '' USR1 TERM
     kill $COMMAND $SCHEDULER 2>/dev/null
     wait
-    rm -f "$SCHEDULER_FILE"
+    rm -rf "$SHARED".*
 }
 trap requeue USR1
 trap finish EXIT
 """
 
+TLS = """\
+
+# Every connection has TLS: who can connect to the scheduler runs code as you, and reads tokens.
+{certificates}
+export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=true
+export DASK_DISTRIBUTED__COMM__TLS__CA_FILE=$TLS/{authority}
+for ROLE in SCHEDULER WORKER CLIENT; do
+    export "DASK_DISTRIBUTED__COMM__TLS__${{ROLE}}__CERT=$TLS/{certificate}"
+    export "DASK_DISTRIBUTED__COMM__TLS__${{ROLE}}__KEY=$TLS/{key}"
+done
+"""
+MADE_HERE = """\
+# The certificate is made for this run, in a folder that nobody else may read.
+TLS=$SHARED.tls
+"$PYTHON" -m gpuclassify.cluster.security "$TLS" || exit 1"""
+
 SCHEDULER = """\
 
-export DASK_LOGGING__DISTRIBUTED=info # with the dashboard's address
-"$PYTHON" -m dask scheduler --port 0 --scheduler-file "$SCHEDULER_FILE"{interface} &
+# The dashboard has no TLS, and listens on this node alone: ssh -L 8787:127.0.0.1:8787 NODE
+export DASK_LOGGING__DISTRIBUTED=info # with the dashboard's port
+"$PYTHON" -m dask scheduler --port 0 --scheduler-file "$SCHEDULER_FILE" \\
+    --protocol {protocol}:// --dashboard-address 127.0.0.1:8787{interface} &
 SCHEDULER=$!
 until [ -s "$SCHEDULER_FILE" ]; do
     if ! kill -0 $SCHEDULER 2>/dev/null; then
@@ -125,7 +146,8 @@ WORKERS = """\
     trap : TERM # so as to wait for srun, whose own end Slurm sees to
     srun {binding}--cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 \\
         "$PYTHON" -m dask {worker} --scheduler-file "$SCHEDULER_FILE" \\
-        --nthreads 1 --memory-limit "$MEMORY_LIMIT" --death-timeout 900{options}
+        --nthreads 1 --memory-limit "$MEMORY_LIMIT" --death-timeout 900 \\
+        --dashboard-address 127.0.0.1:0{options}
     kill $COMMAND 2>/dev/null && echo "all workers have ended; the log says why" >&2
 ) &
 
@@ -185,7 +207,12 @@ class ScriptSettings:
     python : str
         The interpreter on the nodes, after the prologue.
     interface : str, optional
-        Network interface of the scheduler and the workers, such as ``"ib0"``.
+        Network interface of the scheduler and the workers, such as ``"ib0"``. Default: all.
+    tls : bool
+        Whether connections are encrypted; the command tells if the scheduler is open.
+    certificates : str, optional
+        Directory for that, as of `gpuclassify.cluster.security.make_security`. Default: the job
+        makes a certificate of its own, which needs the package cryptography.
     worker_options : str
         More options of ``dask worker`` or, with GPUs, ``dask cuda worker``.
     requeue_before_seconds : int
@@ -195,8 +222,10 @@ class ScriptSettings:
     Raises
     ------
     ValueError
-        A number, the memory or the time limit is out of range, or something secret would be
-        written.
+        A number, the memory or the time limit is out of range, something secret would be
+        written, or certificates are for connections without TLS.
+    FileNotFoundError
+        A directory has no certificates.
     """
 
     arguments: tuple[str, ...] = ()
@@ -213,6 +242,8 @@ class ScriptSettings:
     prologue: tuple[str, ...] = ()
     python: str = "python"
     interface: str | None = None
+    tls: bool = True
+    certificates: str | None = None
     worker_options: str = ""
     requeue_before_seconds: int = 120
     most_restarts: int = 100
@@ -231,6 +262,10 @@ class ScriptSettings:
                 f"memory={self.memory!r} is no size of Slurm's: pass megabytes, or a number with "
                 'K, M, G or T, such as "64G"'
             )
+        if self.certificates is not None:
+            if not self.tls:
+                raise ValueError("certificates= have no use with tls=False: leave one of them out")
+            certificate_files(self.certificates)
         limit = parse_walltime(self.walltime)
         if limit is not None and limit <= self.requeue_before_seconds:
             raise ValueError(
@@ -268,7 +303,8 @@ def sbatch_script(settings: ScriptSettings) -> str:
         DASK,
         "" if settings.gpus_per_node else ALLOCATOR,
         FUNCTIONS,
-        SCHEDULER.format(interface=interface),
+        _tls(settings),
+        SCHEDULER.format(protocol="tls" if settings.tls else "tcp", interface=interface),
         _command(settings),
         _workers(settings, interface),
     ]
@@ -295,6 +331,17 @@ def _header(settings: ScriptSettings) -> str:
     lines = [f"--{name}={value}" for name, value in directives.items() if value is not None]
     text = HEADER.format(nodes=nodes, workers=workers)
     return text + "".join(f"#SBATCH {line}\n" for line in [*lines, *settings.job_extra])
+
+
+def _tls(settings: ScriptSettings) -> str:
+    if not settings.tls:
+        return ""
+    (authority, certificate, key), made = FILES[0], MADE_HERE
+    if settings.certificates is not None:
+        files = certificate_files(settings.certificates)
+        authority, certificate, key = (path.name for path in files)
+        made = f"TLS={shlex.quote(str(files[0].parent.resolve()))}"
+    return TLS.format(certificates=made, authority=authority, certificate=certificate, key=key)
 
 
 def _command(settings: ScriptSettings) -> str:

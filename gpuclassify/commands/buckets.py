@@ -54,7 +54,7 @@ def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> Non
     gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
-    interrupted.
+    interrupted, 143 terminated.
     """
     from gpuclassify.jobs.settings import BUCKETS as SETTINGS
     from gpuclassify.jobs.settings import EDGES, JobSettings

@@ -47,7 +47,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
     gpuclassify classify 'crawl/*.jsonl' out/ --classifier quality --filter-by High
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
-    interrupted.
+    interrupted, 143 terminated.
     """
     quiet_dask()
     with wrong_call_exits():

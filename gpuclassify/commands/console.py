@@ -6,9 +6,10 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -18,9 +19,16 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.jobs.report.summary import JobSummary
 
-# In a message; not one of a constructor that it shows, nor a collection of values.
-ARGUMENT = re.compile(r"(?<![\w(.])([a-z]\w*)=(?![\[{])(?:(True\b)|((?=[^\s.:;,)])))?")
-FAILED, LEFT_OUT, INTERRUPTED = 1, 3, 130
+# In a message: calls that it shows, which stay as they are, or an argument outside of them, with
+# True or False, a single pair, the beginning of another value that is no collection, or nothing.
+ARGUMENT = re.compile(
+    r"\w\((?:[^()]|\([^()]*\))*\)"
+    r"|(?<![\w.])([a-z]\w*)="
+    r"(?:(True|False)\b|\{\"(\w+)\": \"(\w+)\"\}|(?=[^\s.:;,)\[{])()|(?![\[{]))"
+)
+OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # of options and arguments
+FAILED, LEFT_OUT = 1, 3
+END_SECONDS = 15  # after which nothing that hangs holds up the end of an interrupted command
 # What the library raises for wrong settings and inputs, at the call.
 WRONG_CALL = (
     ValueError,
@@ -40,70 +48,98 @@ def wrong_call_exits() -> Iterator[None]:
     except WRONG_CALL as error:
         if click.get_current_context().obj["debug"]:
             raise
-        raise click.UsageError(_with_options(error_text(error))) from error
+        context, message = click.get_current_context(), error_text(error)
+        if not context.params.get("config"):  # a file, which has settings by names of arguments
+            message = with_options(message, context.command)
+        raise click.UsageError(message) from error
 
 
-def _with_options(message: str) -> str:
+def with_options(message: str, command: click.Command) -> str:
     """The message with the command's options in place of the library's arguments."""
-    context = click.get_current_context()
-    if context.params.get("config"):  # a file, which has settings by the names of arguments
-        return message
-    options = {own.name: own for own in context.command.params if isinstance(own, click.Option)}
+    options = {own.name: own for own in command.params if isinstance(own, click.Option)}
 
-    def option(argument: re.Match[str]) -> str:
-        own, is_true, has_value = options.get(argument[1]), argument[2], argument[3] is not None
-        if own is None or own.is_flag != bool(is_true):
-            return argument[0]
-        return max(own.opts, key=len) + " " * has_value
+    def option(found: re.Match[str]) -> str:
+        name, flag, key, value, begun = found.groups()
+        own = options.get(OTHER_NAMES.get(name, name))
+        if own is None or own.is_flag != bool(flag):
+            return found[0]
+        names = own.secondary_opts if flag == "False" else own.opts
+        if not names:
+            return found[0]
+        return max(names, key=len) + (f" {key}={value}" if key else " " * (begun is not None))
 
     return ARGUMENT.sub(option, message)
 
 
 @contextlib.contextmanager
-def ends_at_second_interrupt() -> Iterator[None]:
-    """The first Ctrl-C ends the command in order, a second one at once.
+def ends_when_told() -> Iterator[None]:
+    """The first SIGINT or SIGTERM raises KeyboardInterrupt; a second one ends the process at once.
 
-    Closing a cluster takes seconds. Interrupted in the middle of that, it waits for ever for what
-    is half closed already.
+    So does `END_SECONDS` after the first one, whatever holds the end up: a thread hears signals as
+    they come, where Python's handlers wait for the main thread to come back from a library.
     """
-
-    def first(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, _end_at_once)
-        raise KeyboardInterrupt
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    usual: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL}
+    usual[signal.SIGINT] = signal.default_int_handler
+    numbers = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
+    if threading.current_thread() is not threading.main_thread() or not numbers:
         yield
         return
-    signal.signal(signal.SIGINT, first)
+
+    def first(number: int, frame: Any) -> None:
+        for each in numbers:
+            signal.signal(each, lambda *_: None)  # the thread ends the process
+        raise KeyboardInterrupt(number)
+
+    hearing, heard = socket.socketpair()
+    heard.setblocking(False)
+    before = signal.set_wakeup_fd(heard.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_when_told, args=(hearing, numbers), daemon=True).start()
+    for each in numbers:
+        signal.signal(each, first)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is first:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in numbers:
+            signal.signal(each, usual[each])
+        signal.set_wakeup_fd(before)
+        heard.close()
 
 
-@contextlib.contextmanager
-def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Say after Ctrl-C what not to repeat."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        if restart:
-            interrupt.add_note("Leave --restart out, or it starts over again.")
-        raise
+def _end_when_told(hearing: socket.socket, numbers: Collection[int]) -> None:
+    """End the process at the second of these signals, or a while after the first one."""
+    with hearing, contextlib.suppress(TimeoutError):
+        told = 0
+        while byte := hearing.recv(1):  # empty when the command has ended
+            if byte[0] in numbers:
+                if told:
+                    _end_at_once(told, "twice: ended at once")
+                told = byte[0]
+                hearing.settimeout(END_SECONDS)
+        return
+    _end_at_once(told, f": ended after {END_SECONDS} seconds")
 
 
-def _end_at_once(number: int, frame: Any) -> None:
+def _end_at_once(number: int, how: str) -> NoReturn:
     """End the processes that this one has started, and this one, without any clearing up."""
     import multiprocessing
 
     try:
         for process in multiprocessing.active_children():
             process.kill()
-        os.write(2, b"\nInterrupted twice: ended at once.\n")
+        os.write(2, f"\nInterrupted {how}.\n".encode())
     finally:
-        os._exit(INTERRUPTED)
+        os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def interrupt_hint(restart: bool) -> Iterator[None]:
+    """Say after an interrupt what not to repeat."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if restart:
+            interrupt.add_note("Leave --restart out, or it starts over again.")
+        raise
 
 
 def error_text(error: BaseException) -> str:

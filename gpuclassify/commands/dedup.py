@@ -80,7 +80,7 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     gpuclassify dedup 'crawl/*.jsonl' clean/ --method fuzzy --id-field url --keep-by length
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
-    interrupted.
+    interrupted, 143 terminated.
     """
     quiet_dask()
     with wrong_call_exits():

@@ -380,7 +380,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
     for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
             given[name.replace("-", "_")] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             given[name.replace("-", "_")] = text
     return given
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.console import (
+    open_console,
+    quiet_dask,
+    with_options,
+    wrong_call_exits,
+)
 from gpuclassify.commands.options import LocalCommand, job_options, read_settings
 
 
@@ -55,7 +61,9 @@ def plan(inputs: tuple[str, ...], **given: Any) -> None:
     if given["as_json"]:
         click.echo(json.dumps(made.as_dict()))
     else:
-        click.echo(str(made))
+        command = click.get_current_context().command
+        told = tuple(with_options(warning, command) for warning in made.warnings)
+        click.echo(str(replace(made, warnings=told)))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,13 @@ ELSEWHERE = {
 @click.option("--job-extra", multiple=True, help="Any option of sbatch; repeatable.")
 @click.option("--prologue", multiple=True, help='Shell line, as "module load cuda"; repeatable.')
 @click.option("--python", default=sys.executable, help="On the nodes. Default: the one here.")
-@click.option("--interface", help="Network interface of the nodes, such as ib0.")
+@click.option("--interface", help="Network interface of the nodes, such as ib0. Default: all.")
+@click.option("--tls/--no-tls", default=True, show_default=True, help="Encrypt all connections.")
+@click.option(
+    "--certificates", metavar="DIRECTORY",
+    help="With ca.pem, cert.pem and key.pem. Default: the job makes its own, on nodes that have "
+    "gpuclassify[tls].",
+)  # fmt: skip
 @click.option("--worker-options", default="", help="More options of dask (cuda) worker.")
 @click.option(
     "--requeue-before", "requeue_before_seconds", type=int, default=120, show_default=True,
@@ -55,16 +62,33 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **given: An
     sbatch job.sh
 
     The job goes on by itself after preemption and at its time limit; submitting the file again
-    continues it too. Tokens are never written: set HF_TOKEN where you call sbatch.
+    continues it too. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords and
+    signatures of URLs are refused.
     """
     from gpuclassify.cluster.slurm_script import ScriptSettings, sbatch_script
+    from gpuclassify.jobs.stores import URL
 
     with wrong_call_exits():
         path = given.pop("config")
         config = Path(path).read_text(encoding="utf-8") if path else ""
-        _check_job(context, arguments, path)
         text = sbatch_script(ScriptSettings(arguments=arguments, config=config, **given))
+        _refuse_secrets([*arguments, *URL.findall(text)])
+        _check_job(context, arguments, path)
     click.echo(text, nl=False)
+
+
+def _refuse_secrets(urls: Iterable[str]) -> None:
+    """Raise ValueError if one has a password or what may be a signature."""
+    from gpuclassify.jobs.stores import redacted
+
+    for url in urls:
+        if redacted(url) != url:
+            raise ValueError(
+                f"the URL of {redacted(url)} has a password, or a query, which may be a signature, "
+                "and others may read a job's file: give credentials in the environment of sbatch "
+                "(AWS_ACCESS_KEY_ID, FSSPEC_SFTP_PASSWORD, ...), or in a file of fsspec's own on "
+                "the nodes, such as ~/.config/fsspec/conf.json"
+            )
 
 
 def _check_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> None:

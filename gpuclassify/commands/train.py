@@ -65,7 +65,7 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
     gpuclassify train 'annotated/*.jsonl' heads/quality --label-field quality \\
         --backbone intfloat/e5-base-v2 --group url_host
 
-    Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
     """
     quiet_dask()
     *inputs, directory = paths

@@ -222,7 +222,7 @@ class BucketJob:
                     raise ValueError(
                         f"{self.directory.path(EDGES)} is not what was written, and the scores "
                         "that it was made of are removed: bring back the file as it was, or start "
-                        "over (restart=True, --restart)"
+                        "over (restart=True)"
                     )
                 last = self._with_edges(client, report)
             summary = last.run(client, report and functools.partial(report, "buckets"))

@@ -472,7 +472,7 @@ def _bare(version: str) -> str:
 def _changed(file: InputFile, what: str) -> ChangedInputError:
     return ChangedInputError(
         f"{redacted(file.path)} is not what it was when the job began, it {what}: bring back "
-        "the file as it was, or start over (restart=True, --restart)"
+        "the file as it was, or start over (restart=True)"
     )
 
 

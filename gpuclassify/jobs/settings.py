@@ -339,7 +339,7 @@ def make_writer(
     if staging is None:
         raise ValueError(
             f"{output} needs a directory that all workers see, where the files are written before "
-            "they are uploaded, so that a lost client loses no work: staging=, --staging DIR"
+            "they are uploaded, so that a lost client loses no work: staging="
         )
     return HubWriter(
         place.id,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gpuclassify.jobs.settings import JobSettings, check_kinds
+from gpuclassify.jobs.stores import URL, redacted
 
 
 def load_settings(path: str) -> dict[str, Any]:
@@ -31,6 +34,8 @@ def load_settings(path: str) -> dict[str, Any]:
             f"the settings {path} cannot be read: {reason}. --dump-config {path} writes such a "
             "file from the other options"
         ) from err
+    except RecursionError as err:
+        raise ValueError(f"{path} holds lists or mappings nested too deep for settings") from err
     except yaml.YAMLError as err:
         raise ValueError(f"{path} is no YAML file: {err}") from err
     except ValueError as err:
@@ -45,7 +50,12 @@ def load_settings(path: str) -> dict[str, Any]:
 
 
 def dump_settings(settings: JobSettings, path: str) -> None:
-    """Write settings to a YAML file.
+    """Write settings to a YAML file that only its owner may read, without passwords of URLs.
+
+    Warns
+    -----
+    UserWarning
+        URLs had a password, or a query, which may be a signature.
 
     Raises
     ------
@@ -54,14 +64,42 @@ def dump_settings(settings: JobSettings, path: str) -> None:
     """
     import yaml
 
-    content = yaml.safe_dump(settings.as_dict(), sort_keys=False, allow_unicode=True)
+    hidden: list[str] = []
+    shown = _without_secrets(settings.as_dict(), hidden)
+    content = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+    if hidden:
+        told = (
+            f"left out passwords and queries of {', '.join(hidden)}: give these URLs whole on the "
+            "command line, beside --config"
+        )
+        warnings.warn(f"{path}: {told}", stacklevel=2)
+        content = f"# {told}\n{content}"
     try:
-        Path(path).write_text(content, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=_only_for_its_owner) as file:
+            file.write(content)
     except OSError as err:
         raise ValueError(
             f"the settings cannot be written to {path}: {err.strerror}. Name a file in a directory "
             "that is there"
         ) from err
+
+
+def _without_secrets(value: Any, hidden: list[str]) -> Any:
+    """The value with URLs as they may be shown; `hidden` gets those that say less then."""
+    if isinstance(value, dict):
+        return {name: _without_secrets(each, hidden) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(each, hidden) for each in value]
+    # What goes before the URL names a cache, as in simplecache::https://...
+    is_url = isinstance(value, str) and URL.match(value.rpartition("::")[2])
+    if not is_url or redacted(value) == value:
+        return value
+    hidden.append(redacted(value))
+    return redacted(value)
+
+
+def _only_for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @functools.cache

@@ -184,7 +184,7 @@ class Directory:
         if earlier and not overwrite:
             raise FileExistsError(
                 f"{self.root} has {len(earlier)} part files already: choose another directory, "
-                "or overwrite them (overwrite=True, --overwrite)"
+                "or overwrite them (overwrite=True)"
             )
         self.remove(*earlier)
         self.make()

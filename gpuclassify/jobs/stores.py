@@ -21,16 +21,21 @@ OBJECT_STORES = {"s3", "gs", "az"}
 # themselves.
 PAUSES = (0.5, 2.0, 8.0)
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
+URL = re.compile(r"\b\w++://[^\s'\"]+")  # in a text
 # What is left of a store's error; any other is an OSError.
 _KINDS = (FileNotFoundError, PermissionError, TimeoutError)
 
 
 def redacted(url: str) -> str:
     """A URL without user, password and signed query, as messages and records show it."""
+    return "::".join(map(_redacted, url.split("::")))  # fsspec's chains of URLs
+
+
+def _redacted(url: str) -> str:
     head, separator, rest = url.partition("://")
     if not separator:
         return url
-    return f"{head}://{re.sub('^[^/@]*@', '', rest).partition('?')[0]}"
+    return f"{head}://{re.sub('^[^/]*@', '', rest.partition('?')[0])}"
 
 
 def url_to_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
@@ -126,7 +131,7 @@ def what_happened(url: str, err: Exception) -> BaseException:
 
 def _shown(err: BaseException) -> str:
     """An error of a store's client in a line, without secrets of the URLs in it."""
-    text = re.sub(r"\b\w++://[^\s'\"]+", lambda found: redacted(found[0]), str(err))
+    text = URL.sub(lambda found: redacted(found[0]), str(err))
     return f"{type(err).__name__}: {text}".rstrip(".: ")
 
 

@@ -141,7 +141,7 @@ def convert_head(
     if len(layers) > 1 and hidden_activation is None:
         raise ValueError(
             f"{path} has {len(layers)} layers ({', '.join(layers)}), and no file says what stands "
-            "between them: pass hidden_activation= (--hidden-activation), relu or tanh"
+            "between them: pass hidden_activation=, relu or tanh"
         )
     labels = tuple(labels) or ("score",)
     kind = problem_type or (SINGLE_LABEL if len(labels) > 1 else REGRESSION)
@@ -283,7 +283,7 @@ def _backbone(given: Mapping[str, Any], published: Published | None) -> Backbone
     if published is not None:
         return replace(published.backbone, **given)
     if given and "model" not in given:
-        raise ValueError(f"{' and '.join(given)} say how a model embeds: name it, --backbone NAME")
+        raise ValueError(f"{' and '.join(given)} say how a model embeds: name it (model=)")
     return Backbone(**given) if given else None
 
 

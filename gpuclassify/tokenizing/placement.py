@@ -30,7 +30,7 @@ def check_library(options: ModelOptions, frame: Any) -> None:
     if options.tokenizer == "gpu" and not _is_cudf(frame):
         raise TypeError(
             'tokenizer="gpu" tokenizes columns of cudf frames, and this frame is one of pandas: '
-            f'move it with ddf.to_backend("cudf"), Pipeline(backend="cudf") or --backend cudf, or '
+            'move it with ddf.to_backend("cudf"), or in a Pipeline with backend="cudf", or '
             f"{_HOST}"
         )
 

@@ -1,18 +1,17 @@
 """TLS as one argument, and the warning where it is missing."""
 
+import contextlib
 import logging
+import socket
+import sys
 
+import psutil
 import pytest
 from distributed import LocalCluster, Security
 
 from gpuclassify.cluster import get_client
-from gpuclassify.cluster.local import own, start
-from gpuclassify.cluster.security import (
-    is_public,
-    is_reachable_by_others,
-    make_security,
-    warn_if_open,
-)
+from gpuclassify.cluster.local import dashboard_address, own, start
+from gpuclassify.cluster.security import is_open, make_security
 
 
 @pytest.fixture(scope="module")
@@ -108,32 +107,77 @@ def test_a_scheduler_that_others_reach_without_tls_is_told_about(caplog):
 
 
 @pytest.mark.parametrize(
-    ("address", "others", "public"),
+    ("address", "expected"),
     [
-        ("tcp://127.0.0.1:8786", False, False),
-        ("tcp://[::1]:8786", False, False),
-        ("inproc://10.0.0.1/17/1", False, False),
-        ("tls://8.8.8.8:8786", False, False),
-        ("wss://8.8.8.8:8786", False, False),
-        ("tcp://0.0.0.0:8786", True, False),
-        ("tcp://10.1.2.3:8786", True, False),
-        ("tcp://8.8.8.8:8786", True, True),
-        ("ws://8.8.8.8:8786", True, True),
-        ("tcp://[2001:4860:4860::8888]:8786", True, True),
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://[::1]:8786", False),
+        ("inproc://10.0.0.1/17/1", False),
+        ("tls://8.8.8.8:8786", False),
+        ("wss://8.8.8.8:8786", False),
+        ("tcp://0.0.0.0:8786", True),
+        ("tcp://10.1.2.3:8786", True),
+        ("tcp://8.8.8.8:8786", True),
+        ("ws://8.8.8.8:8786", True),
+        ("tcp://[2001:4860:4860::8888]:8786", True),
+        ("tcp://scheduler.invalid:8786", True),
     ],
 )
-def test_addresses_are_judged_by_who_reaches_them(address, others, public):
-    assert is_reachable_by_others(address) is others
-    assert is_public(address) is public
+def test_addresses_are_judged_by_who_reaches_them(address, expected):
+    assert is_open(address) is expected
 
 
-def test_a_foreign_scheduler_is_judged_by_the_public_internet(caplog):
-    with caplog.at_level(logging.WARNING, "gpuclassify"):
-        warn_if_open(["tcp://10.1.2.3:8786"], are_local=False)
-        assert not told(caplog)
-        warn_if_open(["tcp://8.8.8.8:8786"], are_local=False)
+def own_address():
+    """An address of this machine that others may reach."""
+    addresses = [address for own in psutil.net_if_addrs().values() for address in own]
+    found = [own.address for own in addresses if own.family == socket.AF_INET]
+    return next((one for one in found if not one.startswith("127.")), None)
+
+
+@pytest.mark.skipif(own_address() is None, reason="has no network but loopback")
+def test_connecting_to_an_open_scheduler_of_a_private_network_is_told_about(caplog):
+    options = {"n_workers": 0, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    with (
+        LocalCluster(**options, host=own_address()) as cluster,
+        caplog.at_level(logging.WARNING, "gpuclassify"),
+        get_client(address=cluster.scheduler_address, set_as_default=False),
+    ):
         (warning,) = told(caplog)
-        assert "tcp://8.8.8.8:8786" in warning
+    assert f"tcp://{own_address()}:" in warning
+    assert "pass them as security=" in warning
+
+
+def listening(port):
+    """The addresses on which this process waits for connections to a port."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return {one.laddr.ip for one in found if one.status == "LISTEN" and one.laddr.port == port}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "127.0.0.1"),
+        ({"interface": "lo"}, "127.0.0.1"),
+        ({"host": "tcp://127.0.0.2:0"}, "127.0.0.2"),
+        ({"host": "0.0.0.0"}, "0.0.0.0"),
+        ({"host": "0.0.0.0", "security": True}, "127.0.0.1"),
+        ({"dashboard_address": "127.0.0.3:0"}, "127.0.0.3"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="has other names and addresses of loopback")
+def test_the_dashboard_listens_where_the_scheduler_does(options, expected):
+    protocol = "tls://" if "security" in options else "tcp://"
+    with get_client("cpu", n_workers=1, processes=False, protocol=protocol, **options) as client:
+        port = client.cluster.scheduler_info["services"]["dashboard"]
+        assert listening(port) == {expected}
+        if expected == "127.0.0.1":
+            assert client.dashboard_link == f"http://127.0.0.1:{port}/status"
+
+
+def test_a_dashboard_takes_another_port_where_its_own_is_taken():
+    with socket.socket() as other, contextlib.suppress(OSError):
+        other.bind(("127.0.0.1", 8787))
+        other.listen()
+        assert dashboard_address() == "127.0.0.1:0"
 
 
 def test_a_cluster_that_cannot_be_set_up_is_closed():

@@ -4,15 +4,22 @@ import importlib
 import inspect
 import itertools
 import json
+import logging
+import os
 import re
 import shlex
+import stat
 import subprocess
+import sys
+from pathlib import Path
 
 import dask
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from gpuclassify.cluster import get_client
+from gpuclassify.cluster.security import make_certificate
 from gpuclassify.cluster.slurm import (
     CUDA_FLAGS,
     check_slurm_options,
@@ -49,10 +56,31 @@ def test_plain_workers():
     assert "--gres" not in script
     assert lines.index("module load python") < len(lines) - 1
     command = next(line for line in lines if line.startswith("/opt/python"))
-    assert "-m distributed.cli.dask_worker tcp://" in command
+    assert "-m distributed.cli.dask_worker tls://" in command
+    assert "--dashboard-address 127.0.0.1:0" in command
     assert "--nthreads 2 " in command
     assert "--nworkers 2 " in command
     assert "--memory-limit 29.80GiB" in command  # half of 64 GB
+
+
+def test_slurm_clusters_have_tls_unless_they_are_told_otherwise(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    with ClosingCluster(**plan_slurm(memory="1GB").arguments) as cluster:
+        words = shlex.split(cluster.job_script().splitlines()[-1])
+        given = dict(itertools.pairwise(words))
+        files = {Path(given[f"--tls-{name}"]) for name in ("ca-file", "cert", "key")}
+        assert {path.parent for path in files} == {tmp_path}
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+        with pytest.raises(TypeError, match="TLS"):  # without certificates
+            get_client(address=cluster.scheduler_address, timeout=1)
+    for given in ({"security": None}, {"protocol": "tcp://"}):
+        assert "security" not in {
+            k for k, v in plan_slurm(memory="1GB", **given).arguments.items() if v
+        }
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING, "gpuclassify"), pytest.raises(RuntimeError):
+        get_client("slurm", memory="1GB", security=False)  # without sbatch
+    assert "takes connections without TLS" in caplog.text
 
 
 def test_gpu_workers_are_those_of_dask_cuda():
@@ -246,6 +274,7 @@ def test_a_script_for_cpus_asks_for_no_gpu():
         ({"walltime": "soon"}, "no time limit of Slurm's"),
         ({"gpus_per_node": 2, "workers_per_node": 1}, "each GPU has one worker"),
         ({"nodes": 0}, "nodes=0"),
+        ({"certificates": "here", "tls": False}, "certificates= have no use with tls=False"),
         ({"memory": "lots"}, "memory='lots' is no size of Slurm's"),
         ({"memory": "64P"}, "K, M, G or T"),
         ({"memory": "-1G"}, "no size of Slurm's"),
@@ -301,6 +330,12 @@ def test_the_command_writes_settings_into_the_script(run, tmp_path):
         (("--config", "job.yaml"), "leave out the job's setting workers=4"),
         (("--config", "nowhere.yaml"), "nowhere.yaml"),
         (("--nodes", "0", *JOB), "--nodes 0"),
+        (("--certificates", "nowhere", *JOB), "'nowhere' is no directory with ca.pem"),
+        (("--certificates", ".", "--no-tls", *JOB), "--certificates have no use with --no-tls"),
+        (("--", "https://me:pass@host/a.jsonl", *JOB[2:]), "has a password"),
+        (("--", "in.jsonl", "ftp://me:p'ss@host/out", *JOB[3:]), "the URL of ftp://host/out has"),
+        (("--prologue", "export A=https://host/?sig=1", *JOB), "may be a signature"),
+        (("--config", "signed.yaml"), "the URL of https://host/in.jsonl has"),
     ],
 )
 def test_wrong_jobs_are_told_before_they_wait_in_a_queue(run, tmp_path, words, told):
@@ -309,7 +344,62 @@ def test_wrong_jobs_are_told_before_they_wait_in_a_queue(run, tmp_path, words, t
         "classifiers": [{"classifier": "domain"}],
     }  # fmt: skip
     (tmp_path / "job.yaml").write_text(json.dumps(settings))
+    signed = {**settings, "input": "https://host/in.jsonl?X-Amz-Signature=1"}
+    (tmp_path / "signed.yaml").write_text(yaml.safe_dump(signed))
     done = run(*words)
     assert done.exit_code == 2
+    assert "pass" not in done.output.replace("password", "").replace("pass a number", "")
     assert told in done.output
     assert "#SBATCH" not in done.output
+
+
+# What a job's file asks of Slurm, which starts a worker in each task; the rest is as it stands.
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+LOOK = """
+import json, os, stat, sys
+from distributed import Client
+with Client(scheduler_file=sys.argv[sys.argv.index("--scheduler") + 1]) as client:
+    client.wait_for_workers(1)
+    folder = os.environ.get("TLS")
+    modes = [stat.S_IMODE(os.stat(path).st_mode) for path in (folder, folder + "/key.pem")]
+    print(json.dumps([client.scheduler.address, *client.nthreads(), *modes]))
+"""
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own):
+    certificates = None
+    if has_own:
+        certificates = tmp_path / "pki"
+        make_certificate(certificates)
+    # In the place of the command: who is there, and how.
+    (tmp_path / "look.py").write_text(LOOK)
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    text = sbatch_script(
+        ScriptSettings(("in", "out"), python=sys.executable, certificates=certificates)
+    )
+    text = text.replace('"$PYTHON" -m gpuclassify classify', f'"$PYTHON" {tmp_path}/look.py')
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "1", "PYTHONPATH": str(Path(__file__).parents[2]),
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash"], input=text.replace("\nTLS=", "\nexport TLS="),
+        capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *addresses, folder_mode, key_mode = json.loads(done.stdout.splitlines()[-1])
+    assert len(addresses) == 2
+    assert all(address.startswith("tls://") for address in addresses)
+    assert (folder_mode, key_mode) == (0o700, 0o600)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".gpuclassify")]
+
+
+def test_a_script_without_tls_says_nothing_of_it():
+    text = sbatch_script(ScriptSettings(("in", "out"), tls=False))
+    assert "--protocol tcp://" in text
+    assert "TLS__" not in text

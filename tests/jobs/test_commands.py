@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -188,6 +189,34 @@ def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
     )
     dump_settings(settings, tmp_path / "job.yaml")
     assert JobSettings.of(load_settings(tmp_path / "job.yaml")) == settings
+
+
+def test_a_file_of_settings_has_no_secrets_and_one_reader(tmp_path):
+    values = {
+        "input": ["https://me:pass@word@host/a.jsonl?X-Amz-Signature=s", "memory://b.jsonl"],
+        "output": "simplecache::sftp://me:pass@host/out",
+        "classifiers": [{"classifier": "domain", "text_template": "see https://x/?q={text}"}],
+    }
+    path = tmp_path / "job.yaml"
+    with pytest.warns(UserWarning, match="give these URLs whole on the command line"):
+        dump_settings(JobSettings.of(values), path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first, *_ = text = path.read_text().splitlines()
+    assert first.startswith("# left out passwords and queries of https://host/a.jsonl, simplecache")
+    assert not re.search("me:|pass@|word@|Signature", "\n".join(text))
+    found = load_settings(path)
+    assert found["input"] == ["https://host/a.jsonl", "memory://b.jsonl"]
+    assert found["output"] == "simplecache::sftp://host/out"
+    assert found["classifiers"] == values["classifiers"]
+
+
+def test_settings_that_nest_too_deep_are_a_wrong_call(run, tmp_path):
+    (tmp_path / "job.yaml").write_text("input: " + "[" * 5_000 + "]" * 5_000)
+    done = run("classify", "--config", tmp_path / "job.yaml")
+    assert (done.exit_code, "nested too deep for settings" in done.stderr) == (2, True)
+    deep = f"x={'[' * 5_000}{']' * 5_000}"
+    done = run("classify", "in", "out", "--classifier", "domain", "--set", deep)
+    assert (done.exit_code, "recursion" in done.stderr) == (2, False)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ def test_a_killed_job_is_replaced_and_the_classification_is_whole(slurm, folder,
     }
     with get_client("slurm", **options) as client:
         client.wait_for_workers(2, timeout=START_SECONDS)
+        addresses = [client.scheduler.address, *client.nthreads()]
+        assert {address.partition("://")[0] for address in addresses} == {"tls"}
         before = slurm.jobs()
         assert {slurm.job(job)["Comment"] for job in before} == {"mine"}
         assert {(gpu, job) for _, gpu, job in places_of(client)} == {

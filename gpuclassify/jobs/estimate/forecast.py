@@ -240,7 +240,7 @@ def limit_warnings(
         Most elements of a column, or bytes of one of strings.
     """
     cure = (
-        "make parts smaller with --part-size 256MB (part_bytes=); where one row group or one "
+        "make parts smaller with part_bytes=256000000; where one row group or one "
         "compressed file is larger than that, write the input in smaller ones"
     )
     if not is_of_files:

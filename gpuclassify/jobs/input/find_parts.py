@@ -194,7 +194,7 @@ def _misfit(
     if double:
         return (
             f"several columns are called {', '.join(map(repr, double))}: rename them, or read "
-            "others alone (fields=, --field)"
+            "others alone (fields=)"
         )
     reason = missing_column(file.path, names, common.file_fields)
     if reason is not None:

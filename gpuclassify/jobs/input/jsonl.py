@@ -238,8 +238,8 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
     columns = [f"{f.name} ({f.type} in the samples)" for f in itertools.islice(bad, MOST_NAMED)]
     return (
         f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
-        "(fields=, --field) without that one, or, for numbers, give a JsonlReader its type, "
-        'such as types={"price": "double"} (--type price=double)'
+        "(fields=) without that one, or, for numbers, give a JsonlReader its type, "
+        'such as types={"price": "double"}'
     )
 
 
@@ -267,7 +267,7 @@ def _check_depth(schema: pa.Schema) -> None:
             raise BadLineError(
                 f"{name} is nested too deep for a column, which may be "
                 f"{DEEPEST_COLUMN // 2} lists or {DEEPEST_COLUMN - 1} objects in each other: name "
-                "the columns to keep (fields=, --field) without it"
+                "the columns to keep (fields=) without it"
             )
         below = level + 1 + pa.types.is_list(kind)
         inner += [(kind.field(place).type, below, name) for place in range(kind.num_fields)]
@@ -296,5 +296,5 @@ def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
     if late:
         raise BadLineError(
             f"{', '.join(late)} has fields that are not in the samples of the files, from which "
-            "columns are read: name the columns to keep (fields=, --field), which leaves out others"
+            "columns are read: name the columns to keep (fields=), which leaves out others"
         )

@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 LARGE_BYTES = 1 << 30  # of a part; a worker takes some three times as much for it
 # What to do about what cannot be read, by the `on_error` that raises it.
 CURES = {
-    "raise": 'To go on without it: on_error="quarantine" of a Pipeline (--on-error quarantine).',
+    "raise": 'To go on without it: on_error="quarantine".',
     "whole": "An earlier corpus is read whole, whatever on_error= says: mend the file, or leave "
-    "it out of against= (--against).",
+    "it out of against=.",
 }
 
 

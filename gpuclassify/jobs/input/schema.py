@@ -189,7 +189,7 @@ def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str
         return None
     return (
         f"the names of its folders give {', '.join(names)}, which other files hold as a column: "
-        "read them separately, or name the columns to keep without it (fields=, --field)"
+        "read them separately, or name the columns to keep without it (fields=)"
     )
 
 

@@ -89,11 +89,11 @@ class Encoding:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as err:
             if len(schema) == 1:
                 is_parquet = self.file_format == PARQUET
-                other = "JSON lines (JsonlWriter, --format jsonl)" if is_parquet else "Parquet"
+                other = "JSON lines (JsonlWriter)" if is_parquet else "Parquet"
                 raise TypeError(
                     f"column {schema.names[0]!r} is {str(schema.types[0])[:LONGEST_TYPE]}, which "
                     f"files of {self.file_format} cannot hold ({err}): name the columns to read "
-                    f"without it (fields=, --field), convert it in a stage, or write {other}"
+                    f"without it (fields=), convert it in a stage, or write {other}"
                 ) from err
             for field in schema:
                 self.check(pa.schema([field]))

@@ -120,7 +120,7 @@ def upload(file: StagedFile, target: Target, staging: Place) -> tuple[Any, str]:
         if addition.upload_info.sha256.hex() != file.digest:
             raise ValueError(
                 f"{directory}/{file.name} is not what the job wrote: run the same job again, which "
-                "does this part anew, or start over (restart=True, --restart)"
+                "does this part anew, or start over (restart=True)"
             )
         with _without_bars():
             ask(target.repo, functools.partial(_preupload, addition, target), tries=1)

@@ -146,7 +146,7 @@ class HubWriter(FileWriter):
         if parts > MOST_FILES:
             raise ValueError(
                 f"{parts:,} parts are more files than a folder of the Hub takes, {MOST_FILES:,}: "
-                "make parts larger (part_bytes=, --part-size), or repartition the frame"
+                "make parts larger (part_bytes=), or repartition the frame"
             )
         directory = self.directory
         if not directory.filesystem.exists(directory.path(SUCCESS)):

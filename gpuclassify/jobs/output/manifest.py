@@ -158,7 +158,7 @@ class Manifest:
                 f"{self.directory} holds parts of a job that differs: "
                 f"{changes or 'it has begun anew meanwhile'}. Parts of both would mix: "
                 f"{self._ways_with_code(earlier)}go back to the earlier settings, write to another "
-                "directory, or start over, which removes those parts (restart=True, --restart)"
+                "directory, or start over, which removes those parts (restart=True)"
             )
 
     def _is_same(self, earlier: dict[str, Any], *, but_code: bool) -> bool:
@@ -480,7 +480,7 @@ def read_job(directory: Directory) -> dict[str, Any]:
     if job is None:
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
-            "removes the parts that are there (restart=True, --restart), or write to another "
+            "removes the parts that are there (restart=True), or write to another "
             "directory"
         )
     return job

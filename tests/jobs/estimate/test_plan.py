@@ -378,7 +378,7 @@ def test_parts_too_large_for_a_column_are_told(corpus, checkpoint):
     assert len(warnings) == 2
     assert "its text" in warnings[0]
     assert "'scores' has about 13,000 numbers" in warnings[1]
-    assert all("--part-size" in warning for warning in warnings)
+    assert all("part_bytes=256000000" in warning for warning in warnings)
     assert "ddf.repartition" in next(limit_warnings(*sizes, is_of_files=False, limit=20_000))
 
 

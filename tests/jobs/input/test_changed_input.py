@@ -75,7 +75,7 @@ def test_a_file_that_changes_while_the_job_runs_fails_it(numbered, change, kind,
             change((numbered / f"in/{number}.{kind}").resolve())
 
     reader, writer = FileReader(f"{numbered}/in/*.{kind}"), ParquetWriter(f"{numbered}/out")
-    told = rf"{number}\.{kind} is not what it was when the job began, it {words}: .*--restart"
+    told = rf"{number}\.{kind} is not what it was when the job began, it {words}: .*restart=True"
     with pytest.raises(ChangedInputError, match=told) as caught:
         Pipeline([reader, same, writer], on_error="quarantine").run(report=meddle)
     assert counts == ([0, 1, 2, 3] if number else [0, 1, 2, 3, 4])
