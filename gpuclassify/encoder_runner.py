@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable
+import logging
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from gpuclassify.tokenizing.token_batch import TokenBatch
 
 
+logger = logging.getLogger(__name__)
+
+_FLOAT32_ONLY: set[Hashable] = set()  # keys of models that do not run in their precision
 _TEXTS_AT_A_TIME = 256  # whose encodings are alive together, to count tokens
 
 
@@ -43,12 +47,13 @@ class EncoderRunner(NetworkRunner):
         with self.lease(device, dtype) as model:
             stream = TokenStream(self._source(model, texts.take(order)), stats)
             values = self._run_finite(model, stream, order, stats, name_text)
+            special = self._text_tokenizer(model).special_tokens
         inverse = np.argsort(order)
         read = ReadShare(stream.window_counts[inverse], stream.seen_share[inverse])
         if not self._scores_windows:
             return Outputs(values, order, read)
         how = self.options.window_aggregation
-        return Outputs(values, order, read, stream.counts, stream.lengths, how)
+        return Outputs(values, order, read, stream.counts, stream.lengths - special, how)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
         """How long texts are for this model; see `Runner.token_lengths`."""
@@ -71,15 +76,38 @@ class EncoderRunner(NetworkRunner):
             counts.append(found.counts)
         return TokenLengths(_joined(whole), _joined(windows), _joined(counts), limit)
 
-    def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[LoadedModel]:
-        """The model in memory; see `Runner.lease`."""
+    @contextlib.contextmanager
+    def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
+        """The model in memory; see `Runner.lease`.
+
+        In float32 if it does not run in `dtype`, unless that was asked for.
+        """
+        import torch
+
+        from gpuclassify.inference.loaded_model import PrecisionError
+
+        key, is_asked_for = self._key(device, dtype), self.options.dtype is not None
+        if key in _FLOAT32_ONLY and not is_asked_for:
+            dtype = torch.float32
+        with contextlib.ExitStack() as kept:
+            try:
+                model = kept.enter_context(self._lease(device, dtype))
+            except PrecisionError as err:
+                if is_asked_for:
+                    raise
+                _FLOAT32_ONLY.add(key)
+                logger.warning("%s runs in float32: %s", self.options.model, err)
+                model = kept.enter_context(self._lease(device, torch.float32))
+            yield model
+
+    def _lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[LoadedModel]:
         from gpuclassify.inference.loaded_model import load_model
 
         checkpoint, cache_dir = self.model.checkpoint, self.options.cache_dir
         own = self.own_module
 
         def load() -> LoadedModel:
-            return load_model(
+            model = load_model(
                 checkpoint,
                 hub.download(checkpoint.identity, cache_dir=cache_dir),
                 device,
@@ -90,6 +118,8 @@ class EncoderRunner(NetworkRunner):
                 has_weights=own is not None and own.has_weights,
                 unpacks=self.options.unpack_inference_batch,
             )
+            self.model.check_directories()  # unchanged while they were read
+            return model
 
         return self.lease_loaded(self._key(device, dtype), load, device, dtype)
 

@@ -132,7 +132,7 @@ class ModelOptions(TextOptions):
     autocast : bool
         On GPUs run in bfloat16 or float16; False: float32 everywhere.
     dtype : {"float32", "bfloat16", "float16"}
-        Instead of `autocast`'s.
+        Instead of `autocast`'s. bfloat16 moves outputs by 0.02 to 0.7.
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or such as "cuda:0".
     loader : {"sorted", "crossfit"}
@@ -156,7 +156,7 @@ class ModelOptions(TextOptions):
     window_overlap : int
         Tokens that neighbouring windows share. Default: an eighth.
     window_aggregation : {"mean", "max", "first", "tokens"}
-        How windows become a row; "tokens": the mean, weighted by tokens.
+        How windows become a row; "tokens": the mean by the text's tokens.
     windows_field : str
         Output column (Int64) of the number of windows.
     """

@@ -78,11 +78,22 @@ class PinnedModel:
     @property
     def checkpoint(self) -> Checkpoint:
         """The model's description, read once from its ``config.json``."""
-        if self._checkpoint is None:
-            checkpoint = self.read()
-            self.check(checkpoint)
-            self._checkpoint = checkpoint
+        while self._checkpoint is None:
+            try:
+                checkpoint = self.read()
+                self.check(checkpoint)
+            except (OSError, ValueError):
+                if not self._is_saved_anew():
+                    raise
+                del self.identity
+            else:
+                self._checkpoint = checkpoint
         return self._checkpoint
+
+    def _is_saved_anew(self) -> bool:
+        """Whether files of a directory were replaced since it was looked up."""
+        known = vars(self).get("identity")
+        return known is not None and known.is_directory and hub.resolve(known.name) != known
 
     @property
     def is_described(self) -> bool:

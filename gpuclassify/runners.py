@@ -62,8 +62,8 @@ class Outputs:
     read : ReadShare
         What was read of each text, in the order of the texts.
     counts, lengths : ndarray of int64, optional
-        Windows of each text (texts,) and tokens of each window (windows,), both in the order of
-        `values`; None where every text has one window.
+        Windows of each text (texts,) and the text's own tokens in each window (windows,), without
+        special ones, both in the order of `values`; None where every text has one window.
     aggregation : str
         How windows become one row: see `gpuclassify.tokenizing.windows.aggregate`.
     """

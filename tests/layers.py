@@ -20,6 +20,7 @@ LAYERS = (
         "checks",
         "code_digest",
         "pages",
+        "saving",
         "signatures",
         "tables",
         "text_template",

@@ -31,21 +31,24 @@ def window_texts(directory, text):
 
 
 def window_outputs(directory, text):
-    """Logits of each window, by plain transformers one window at a time."""
+    """Logits and the text's own tokens of each window, by plain transformers one at a time."""
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     windows = window_texts(directory, text)
     with torch.inference_mode():
         logits = [model(input_ids=torch.tensor([ids])).logits[0].numpy() for ids in windows]
-    return np.stack(logits), np.array([len(ids) for ids in windows])
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    around = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    own = [sum(number not in around for number in ids) for ids in windows]
+    return np.stack(logits), np.array(own)
 
 
 AGGREGATES = {
     "mean": lambda scores, lengths: scores.mean(axis=0),
     "max": lambda scores, lengths: scores.max(axis=0),
     "first": lambda scores, lengths: scores[0],
-    "tokens": lambda scores, lengths: (scores * (lengths / lengths.sum())[:, None]).sum(axis=0),
+    "tokens": lambda scores, lengths: np.average(scores, axis=0, weights=lengths.clip(1)),
 }
 
 

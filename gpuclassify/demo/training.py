@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import platform
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from gpuclassify.demo.network import (
     build_backbone,
     train_tokenizer,
 )
+from gpuclassify.saving import saving, sweep, workshop
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,6 @@ def train(
             f"{len(documents)} documents are of the areas {areas}; a classifier needs two or more."
         )
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     config = {
         "base_model": str(directory),  # which gets the backbone's sizes, too
         "fc_dropout": _DROPOUT,
@@ -99,8 +97,9 @@ def train(
         classifier = Deberta(config, backbone)
         batches = _Batches(documents, areas, tokenizer, settings, seed)
         _fit(classifier, batches, settings, time.monotonic() + seconds_limit, on_progress)
-    classifier.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    with saving(directory) as beside:
+        classifier.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
     return directory
 
 
@@ -142,22 +141,19 @@ def cached_model(
     settings = settings or Settings()
     cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
     final = cache_dir / _digest(max_documents, settings)
+    sweep(cache_dir)
     if final.is_dir():
         logger.info("using the classifier cached in %s", final)
         return final
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    workshop = Path(tempfile.mkdtemp(prefix=".training-", dir=cache_dir))
-    try:
-        made = train(documents, workshop / _COMPLETE, settings=settings, on_progress=on_progress)
+    with workshop(cache_dir) as beside:
+        made = train(documents, beside / _COMPLETE, settings=settings, on_progress=on_progress)
         content = json.dumps([asdict(document) for document in documents])
         (made / _DOCUMENTS).write_text(content, encoding="utf-8")
         try:
-            (workshop / _COMPLETE).rename(final)
+            made.rename(final)
         except OSError:
             if not final.is_dir():  # otherwise another process finished first: equally good
                 raise
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
     return final
 
 

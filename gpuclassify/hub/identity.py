@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
+from gpuclassify.saving import finish_saving
 from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,13 @@ def resolve(
     name = os.fspath(name)
     if is_directory_name(name):
         folder = absolute(name)
+        try:
+            finish_saving(folder)
+        except OSError as err:
+            raise ModelNotFoundError(
+                f"the saving of {folder} was interrupted, and cannot be finished here ({err}): "
+                "save it again, or name it once as a user who may write there"
+            ) from err
         digest = directory_digest(folder)
         if revision not in (None, digest):
             raise ValueError(
@@ -141,8 +149,15 @@ def directory_digest(path: Location) -> str:
         `path` is not a directory.
     """
     folder = absolute(path)
+    while True:
+        names = visible_files(folder)
+        with contextlib.suppress(FileNotFoundError):  # one was replaced meanwhile
+            return _digest_of(folder, names)
+
+
+def _digest_of(folder: Path, names: list[str]) -> str:
     digest = hashlib.sha256()
-    for name in visible_files(folder):
+    for name in names:
         if not matches(name, LOADABLE_PATTERNS) or matches(name, PICKLE_PATTERNS):
             continue
         status = (folder / name).stat()

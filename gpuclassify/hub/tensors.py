@@ -7,9 +7,9 @@ from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import ModelNotFoundError
 from gpuclassify.hub.files import INDEX, cached_file, list_files, read_json, weight_map_of
 from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity, Location, matches
+from gpuclassify.saving import WEIGHTS as WEIGHTS
 from gpuclassify.workers.secrets import token_for
 
-WEIGHTS = "model.safetensors"
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st
 st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(

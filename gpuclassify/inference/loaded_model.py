@@ -45,9 +45,18 @@ from gpuclassify.models.loading import (
 )
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_batch import flat_batch
-from gpuclassify.workers.device_errors import with_memory_released
+from gpuclassify.workers.device_errors import (
+    is_broken_device,
+    is_out_of_memory,
+    with_memory_released,
+)
 
 logger = logging.getLogger(__name__)
+
+
+class PrecisionError(CheckpointError):
+    """A model cannot be run in a precision."""
+
 
 # In parts of the outputs' size.
 _TOLERANCE = 1e-4
@@ -152,6 +161,26 @@ class LoadedModel:
         module = fresh_copy(self.module) if self.adapts_to_length else self.module
         with layout:
             return self._outputs(module, inputs)
+
+    @torch.inference_mode()
+    def check_precision(self) -> None:
+        """Run a short text, of which plain transformers cannot run every model in half precision.
+
+        Raises
+        ------
+        PrecisionError
+            It fails.
+        """
+        batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
+        try:
+            with_memory_released(lambda: self.forward(batch, "right"))
+        except (RuntimeError, TypeError) as err:
+            if is_out_of_memory(err) or is_broken_device(err):
+                raise
+            raise PrecisionError(
+                f"{type(self.module).__name__} does not run in {self.dtype} on {self.device} "
+                f'({err}): pass dtype="float32"'
+            ) from err
 
     def _outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
@@ -318,6 +347,8 @@ def load_model(
     ------
     CheckpointError
         Tensors are missing, unknown or of another shape; or there is no tokenizer.
+    PrecisionError
+        The model does not run in this precision; modules of one's own are not tried.
     """
     if new_tokenizer is None:
         home = tokenizer_directory or directory
@@ -330,7 +361,7 @@ def load_model(
     is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = _backbone(module)
     config = getattr(backbone, "config", None)
-    return LoadedModel(
+    model = LoadedModel(
         module=module,
         device=device,
         dtype=dtype,
@@ -350,6 +381,9 @@ def load_model(
         if build is None
         else None,
     )
+    if build is None and dtype != torch.float32:
+        model.check_precision()
+    return model
 
 
 def _backbone(module: nn.Module) -> nn.Module:

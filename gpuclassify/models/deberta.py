@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.loading import load_module, random_backbone
 from gpuclassify.models.networks import FirstTokenHead
+from gpuclassify.saving import saving
 
+_CARD = "README.md"
 INSIDE = "backbone"  # folder of a checkpoint that carries its backbone's configuration itself
 
 
@@ -69,6 +73,15 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             "model_type": backbone.config.model_type,  # type: ignore[union-attr]
             "pretrained": True,
         }
+
+    def save_pretrained(self, save_directory: str | Path, **settings: Any) -> str | None:
+        """Save as `huggingface_hub.PyTorchModelHubMixin` does, all files at once."""
+        directory = Path(save_directory)
+        settings.setdefault("repo_id", directory.name)
+        with saving(directory) as folder:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(directory / _CARD, folder)  # which stays as it is
+            return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Weights and the published ``config.json``; a private backbone's sizes go beside it."""

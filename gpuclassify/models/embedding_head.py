@@ -4,7 +4,8 @@ The directory or Hub repository of a head holds
 
 ``config.json``
     ``model_type`` "embedding_head", ``problem_type``, ``id2label``, ``hidden_activation``,
-    ``output_activation``, and ``backbone``: the model that embeds and how, or null.
+    ``output_activation``, and ``backbone``: the model that embeds and how, or null. Beside what
+    the head is, ``weights_sha256`` of the file that ``transformers_weights`` names, if it is known.
 ``model.safetensors``
     ``layers.0.weight`` float32 (outputs, inputs), ``layers.0.bias`` (outputs,), ``layers.1.weight``
     and so on.
@@ -26,12 +27,12 @@ from gpuclassify.activations import relu, sigmoid
 from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.hub.identity import matches
-from gpuclassify.hub.tensors import WEIGHTS
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, labels_in_order, some_of
+from gpuclassify.models.tensors import check_digest
 from gpuclassify.options import REGRESSION, ProblemType, StrPath
+from gpuclassify.saving import CONFIG, WEIGHTS, finish_saving, saving
 
 EMBEDDING_HEAD = "embedding_head"
-CONFIG = "config.json"
 Activation = Callable[[np.ndarray], np.ndarray]
 HIDDEN_ACTIVATIONS: dict[str | None, Activation] = {
     None: np.asarray,
@@ -141,7 +142,7 @@ class DenseHead:
         return OUTPUT_ACTIVATIONS[self.output_activation](values)
 
     def config(self) -> dict[str, Any]:
-        """What ``config.json`` holds."""
+        """What ``config.json`` holds of the head."""
         return {
             "model_type": EMBEDDING_HEAD,
             "problem_type": self.problem_type,
@@ -160,22 +161,26 @@ class DenseHead:
         }
 
     def save(self, directory: StrPath) -> Path:
-        """Write the two files into a directory, over those of another head.
+        """Put the two files into a directory, at once, in place of those of another head.
 
         Raises
         ------
         FileExistsError
             The directory holds a model of another kind.
         """
-        from safetensors.numpy import save_file
-
         folder = Path(os.fspath(directory)).expanduser()
         refuse_other_model(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with saving(folder) as beside:
+            self.write(beside)
+        return folder
+
+    def write(self, folder: Path) -> None:
+        """Write the two files into a folder that is there."""
+        from safetensors.numpy import save_file
+
         config = json.dumps(self.config(), indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(f"{config}\n", encoding="utf-8")
         save_file(self.tensors(), folder / WEIGHTS, metadata={"format": "np"})
-        return folder
 
 
 def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
@@ -216,14 +221,18 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> De
     Raises
     ------
     CheckpointError
-        A weight is not finite.
+        A weight is not finite, or the weights are not those that were saved.
     ModelChangedError, ModelNotFoundError, ModelAccessError, HubUnreachableError
         See `gpuclassify.hub.download`.
     """
     from safetensors.numpy import load_file
 
     config = checkpoint.config
-    tensors = load_file(hub.download(checkpoint.identity, cache_dir=cache_dir) / WEIGHTS)
+    directory = hub.download(checkpoint.identity, cache_dir=cache_dir)
+    check_digest(checkpoint, directory)
+    tensors = load_file(directory / WEIGHTS)
+    if checkpoint.identity.is_directory:
+        hub.download(checkpoint.identity)  # unchanged while it was read
     return DenseHead(
         layers=tuple(
             (tensors[f"layers.{place}.weight"], tensors[f"layers.{place}.bias"])
@@ -303,6 +312,7 @@ def _check_widths(
 
 def refuse_other_model(folder: Path) -> None:
     """Raise FileExistsError if a directory holds a model that is no head on embeddings."""
+    finish_saving(folder)
     path = folder / CONFIG
     if not path.exists():
         return

@@ -28,6 +28,7 @@ from gpuclassify.models.networks import FirstTokenHead, PooledEmbedding, PooledH
 from gpuclassify.models.tensors import (
     LEGACY_BUFFERS,
     LOADED_BY_TRANSFORMERS,
+    check_digest,
     check_headers,
     compare_shapes,
     needed_tensors,
@@ -65,8 +66,10 @@ def load_module(
     Raises
     ------
     CheckpointError
-        Tensors are missing, unknown or of another shape.
+        Tensors are missing, unknown or of another shape, or not those that were saved.
     """
+    if not has_weights:
+        check_digest(checkpoint, directory)
     with building_lock, quiet_transformers():
         if build is not None and has_weights:
             module = build(checkpoint.config).to(dtype)

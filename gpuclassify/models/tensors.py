@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import (
@@ -12,6 +13,7 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
     some_of,
 )
+from gpuclassify.saving import CONFIG, WEIGHTS, WEIGHTS_DIGEST, WEIGHTS_NAME, file_sha256
 
 # Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
 LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
@@ -64,6 +66,30 @@ def check_headers(
         missing, unknown = set(), set()
     name = checkpoint.identity.name
     refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
+
+
+def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
+    """Compare the weights in `directory` with the digest of those that were saved, if it is known.
+
+    Raises
+    ------
+    CheckpointError
+        They are others.
+    ModelChangedError
+        The model was saved anew since it was described.
+    """
+    saved = checkpoint.config.get(WEIGHTS_DIGEST)
+    if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:
+        return
+    if (found := file_sha256(directory / WEIGHTS)) != saved:
+        if checkpoint.identity.is_directory:
+            hub.download(checkpoint.identity)  # unchanged since it was described
+        raise CheckpointError(
+            f"{directory / WEIGHTS} is not the file that was saved with its {CONFIG}: its SHA-256 "
+            f"begins with {found[:12]}, not {saved[:12]}. It was damaged, or copied without the "
+            f"other: copy both anew, or train or convert again. If you changed the weights on "
+            f"purpose, remove {WEIGHTS_DIGEST} from {CONFIG}"
+        )
 
 
 def compare_shapes(owner: str, found: Shapes, expected: Shapes) -> None:

@@ -29,6 +29,7 @@ from gpuclassify.checks import (
 )
 from gpuclassify.frames import backend_of
 from gpuclassify.partition_map import PartitionMap
+from gpuclassify.saving import replace_file
 from gpuclassify.scores import COMBINE
 from gpuclassify.scores.quantiles import (
     Compute,
@@ -38,6 +39,7 @@ from gpuclassify.scores.quantiles import (
 )
 
 UNKNOWN = -1
+_DIGEST = "digest"  # in the file
 MOST_BUCKETS = 1_000
 SETTINGS = ("combine", "bucket_field", "overwrite")  # of `ScoreBuckets` beside its edges
 
@@ -65,8 +67,8 @@ class ScoreEdges:
     weight: str | None = None
 
     def save(self, path: str | Path) -> None:
-        """Write them to a JSON file."""
-        Path(path).write_text(self.as_json(), encoding="utf-8")
+        """Write them to a JSON file, in place of an earlier one."""
+        replace_file(Path(path), self.as_json().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> ScoreEdges:
@@ -77,27 +79,40 @@ class ScoreEdges:
         FileNotFoundError
             There is no such file.
         ValueError
-            It holds no edges.
+            It holds no edges, or others than were saved.
         """
         try:
             return cls.from_json(Path(path).read_bytes())
         except ValueError as err:
             raise ValueError(
-                f"{path} holds no edges of buckets: give a file that ScoreEdges.save() wrote"
+                f"{path} holds no edges of buckets ({err}): give a file that ScoreEdges.save() "
+                "wrote"
             ) from err
 
     def as_json(self) -> str:
         """What `save` writes."""
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
+
+    def digest(self) -> str:
+        """The SHA-256 of all of them."""
+        content = json.dumps(asdict(self), sort_keys=True).encode()
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
     def from_json(cls, content: bytes) -> ScoreEdges:
         """What `load` makes of the content of a file; ValueError if it holds no edges."""
         try:
-            edges = cls(**json.loads(content))
+            values = json.loads(content)
+            saved = values.pop(_DIGEST, None)
+            edges = cls(**values)
             edges._check()
         except (TypeError, AttributeError) as err:
             raise ValueError(str(err)) from err
+        if saved not in (None, edges.digest()):
+            raise ValueError(
+                f"they have another digest than was saved; if you changed them on purpose, remove "
+                f'"{_DIGEST}" from the file'
+            )
         return edges
 
     def _check(self) -> None:
@@ -270,13 +285,12 @@ class ScoreBuckets(PartitionMap):
 
     def describe(self) -> dict[str, Any]:
         """The settings, and a digest of the edges."""
-        content = json.dumps(asdict(self.edges), sort_keys=True).encode()
         return {
             "scores": ", ".join(self.edges.edges),
             "n": self.edges.n,
             "weight": self.edges.weight,
             "by": self.edges.by,
-            "edges": f"sha256:{hashlib.sha256(content).hexdigest()}",
+            "edges": self.edges.digest(),
             "combine": self.combine,
             "bucket_field": self.bucket_field,
         }
@@ -333,7 +347,8 @@ def keep_top(
     """The rows with the highest scores, which have the share `share` of all weight.
 
     The threshold is the highest score at which the rows above and at it have that share, exactly;
-    rows that tie with it stay. Rows without a score go. Reads the dataset as `score_edges` does.
+    rows that tie with it stay. Rows without a score go. Of a dataset without rows, such as an empty
+    shard, none is kept. Reads the dataset as `score_edges` does.
 
     Parameters
     ----------
@@ -365,7 +380,8 @@ def keep_top(
 
     columns = ScoreColumns((score,), weight, by, text_field)
     edges = weighted_quantiles(dataset, columns, rank)
-    _refuse_empty(edges)
+    if not edges[score] and len(dataset):
+        _refuse_empty(edges)
     thresholds = {group: values[0] for group, values in edges[score].items()}
     keep = functools.partial(_above, columns=columns, thresholds=thresholds)
     if dask.is_dask_collection(dataset):

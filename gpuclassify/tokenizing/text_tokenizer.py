@@ -59,6 +59,11 @@ class TextTokenizer:
         beginning and the last tokens of so many from the end, and of others those of the beginning:
         what FinePDFs reads, whose ``create_text_chunks`` also drops the word at a cut.
 
+    Attributes
+    ----------
+    special_tokens : int
+        How many a window has, such as ``[CLS]`` and ``[SEP]``.
+
     Raises
     ------
     ValueError
@@ -79,13 +84,13 @@ class TextTokenizer:
         self.counts_rest = counts_rest
         self.end_chars = end_chars
         self._tokenizer = tokenizer
-        self._special_tokens = tokenizer.num_special_tokens_to_add(pair=False)
-        self._room = max_tokens - self._special_tokens
+        self.special_tokens: int = tokenizer.num_special_tokens_to_add(pair=False)
+        self._room = max_tokens - self.special_tokens
         if self._room < 1 or (overlap or 0) >= self._room:
             shared = "" if overlap is None else f" and window_overlap={overlap}"
             raise ValueError(
                 f"max_seq_length={max_tokens} leaves no room for text beside "
-                f"{self._special_tokens} special tokens{shared}: pass a larger max_seq_length"
+                f"{self.special_tokens} special tokens{shared}: pass a larger max_seq_length"
             )
         self._has_type_ids = False
         if "token_type_ids" in tokenizer.model_input_names:
@@ -164,7 +169,7 @@ class TextTokenizer:
         if len(text) > chars:
             count = len(self._all_ids([text])[0]) if self.counts_rest else count + 1
         read = [ids[: self._room] if n == 0 else ids[-self._room :] for n, ids in enumerate(ends)]
-        return self._windows(read, count + len(read) * self._special_tokens)
+        return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text without special tokens, or those of a prefix that is long enough."""
@@ -201,7 +206,7 @@ class TextTokenizer:
         if self.cuts_left:
             bounds = [(max(len(ids) - stop, 0), len(ids) - start) for start, stop in bounds]
         parts = [ids[start:stop] for start, stop in bounds]
-        return self._windows(parts, len(ids) + self._special_tokens)
+        return self._windows(parts, len(ids) + self.special_tokens)
 
     def _windows(self, parts: list[list[int]], whole_length: int) -> TextTokens:
         """Windows of these ids, with the special tokens of each."""

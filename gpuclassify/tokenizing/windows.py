@@ -75,16 +75,20 @@ def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: 
     counts : ndarray of int64, shape (texts,)
         Windows of each text, at least one.
     lengths : ndarray of int64, shape (windows,)
-        Tokens of each window.
+        The text's own tokens in each window.
     how : {"mean", "max", "tokens"}
-        Mean or maximum of each output, or the mean weighted by the windows' tokens. A text with a
-        single window keeps its values to the bit.
+        Mean or maximum of each output, or the mean weighted by the text's tokens in the windows,
+        which is the plain mean of a text without any. A text with a single window keeps its values
+        to the bit.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)
     starts = np.cumsum(counts) - counts
     if how == "max":
         return np.maximum.reduceat(values, starts, axis=0)
-    weights = lengths.astype(np.float64) if how == "tokens" else np.ones(len(values))
+    weights = np.ones(len(values))
+    if how == "tokens":
+        has_any = np.repeat(np.add.reduceat(lengths, starts) > 0, counts)
+        weights[has_any] = lengths[has_any]
     sums = np.add.reduceat(values * weights[:, None], starts, axis=0)
     return (sums / np.add.reduceat(weights, starts)[:, None]).astype(np.float32)

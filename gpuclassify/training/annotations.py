@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,13 @@ from gpuclassify.checks import nearest
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.options import StrPath
+from gpuclassify.saving import sweep, workshop
+from gpuclassify.training.split import join_groups
 
 logger = logging.getLogger(__name__)
 
 _TENSOR = "embeddings"
+_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Annotations:
     labels : pandas.Series
         As the column holds them.
     groups : numpy.ndarray
-        int64 (rows,), equal for rows that belong together: those of one value of the column of
-        groups; without such a column or value, those of one text.
+        int64 (rows,), equal for rows that belong together: those of one text, and those of one
+        value of the column of groups, if there is one; see `join_groups`.
     vectors : numpy.ndarray
         float32 (rows, numbers of an embedding).
     null_texts, null_labels : int
@@ -169,23 +172,48 @@ def _embed(texts: Any, embedder: Embedder) -> np.ndarray:
 def _kept(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """What `make` gives, from the directory if it is there."""
-    from safetensors.numpy import load_file, save_file
+    """What `make` gives, from the directory if it is there and whole."""
+    from safetensors.numpy import save_file
 
     if directory is None:
         return make()
     folder = Path(os.fspath(directory)).expanduser()
     path = folder / f"embeddings-{tokenize(embedder, digests)}.safetensors"
+    sweep(folder)
     if path.exists():
-        logger.info("took the embeddings in %s", path)
-        return load_file(path)[_TENSOR]
+        try:
+            vectors = _read_vectors(path)
+            logger.info("took the embeddings in %s", path)
+            return vectors
+        except ValueError as err:
+            logger.warning("%s is damaged (%s): embedding again", path, err)
     folder.mkdir(parents=True, exist_ok=True)
     vectors = make()
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as workshop:
-        complete = Path(workshop, path.name)
-        save_file({_TENSOR: vectors}, complete)
-        complete.rename(path)
+    with workshop(folder) as beside:
+        whole = beside / path.name
+        save_file({_TENSOR: vectors}, whole, metadata={_DIGEST: _digest(vectors)})
+        whole.replace(path)
     return vectors
+
+
+def _read_vectors(path: Path) -> np.ndarray:
+    """Embeddings that were kept; ValueError if they are not those that were."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            vectors, kept = file.get_tensor(_TENSOR), (file.metadata() or {}).get(_DIGEST)
+    except SafetensorError as err:
+        raise ValueError(str(err)) from err
+    if kept not in (None, _digest(vectors)):
+        raise ValueError("they have another digest")
+    return vectors
+
+
+def _digest(vectors: np.ndarray) -> str:
+    own = hashlib.sha256(f"{vectors.dtype.str} {vectors.shape}".encode())
+    own.update(np.ascontiguousarray(vectors).data)
+    return own.hexdigest()
 
 
 def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
@@ -193,4 +221,13 @@ def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
     if values is None:
         return texts
     codes = pd.factorize(values)[0]  # -1 for null
-    return np.where(codes < 0, len(codes) + texts, codes)
+    own = np.unique(np.where(codes < 0, len(codes) + texts, codes), return_inverse=True)[1]
+    joined, left = join_groups(own, texts)
+    if left:
+        logger.warning(
+            "%d texts stand in several groups, and are trained on and judged by where these are in "
+            "two parts: joined, the groups would be too large for parts to choose and judge by. "
+            "Remove duplicates first, or name another column as group=",
+            left,
+        )
+    return joined

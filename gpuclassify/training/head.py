@@ -16,8 +16,11 @@ from gpuclassify import hub
 from gpuclassify._version import __version__
 from gpuclassify.checks import with_plain_values
 from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.models.embedding_head import Backbone, DenseHead, load_head, read_head
+from gpuclassify.models.tensors import check_digest
 from gpuclassify.options import StrPath
+from gpuclassify.saving import finish_saving, saving
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
 from gpuclassify.training.backbone import backbone_of, embedder_of, reading_of
 from gpuclassify.training.card import card
@@ -25,7 +28,7 @@ from gpuclassify.training.evaluation import Evaluation, evaluate
 from gpuclassify.training.fitting import RECIPES, Examples, fit_linear, fit_mlp
 from gpuclassify.training.pooler import fit_pooler, read_layers, save_classifier
 from gpuclassify.training.settings import RECORD, Kind, TaskName, check_directory, check_settings
-from gpuclassify.training.split import split
+from gpuclassify.training.split import refuse_small, split
 from gpuclassify.training.tasks import (
     TASKS,
     Layer,
@@ -94,8 +97,9 @@ class Head:
         Rows without a text or a label are left out, and counted. Of the others a tenth is the test
         part, by which the head is judged, and a tenth the validation part, by which the penalty or
         the epoch is chosen. Labels are shared out evenly; rows of one group, or of one text, are
-        all in one part. Layers are trained on this machine's CPU, by scikit-learn or torch; the
-        same seed gives the same weights.
+        all in one part, so that groups that share a text count as one. Parts come as near their
+        shares as whole groups allow, and the largest groups train. Layers are trained on this
+        machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
 
         Parameters
         ----------
@@ -112,7 +116,8 @@ class Head:
         task : {"classes", "multilabel", "regression"}
             One of several labels; any number of them; or a number.
         group : str, optional
-            Column, such as the host, whose rows of one value must not be in two parts.
+            Column, such as the host, whose rows of one value must not be in two parts. A text that
+            is in too many groups to join them is warned of.
         embeddings : path, optional
             Directory that keeps embeddings, so that the same texts are not embedded again.
         balanced : bool
@@ -133,7 +138,8 @@ class Head:
         ------
         TypeError, ValueError
             A column is missing or of no use, all labels are the same, one has fewer than three
-            examples, or the rows are of fewer than three groups.
+            examples, the rows are of fewer than three groups, or groups are so large that a part
+            is too small to judge by.
         """
         settings: dict[str, Any] = {
             "kind": kind,
@@ -222,11 +228,12 @@ class Head:
         return self._judge(found.vectors, targets, {"Evaluated": rows})
 
     def save(self, directory: StrPath) -> Path:
-        """Write the head, its card and its evaluation's page into a directory, over an older head.
+        """Put the head, its card and its evaluation's page into a directory, over an older head.
 
         `HeadClassifier` runs it from there; a head of ``kind="pooler"`` is a whole
         BertForSequenceClassification instead, which `FineWebEduClassifier` (of a regression) and
-        `DistributedDataClassifier` run.
+        `DistributedDataClassifier` run. All files are replaced at once: whoever reads them, and a
+        process that is killed meanwhile, sees the older head or this one.
 
         Raises
         ------
@@ -235,15 +242,16 @@ class Head:
         """
         kind = self.record["settings"]["kind"]
         folder = check_directory(directory, kind)
-        if kind == "pooler":
-            save_classifier(self.network, self.embedder, folder)
-        else:
-            self.network.save(folder)
-        record = json.dumps(self.record, indent=1, ensure_ascii=False)
-        (folder / RECORD).write_text(f"{record}\n", encoding="utf-8")
-        text = card(folder.name, self.record, self.evaluation)
-        (folder / CARD).write_text(text, encoding="utf-8")
-        self.evaluation.save(folder / PAGE)
+        with saving(folder) as beside:
+            if kind != "pooler":
+                self.network.write(beside)
+            elif folder.resolve() != Path(self.embedder.model.identity.name).resolve():
+                save_classifier(self.network, self.embedder, beside)
+            record = json.dumps(self.record, indent=1, ensure_ascii=False)
+            (beside / RECORD).write_text(f"{record}\n", encoding="utf-8")
+            text = card(folder.name, self.record, self.evaluation)
+            (beside / CARD).write_text(text, encoding="utf-8")
+            self.evaluation.save(beside / PAGE)
         return folder
 
     @classmethod
@@ -260,21 +268,27 @@ class Head:
         ------
         FileNotFoundError
             The directory holds no trained head.
+        CheckpointError, ModelChangedError
+            Its weights are not those that were saved, or were saved anew meanwhile.
         """
         folder = Path(os.fspath(directory)).expanduser()
+        finish_saving(folder)
         if not (folder / RECORD).exists():
             raise FileNotFoundError(
                 f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
             )
+        identity = hub.resolve(folder)
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         described = Backbone(**record["backbone"])
         if record["settings"]["kind"] == "pooler":
             described = replace(described, model=str(folder), revision=None)
             task = TASKS[record["settings"]["task"]]
+            check_digest(read_checkpoint(identity), folder)
             layers, labels = tuple(read_layers(folder)), tuple(record["labels"])
             network = DenseHead(layers, task.problem_type, labels, "tanh", backbone=described)
         else:
-            network = load_head(read_head(hub.resolve(folder)))
+            network = load_head(read_head(identity))
+        hub.download(identity)  # unchanged while it was read
         if isinstance(backbone, Embedder):
             return cls(network, backbone, record)
         if backbone is not None:
@@ -313,6 +327,7 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
     refuse_rare(task, targets, outputs)
     strata = task.strata(targets)
     parts = split(strata, found.groups, settings["seed"])
+    refuse_small(parts, found.groups)
     refuse_untrained(task, targets[parts["train"]], outputs)
     examples = Examples(found.vectors, targets, _weights(strata, settings["balanced"]))
     train, validation, test = (examples.take(rows) for rows in parts.values())

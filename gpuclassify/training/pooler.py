@@ -97,8 +97,6 @@ def save_classifier(network: DenseHead, embedder: Embedder, folder: Path) -> Non
 
     from gpuclassify.models.loading import quiet_transformers
 
-    if folder.resolve() == Path(embedder.model.identity.name).resolve():
-        return  # which a loaded head embeds with, and is there already
     model = _classifier(embedder, network.problem_type, network.labels)
     tensors = {
         f"{layer}.{kind}": torch.from_numpy(values)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gpuclassify.checks import check_choice, check_count, check_flag, check_number
-from gpuclassify.models.embedding_head import CONFIG, refuse_other_model
+from gpuclassify.models.embedding_head import refuse_other_model
 from gpuclassify.options import StrPath
+from gpuclassify.saving import CONFIG, finish_saving
 
 Kind = Literal["linear", "mlp", "pooler"]
 TaskName = Literal["classes", "multilabel", "regression"]
@@ -55,6 +56,7 @@ def check_directory(directory: StrPath, kind: Kind) -> Path:
         It holds a model that a head of this kind must not replace.
     """
     folder = Path(os.fspath(directory)).expanduser()
+    finish_saving(folder)
     if kind != "pooler":
         refuse_other_model(folder)
     elif (folder / CONFIG).exists() and not (folder / RECORD).exists():

@@ -226,7 +226,7 @@ def test_windows_are_aggregated_and_normalised_again(model, aggregation):
         "mean": vectors.mean(0),
         "max": vectors.max(0),
         "first": vectors[0],
-        "tokens": np.average(vectors, axis=0, weights=sizes),
+        "tokens": np.average(vectors, axis=0, weights=sizes - 2),  # without [CLS] and [SEP]
     }[aggregation]
     windows = {"long_text": "windows", "window_aggregation": aggregation, "max_seq_length": 64}
     found = embeddings(model, [LONG, "short"], **windows, prompt=prompt)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import random
 import signal
@@ -71,6 +72,7 @@ def test_config_has_the_published_keys_and_form(checkpoint):
     text = (checkpoint / "config.json").read_text()
     config = json.loads(text)
     assert text == json.dumps(config, sort_keys=True, indent=2)
+    weights = (checkpoint / "model.safetensors").read_bytes()
     assert config == {
         "base_model": "backbone",
         "config_path": None,
@@ -79,6 +81,8 @@ def test_config_has_the_published_keys_and_form(checkpoint):
         "label2id": {"Cooking": 0, "Sailing": 1, "Trains": 2},
         "model_type": "deberta-v2",
         "pretrained": True,
+        "transformers_weights": "model.safetensors",
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
 
 
@@ -232,6 +236,7 @@ cached_model(documents, cache_dir={str(tmp_path)!r}, settings=settings, on_progr
     settings = Settings(vocabulary=100, width=16, heads=1, steps=1)
     found = cached_model(documents, cache_dir=tmp_path, settings=settings)
     assert (found / "model.safetensors").is_file()
+    assert list(tmp_path.iterdir()) == [found]
 
 
 def test_of_two_trainings_the_first_to_finish_is_kept(documents, tmp_path, quick):

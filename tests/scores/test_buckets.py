@@ -266,6 +266,34 @@ def test_rows_without_a_score_are_not_the_top(corpus):
     assert kept["language"].tolist() == ["fr"]  # "de" has no weight, and no threshold
 
 
+@pytest.mark.parametrize("by", [None, "language"])
+@pytest.mark.parametrize("weight", [None, "tokens", "bytes"])
+def test_an_empty_shard_keeps_its_columns_and_types(corpus, frames, by, weight):
+    empty = corpus.iloc[:0]
+    for own in (frames.plain(empty), frames.lazy(empty, npartitions=1)):
+        kept = keep_top(own, "a", share=0.5, by=by, weight=weight)
+        assert (kept.dtypes == own.dtypes).all()
+        pd.testing.assert_frame_equal(frames.to_pandas(kept), frames.to_pandas(own))
+    with pytest.raises(ValueError, match=r"\['a'\] have no scores with a weight above 0"):
+        keep_top(corpus.assign(a=np.nan), "a", share=0.5, by=by, weight=weight)
+
+
+def test_changed_edges_are_refused_and_older_files_load(corpus, tmp_path):
+    edges, path = score_edges(corpus, ["a", "b"], n=3, by="language"), tmp_path / "edges.json"
+    edges.save(path)
+    content = path.read_text()
+    digits = [place for place, letter in enumerate(content) if letter.isdigit()]
+    for place in digits:
+        other = str(9 - int(content[place]))
+        path.write_text(content[:place] + other + content[place + 1 :])
+        if json.loads(path.read_text()) == json.loads(content):
+            continue  # beyond what a number keeps
+        with pytest.raises(ValueError, match=f"{path} holds no edges of buckets"):
+            ScoreEdges.load(path)
+    path.write_text(json.dumps({k: v for k, v in json.loads(content).items() if k != "digest"}))
+    assert ScoreEdges.load(path) == edges
+
+
 def test_mistakes_are_named(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"no column 'aa'; columns are .* Did you mean 'a'"):
         score_edges(corpus, "aa")

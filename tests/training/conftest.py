@@ -68,9 +68,9 @@ def embedded_texts(monkeypatch):
     return counts
 
 
-def split_of(frame, label):
+def split_of(frame, label, seed=0):
     """Train, validation and test rows by hosts."""
     from gpuclassify.training.split import split
 
     strata = np.unique(frame[label], return_inverse=True)[1]
-    return split(strata, pd.factorize(frame["host"])[0])
+    return split(strata, pd.factorize(frame["host"])[0], seed)
