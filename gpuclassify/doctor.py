@@ -39,7 +39,7 @@ EXTRAS = {
     "dedup": ("deduplication", ("numba", "scikit-learn", "scipy")),
     "train": ("training heads", ("scikit-learn", "scipy")),
     "s3": ("paths that begin with s3://", ("s3fs",)),
-    "slurm": ("clusters of Slurm", ("dask-jobqueue",)),
+    "slurm": ("clusters of Slurm", ("cryptography", "dask-jobqueue")),
     "coiled": ("clusters of Coiled", ("coiled",)),
     "ray": ("clusters of Ray", ("ray",)),
     "tls": ("certificates for clusters", ("cryptography",)),

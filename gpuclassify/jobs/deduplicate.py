@@ -266,6 +266,7 @@ class DedupJob:
             if removal.restart:
                 _clear(removal)
             done = sum(1 for _ in removal.begin(client))
+            manifest.directory.sweep(FOLDER)
             if client is not None and done < manifest.count:
                 check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
             steps = Steps(removal, client, report)

@@ -19,7 +19,7 @@ from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, read_ledger, write_ledger
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, Manifest, manifest_of
-from gpuclassify.jobs.output.run_key import JobChangedError
+from gpuclassify.jobs.output.run_key import METADATA, JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource
@@ -87,8 +87,14 @@ class Steps:
             recorded, damage = manifest.examine(self._client, self.place(name))
         except (FileNotFoundError, DamagedMetadataError):
             return False
-        mine = manifest.identity.get("step") == self._identity(name, manifest.count)
-        return mine and not damage and len(recorded) == manifest.count
+        if manifest.identity.get("step") != self._identity(name, manifest.count):
+            return False
+        if damage or len(recorded) < manifest.count:
+            return False
+        if not manifest.is_complete():  # it was cut off behind its last part
+            manifest.directory.sweep("", METADATA)
+            manifest.finish()
+        return True
 
     def keep(self, name: str, frame: Any) -> Any:
         """Write what is not yet written of a frame.

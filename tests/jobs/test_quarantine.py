@@ -409,10 +409,10 @@ def test_an_input_of_which_nothing_can_be_read_is_refused_with_the_reason(
 @pytest.mark.parametrize("kind", ["a lone surrogate", "a number for a text", "cut"])
 def test_what_stops_a_job_names_the_option_that_leaves_it_out(write, tmp_path, kind):
     write("a.jsonl", b"\n".join([*GOOD, BAD[kind]]))
-    with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
+    with pytest.raises(UnreadableInputError, match=r'on_error="quarantine"'):
         FileReader(f"{tmp_path}/in").find_parts()
     source = FileReader(f"{tmp_path}/in").find_parts("quarantine")
-    with pytest.raises(UnreadableInputError, match=r'on_error="quarantine".*--on-error'):
+    with pytest.raises(UnreadableInputError, match=r'on_error="quarantine"'):
         read_table(source.parts[-1], source.schema)
 
 
@@ -420,7 +420,7 @@ def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, t
     table = pa.Table.from_arrays([pa.array(["a"])] * 3, ["text", "x", "x"])
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in/a.parquet")
-    with pytest.raises(UnreadableInputError, match=r"columns are called 'x': rename them.*--field"):
+    with pytest.raises(UnreadableInputError, match=r"columns are called 'x': rename them.*fields="):
         ParquetReader(f"{tmp_path}/in").find_parts()
     assert read_files(f"{tmp_path}/in", fields=["text"]).compute()["text"].tolist() == ["a"]
     pq.write_table(table.select([0]), tmp_path / "in/b.parquet")

@@ -231,7 +231,7 @@ def test_objects_that_cannot_be_left_out_are_named(tmp_path):
         ({0: torch.ones(3, 4)}, {}, CheckpointError, "no head of linear layers"),
         ([torch.ones(3, 4)], {}, CheckpointError, "its tensors are none"),
         (nn.Linear(4, 1), {}, CheckpointError, "its tensors are none"),
-        ({"a.weight": torch.ones(1, 4)}, {"backbone": {"pooling": "cls"}}, ValueError, "backbone"),
+        ({"a.weight": torch.ones(1, 4)}, {"backbone": {"pooling": "cls"}}, ValueError, "model="),
         ({"a.weight": torch.full((1, 4), torch.nan)}, {}, CheckpointError, "NaN"),
     ],
 )

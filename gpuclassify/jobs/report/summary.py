@@ -110,7 +110,8 @@ class JobSummary:
         yield "time", f"{readable_time(self.elapsed_seconds)}, {speeds}"
         if self.resumed_parts:
             yield "earlier", f"{self.resumed_parts:,} parts, {self.resumed_rows:,} rows"
-            yield "checked", self.checked
+            if self.checked:
+                yield "checked", self.checked
         if self.left_out:
             yield "left out", ", ".join(f"{kind}: {n:,}" for kind, n in self.left_out.items())
         for column, counts in self.columns.items():
