@@ -28,7 +28,8 @@ test-all: $(VENV)/.dev
 	$(PYTEST) --durations 25 -m "$(HERE)"
 
 # Every change of the file system that a command makes fails, and every file that it keeps is damaged.
-# FAULT_OPTIONS=--fault-results=benchmarks/results writes the counts that the site shows.
+# FAULT_OPTIONS="--fault-points=20 --fault-results=benchmarks/results" tries some of them, and writes
+# the counts that the site shows.
 test-faults: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist load -m faults \
 		tests/faults $(FAULT_OPTIONS)

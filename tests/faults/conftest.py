@@ -11,6 +11,9 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fault-results", type=Path, metavar="FOLDER", help="write the counts of faults here"
     )
+    parser.addoption(
+        "--fault-points", type=int, metavar="N", help="so many of each case and mode, spread evenly"
+    )
 
 
 def pytest_terminal_summary(terminalreporter, config):

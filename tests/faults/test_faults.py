@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 # Of these, which write hundreds of files in a run, points are spread over all but one mode's.
 LONG = {"dedup-fuzzy", "dedup-rounds", "dedup-semantic"}
 MOST_OF_LONG = 120
+SHARE_OF_LONG = 4  # of fewer points that are asked for
 
 
 def tried(*words):
@@ -60,9 +61,11 @@ def test_some_points_of_each_command(cases, most):
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
-def test_every_point(case, mode, record_property):
-    most = ("--most", MOST_OF_LONG) if case in LONG and mode != END else ()
-    outcomes = tried(case, "--modes", mode, *most)
+def test_every_point(case, mode, record_property, request):
+    most = request.config.getoption("fault_points")
+    if case in LONG:
+        most = most // SHARE_OF_LONG if most else None if mode == END else MOST_OF_LONG
+    outcomes = tried(case, "--modes", mode, *(("--most", most) if most else ()))
     [outcome] = outcomes
     told = {name: value for name, value in outcome.items() if name not in ("failures", "seconds")}
     record_property("outcome", told | {"failed": len(outcome["failures"])})

@@ -109,7 +109,9 @@ def test_a_digest_tells_other_bytes_of_the_same_size_and_time(numbered, change, 
         if done == 2:
             change((numbered / f"in/{number}.jsonl").resolve())
 
-    told = rf"{number}\.jsonl is not what .* it holds other bytes, as many as before: .*restart=True"
+    told = (
+        rf"{number}\.jsonl is not what .* it holds other bytes, as many as before: .*restart=True"
+    )
     with pytest.raises(ChangedInputError, match=told):
         lines_job(numbered, input_digest=True).run(report=meddle)
     assert not (numbered / "out/_SUCCESS").exists()
