@@ -27,12 +27,13 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) --durations 25 -m "$(HERE)"
 
-# Every change of the file system that a command makes fails, and every file that it keeps is damaged.
+# Every change of the file system that a command makes fails, and every file that it keeps is damaged;
+# signals at a hundred moments, and thousands of inputs that a grammar makes. Hours on two cores.
 # FAULT_OPTIONS="--fault-points=20 --fault-results=benchmarks/results" tries some of them, and writes
 # the counts that the site shows.
 test-faults: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist load -m faults \
-		tests/faults $(FAULT_OPTIONS)
+		tests/faults tests/jobs/input tests/test_interrupts.py $(FAULT_OPTIONS)
 
 # Slurm, a browser and networks of one's own, from Debian's packages: installs those that are missing.
 # Slurm's GPU workers are dask-cuda's, from the RAPIDS environment.

@@ -268,7 +268,7 @@ def test_every_line_comes_out_or_is_named(files, options):
     check(files, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(1_200)
 @settings(max_examples=1_500)
 @given(inputs, options)

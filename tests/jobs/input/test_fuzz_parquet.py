@@ -287,7 +287,7 @@ def test_every_row_comes_out_or_is_named(files, options):
     check(files, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(1_200)
 @settings(max_examples=1_500)
 @given(inputs, options)
