@@ -19,7 +19,7 @@ HERE := not gpu and not rapids and not system and not needs_weights and not faul
 demo: $(VENV)/.base
 	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
 
-# What every change has to keep: 8 to 15 minutes on two cores.
+# What every change has to keep: 10 to 20 minutes on two cores.
 test: $(VENV)/.dev
 	$(PYTEST) -m "$(HERE) and not slow"
 
