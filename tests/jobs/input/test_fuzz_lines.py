@@ -199,7 +199,7 @@ def agrees(wanted, got):
 
 # One of them is in every refusal.
 CURES = (
-    *("--field", "--on-error", "rename", "wanted names", "no column"),
+    *("fields=", "on_error=", "rename", "wanted names", "no column"),
     *("neither rows nor columns", "nothing of the input"),
 )
 

@@ -217,7 +217,7 @@ def as_type(column, kind):
 
 
 # One of them is in every refusal.
-CURES = ("--field", "--on-error", "neither rows nor columns", "nothing of the input")
+CURES = ("fields=", "on_error=", "neither rows nor columns", "nothing of the input")
 
 
 def check(files, writer, on_error, part_bytes):
