@@ -290,15 +290,12 @@ def test_gpu_workers_count_gpus_as_nvml_does(monkeypatch):
     """With a cluster in place of dask-cuda's that takes what both have, and no GPU."""
     name = "CUDA_DEVICE_ORDER"
 
-    def cluster(n_workers, threads_per_worker, worker_class, dashboard_address, **_):
-        return LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=threads_per_worker,
-            worker_class=worker_class,
-            dashboard_address=dashboard_address,
-        )
+    class Cluster(LocalCluster):
+        def __init__(self, **given):
+            names = ("n_workers", "threads_per_worker", "worker_class", "dashboard_address")
+            super().__init__(**{name: given[name] for name in names})
 
-    monkeypatch.setitem(sys.modules, "dask_cuda", SimpleNamespace(LocalCUDACluster=cluster))
+    monkeypatch.setitem(sys.modules, "dask_cuda", SimpleNamespace(LocalCUDACluster=Cluster))
     survey = GpuSurvey((Gpu(1, "GPU-a", "H200", 150_000_000_000),))
     workers, memory = {"n_workers": 1, "threads_per_worker": 1}, {"torch_memory_fraction": None}
     with _start_gpu(survey, workers, memory, {}) as client:
