@@ -20,6 +20,7 @@ from gpuclassify.commands.buckets import buckets
 from gpuclassify.commands.classify import classify, report, verify
 from gpuclassify.commands.console import (
     FAILED,
+    end_at_once,
     ends_when_told,
     error_text,
     open_console,
@@ -47,10 +48,12 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click ends quietly when what reads its output, such as `head`, has seen enough
         except KeyboardInterrupt as interrupt:
-            number = interrupt.args[0] if interrupt.args else signal.SIGINT
-            interrupt.args = ("Interrupted." if number == signal.SIGINT else "Terminated.",)
+            number = interrupt.args[0] if interrupt.args else 0  # that `ends_when_told` heard
+            interrupt.args = ("Terminated." if number == signal.SIGTERM else "Interrupted.",)
+            if number:
+                end_at_once(number, error_text(interrupt))
             click.echo(error_text(interrupt), err=True)
-            context.exit(128 + number)
+            context.exit(128 + signal.SIGINT)
         except Exception as error:
             if context.obj["debug"]:
                 raise

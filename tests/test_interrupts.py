@@ -37,6 +37,7 @@ def run(output):
     with get_client("cpu", n_workers=1) as client:
         reader = JsonlReader("in.jsonl", part_bytes=15)
         Pipeline([reader, stage, JsonlWriter(output)]).run(client)
+        pathlib.Path(output, "done").touch()
     pathlib.Path(output, "ended").touch()
 
 if __name__ == "__main__":
@@ -104,8 +105,11 @@ class Run:
             "workers start": lambda: psutil.Process(self.process.pid).children(),
             "parts are written": lambda: list(self.output.glob("part-*")),
             "_SUCCESS is written": (self.output / "_SUCCESS").exists,
+            "the cluster closes": (self.output / "done").exists,
         }
         wait_until(lambda: signs[moment]() or self.process.poll() is not None)
+        if moment == "the cluster closes":
+            time.sleep(0.1)  # of about half a second
 
     def tell(self, number, to_group=False):
         """Send a signal, and return how long the process takes to end."""
@@ -141,11 +145,11 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
     [
         ("command", INT, "workers start"),
         ("command", INT, "parts are written"),
-        ("command", INT, "_SUCCESS is written"),
+        ("command", INT, "the cluster closes"),
         ("command", TERM, "parts are written"),
         ("command", TERM, "_SUCCESS is written"),
         ("script", INT, "workers start"),
-        ("script", INT, "_SUCCESS is written"),
+        ("script", INT, "the cluster closes"),
         ("script", TERM, "parts are written"),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -177,7 +181,7 @@ def test_a_notebook_goes_on_after_an_interrupt(job, tmp_path, moment):
     assert [each for each in workers if each.is_running()] == []
     assert run.process.wait(timeout=120) == 0
     assert (tmp_path / "again" / "ended").exists()
-    assert not run.left()
+    wait_until(lambda: not run.left(), AT_ONCE_SECONDS)
 
 
 @pytest.mark.slow
@@ -254,6 +258,16 @@ def test_what_hangs_after_a_signal_is_ended(job, tmp_path):
     assert run.process.returncode == 143
     wait_until(lambda: not run.left(), AT_ONCE_SECONDS)
     assert "ended after 15 seconds" in run.log.read_text()
+
+
+def test_no_thread_holds_up_the_end_of_a_command(job, tmp_path):
+    rest = "import threading; threading.Thread(target=time.sleep, args=[1000]).start(); raise"
+    (tmp_path / "waiting.py").write_text(WAITING.format(then=rest))
+    run = job("waiting.py", "waiting")
+    wait_until((tmp_path / "begun").exists)
+    run.tell(INT)
+    assert run.process.returncode == 130
+    assert run.log.read_text().endswith("Interrupted.\n")
 
 
 def test_an_interrupted_job_says_that_it_goes_on(job, tmp_path):

@@ -32,9 +32,15 @@ class ClosingJob(SLURMJob):
 
 
 class ClosingCluster(SLURMCluster):
-    """dask-jobqueue's cluster of such jobs."""
+    """dask-jobqueue's cluster of such jobs, whose temporary certificates go when it closes."""
 
     job_cls = ClosingJob
+
+    async def _close(self) -> None:
+        await super()._close()
+        for name in ("ca_file", "cert", "key"):
+            if file := getattr(self, f"_job_{name}", None):
+                file.close()
 
 
 class JobKeeper:

@@ -112,21 +112,24 @@ def _end_when_told(hearing: socket.socket, numbers: Collection[int]) -> None:
         while byte := hearing.recv(1):  # empty when the command has ended
             if byte[0] in numbers:
                 if told:
-                    _end_at_once(told, "twice: ended at once")
+                    end_at_once(told, "\nInterrupted twice: ended at once.")
                 told = byte[0]
                 hearing.settimeout(END_SECONDS)
         return
-    _end_at_once(told, f": ended after {END_SECONDS} seconds")
+    end_at_once(told, f"\nInterrupted: ended after {END_SECONDS} seconds.")
 
 
-def _end_at_once(number: int, how: str) -> NoReturn:
-    """End the processes that this one has started, and this one, without any clearing up."""
+def end_at_once(number: int, message: str) -> NoReturn:
+    """End the processes that this one has started, and this one, as a signal's number says.
+
+    Python's own end waits for threads that nobody ends, and aborts with those of C++ libraries.
+    """
     import multiprocessing
 
     try:
         for process in multiprocessing.active_children():
             process.kill()
-        os.write(2, f"\nInterrupted {how}.\n".encode())
+        os.write(2, f"{message}\n".encode())
     finally:
         os._exit(128 + number)
 

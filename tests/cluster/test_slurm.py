@@ -73,6 +73,7 @@ def test_slurm_clusters_have_tls_unless_they_are_told_otherwise(tmp_path, monkey
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
         with pytest.raises(TypeError, match="TLS"):  # without certificates
             get_client(address=cluster.scheduler_address, timeout=1)
+    assert not any(path.exists() for path in files)
     for given in ({"security": None}, {"protocol": "tcp://"}):
         assert "security" not in {
             k for k, v in plan_slurm(memory="1GB", **given).arguments.items() if v
