@@ -184,7 +184,7 @@ def test_a_notebook_goes_on_after_an_interrupt(job, tmp_path, moment):
     wait_until(lambda: not run.left(), AT_ONCE_SECONDS)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("how", ["command", "script"])
 def test_a_signal_at_any_moment_ends_the_job_and_its_workers(job, how, record_property):
