@@ -53,6 +53,16 @@ def create(
     return _create_by_condition(directory, name, data)
 
 
+def ensure(
+    directory: Directory, name: str, data: bytes, scratch: str, *, is_lasting: bool = False
+) -> None:
+    """Create a whole file, in place of one with other content; see `create`."""
+    if not create(directory, name, data, scratch, is_lasting=is_lasting):
+        if directory.read(name) != data:
+            directory.remove(name)
+            create(directory, name, data, scratch, is_lasting=is_lasting)
+
+
 def check_creates(directory: Directory, scratch: str) -> None:
     """Raise UnsupportedStorageError unless `create` keeps its promise here; tries it."""
     refusal = UnsupportedStorageError(

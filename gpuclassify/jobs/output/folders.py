@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from gpuclassify.checks import nearest
 from gpuclassify.jobs.output.encoding import Encoding
-from gpuclassify.jobs.output.exclusive import create
+from gpuclassify.jobs.output.exclusive import ensure
 from gpuclassify.jobs.output.run_key import check_current, key_in
 from gpuclassify.jobs.storage import Directory
 
@@ -148,10 +148,8 @@ def spread(directory: Directory, files: Mapping[str, bytes], scratch: str) -> No
     for path, content in files.items():
         check_current(directory, key_in(path))
         directory.make(posixpath.dirname(path))
-        is_created = create(directory, path, content, scratch, is_lasting=True)
-        if not is_created and directory.read(path) != content:  # with another version of Arrow
-            directory.remove(path)
-            create(directory, path, content, scratch, is_lasting=True)
+        # Another version of Arrow may have written another file of the same rows.
+        ensure(directory, path, content, scratch, is_lasting=True)
 
 
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gpuclassify.jobs.output.encoding import Encoding
-from gpuclassify.jobs.output.exclusive import create
+from gpuclassify.jobs.output.exclusive import create, ensure
 from gpuclassify.jobs.output.folders import folder_files, spread
 from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
@@ -227,8 +227,7 @@ def publish(
     try:
         create(directory, intent, record.as_json(), SCRATCH)
         for quarantined in record.quarantine or ():
-            if not create(directory, quarantined, left_out, SCRATCH):
-                _mend(directory, quarantined, left_out)
+            ensure(directory, quarantined, left_out, SCRATCH)
         is_first = create(directory, path, content, SCRATCH, is_lasting=True)
         written = _create_record(directory, record, files, encoding) if is_first else None
         written = written or complete(directory, record.name, encoding)
@@ -244,12 +243,6 @@ def publish(
             f"{directory} has a file {record.name} that no attempt at this part wrote: remove it"
         )
     return written
-
-
-def _mend(directory: Directory, name: str, content: bytes) -> None:
-    """Write a file anew that is there with other content."""
-    if directory.read(name) != content:
-        directory.replace(name, content)
 
 
 def complete(directory: Directory, name: str, encoding: Encoding) -> Record | None:

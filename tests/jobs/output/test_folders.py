@@ -13,7 +13,7 @@ from job_faults import in_process, write_input
 
 from gpuclassify import Deduplicate, ExactDuplicates, JsonlWriter, ParquetReader, read_files
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output import folders
+from gpuclassify.jobs.output import exclusive
 from gpuclassify.jobs.output.folders import MOST_VALUES
 from gpuclassify.jobs.output.run_key import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -130,7 +130,7 @@ def overtaken(folder, monkeypatch, overtake):
     """Spread a part, and have another client begin anew when the first of its files is there."""
     first = job(folder).prepare()
     list(first.manifest.begin())
-    create, overtakers = folders.create, [overtake]
+    create, overtakers = exclusive.create, [overtake]
 
     def then_overtake(directory, name, *given, **options):
         is_created = create(directory, name, *given, **options)
@@ -138,7 +138,7 @@ def overtaken(folder, monkeypatch, overtake):
             overtakers.pop()()
         return is_created
 
-    monkeypatch.setattr(folders, "create", then_overtake)
+    monkeypatch.setattr(exclusive, "create", then_overtake)
     with pytest.raises(JobChangedError, match="another run has started over"):
         list(first.source.run(None, [0], first.manifest.names(), first.spec))
     assert not overtakers
