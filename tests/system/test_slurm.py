@@ -203,7 +203,7 @@ def test_a_worker_leaves_before_its_walltime_and_hands_over_what_it_holds(slurm,
         (leaving,) = client.nthreads()
 
         async def join():
-            return await Worker(client.scheduler.address, nthreads=1)
+            return await Worker(client.scheduler.address, nthreads=1, security=client.security)
 
         # Something to hand over to, which stays.
         staying = client.sync(join)
