@@ -57,10 +57,10 @@ def ensure(
     directory: Directory, name: str, data: bytes, scratch: str, *, is_lasting: bool = False
 ) -> None:
     """Create a whole file, in place of one with other content; see `create`."""
-    if not create(directory, name, data, scratch, is_lasting=is_lasting):
-        if directory.read(name) != data:
-            directory.remove(name)
-            create(directory, name, data, scratch, is_lasting=is_lasting)
+    is_created = create(directory, name, data, scratch, is_lasting=is_lasting)
+    if not is_created and directory.read(name) != data:
+        directory.remove(name)
+        create(directory, name, data, scratch, is_lasting=is_lasting)
 
 
 def check_creates(directory: Directory, scratch: str) -> None:
