@@ -15,8 +15,8 @@ import tables  # noqa: E402
 import text_pages  # noqa: E402
 
 from gpuclassify import __version__  # noqa: E402
-from gpuclassify.options import ClassifierOptions  # noqa: E402
-from gpuclassify.text_mapper import TextMapper  # noqa: E402
+from gpuclassify.mapping.text_mapper import TextMapper  # noqa: E402
+from gpuclassify.settings.options import ClassifierOptions  # noqa: E402
 
 project, author, version = "gpuclassify", "The gpuclassify developers", __version__
 project_copyright = author

@@ -10,10 +10,10 @@ from typing import Any
 import click
 from layers import LAYERS
 
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.settings import families
-from gpuclassify.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
-from gpuclassify.signatures import explanations
+from gpuclassify.settings.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
+from gpuclassify.settings.signatures import explanations
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MARK = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)

@@ -1,6 +1,5 @@
 """The public names: read by type checkers and editors, and by __init__.py when it runs."""
 
-from .chain import classify as classify
 from .classifiers import AegisClassifier as AegisClassifier
 from .classifiers import ContentTypeClassifier as ContentTypeClassifier
 from .classifiers import DistributedDataClassifier as DistributedDataClassifier
@@ -37,6 +36,7 @@ from .jobs.output.writers import to_parquet as to_parquet
 from .jobs.pipeline import Pipeline as Pipeline
 from .jobs.push_to_hub import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
+from .mapping.chain import classify as classify
 from .models.deberta import Deberta as Deberta
 from .scores.buckets import ScoreBuckets as ScoreBuckets
 from .scores.buckets import ScoreEdges as ScoreEdges

@@ -1,6 +1,6 @@
 """``python -m gpuclassify``."""
 
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 
 if __name__ == "__main__":
     main()

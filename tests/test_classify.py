@@ -17,7 +17,7 @@ from gpuclassify import (
     QualityClassifier,
     classify,
 )
-from gpuclassify.chain import Chain
+from gpuclassify.mapping.chain import Chain
 from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_stats import collected_stats
 from tests.oracle import assert_close, stacked

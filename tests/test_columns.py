@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify import DomainClassifier
-from gpuclassify.columns import COLUMN_TYPES, arrow_array, label_array, list_array
+from gpuclassify.mapping.columns import COLUMN_TYPES, arrow_array, label_array, list_array
 
 NUMBERS = np.array([[0.1, 2.0], [-3.5, 1e-3], [0.0, 7.0]], dtype=np.float32)
 

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 from torch import nn
 
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from tests.oracle import assert_close, probabilities
 from tests.sentence_oracle import encoded
 

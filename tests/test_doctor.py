@@ -13,8 +13,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from gpuclassify import doctor
-from gpuclassify.doctor import Check, Report
+from gpuclassify.commands import doctor
+from gpuclassify.commands.doctor import Check, Report
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 from tests.hub_server import HubServer
 
@@ -27,7 +27,7 @@ SECRET = "hf_thisMustNeverBeShown"
 
 EXAMINE = """
 import json, sys
-from gpuclassify.doctor import examine
+from gpuclassify.commands.doctor import examine
 report = examine()
 print(json.dumps([report.as_dict(), "torch" in sys.modules]))
 """

@@ -16,8 +16,8 @@ from gpuclassify import (
     HeadClassifier,
     InstructionDataGuardClassifier,
 )
-from gpuclassify.chain import Chain
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.mapping.chain import Chain
 from gpuclassify.testing import safety_template, sample_texts
 from tests.classifiers.test_head_classifier import save_heads
 from tests.oracle import assert_close

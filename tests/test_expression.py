@@ -12,8 +12,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from gpuclassify import QualityClassifier, classify
-from gpuclassify.chain import Chain
 from gpuclassify.jobs.stages import Function
+from gpuclassify.mapping.chain import Chain
 from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_stats import collected_stats
 
@@ -255,7 +255,7 @@ def test_columns_of_one_name_stay_as_they_are(domain):
 def test_a_dask_without_these_names_gets_the_same_rows(domain, folder, monkeypatch):
     ddf = dd.read_parquet(folder)
     expected = domain()(ddf)
-    monkeypatch.setitem(sys.modules, "gpuclassify.expression", None)  # its import fails
+    monkeypatch.setitem(sys.modules, "gpuclassify.mapping.expression", None)  # its import fails
     found = domain()(ddf)
     assert type(found.expr).__name__ == "MapPartitions" != type(expected.expr).__name__
     for ask in (lambda x: x, lambda x: x[["id", "domain_pred"]], lambda x: x[x.id > 3]):

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.heads import Head
 from gpuclassify.inference import engine
-from gpuclassify.label_heads import CategoryHead
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.label_heads import CategoryHead
 from gpuclassify.testing import sample_texts
 from tests.oracle import stacked
 

@@ -17,7 +17,7 @@ from gpuclassify.inference import engine
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.packed.packed_layers import NotPackableError
-from gpuclassify.runners import NonFiniteOutputError
+from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_stats import collected_stats
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked

@@ -49,7 +49,7 @@ if __name__ == "__main__":
         except KeyboardInterrupt:
             run("again")
     else:
-        from gpuclassify.cli import main
+        from gpuclassify.commands.cli import main
         from gpuclassify.commands.console import quiet_dask
 
         @main.command()
@@ -211,7 +211,7 @@ def test_a_signal_at_any_moment_ends_the_job_and_its_workers(job, how, record_pr
 # A command that works for ever on one worker, and tells how far it is by files.
 WAITING = """
 import pathlib, time
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 
 def wait(folder):
     pathlib.Path(folder, "begun").touch()

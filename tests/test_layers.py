@@ -26,7 +26,7 @@ def found_in(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             (path.parent / "__init__.py").touch()
-        (tmp_path / PACKAGE / "__init__.py").write_text("from gpuclassify.cli import main")
+        (tmp_path / PACKAGE / "__init__.py").write_text("from gpuclassify.commands.cli import main")
         return problems(tmp_path / PACKAGE)
 
     return check
@@ -88,7 +88,7 @@ def test_every_circle_is_told(found_in):
 @pytest.mark.parametrize("text", ["from gpuclassify import Pipeline", "import gpuclassify"])
 def test_an_import_from_the_face_is_found(found_in, text):
     [line] = found_in(cli=text)
-    assert line.startswith("gpuclassify/cli.py:1: imports ")
+    assert line.startswith("gpuclassify/commands/cli.py:1: imports ")
     assert line.endswith("from the face")
 
 

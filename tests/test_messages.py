@@ -8,14 +8,14 @@ import click
 import pytest
 
 import gpuclassify
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.commands.console import with_options
 
 PACKAGE = Path(gpuclassify.__file__).parent
 COMMANDS = main.commands.values()
 OPTIONS = {flag for each in COMMANDS for own in each.params for flag in own.opts if "--" in flag}
 # What the command line alone has, and files that are shell scripts.
-OF_COMMANDS = {"commands", "cli.py", "settings.py", "settings_file.py", "slurm_script.py"}
+OF_COMMANDS = {"commands", "settings.py", "settings_file.py", "slurm_script.py"}
 
 
 def texts(path):

@@ -17,7 +17,7 @@ from gpuclassify import (
     QualityClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.old_spellings import OLD_SPELLINGS, Renamed, Withdrawn
+from gpuclassify.settings.old_spellings import OLD_SPELLINGS, Renamed, Withdrawn
 
 # Those of what is no mapper have tests of their own.
 OTHERS = ("exact", "fuzzy", "semantic", "reader", "writer", "cluster")

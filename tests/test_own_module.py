@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, ModelMapper
 from gpuclassify.inference.residency import MODELS
+from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, stacked
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from tests.hub_server import HubServer
 from tests.pages import PAGES, ROOT, read_blocks, write_models
 

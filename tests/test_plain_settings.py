@@ -22,8 +22,8 @@ from gpuclassify import (
     keep_top,
     score_edges,
 )
-from gpuclassify.checks import plain_value
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.settings.checks import plain_value
 
 MAPPERS = {**FAMILIES, "embedder": Embedder}
 SETTINGS = {  # of mappers, with Python's value

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gpuclassify import DomainClassifier
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.first_rows import first_rows, first_texts
 from gpuclassify.testing import sample_texts

@@ -15,9 +15,9 @@ from dask.tokenize import tokenize
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.code_digest import value_digest
 from gpuclassify.hub import ModelChangedError, token_for
 from gpuclassify.inference.residency import MODELS
+from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.testing import FAMILIES as TINY_FAMILIES
 from gpuclassify.testing import sample_texts, write_checkpoint
 
@@ -263,7 +263,7 @@ import dataclasses, enum, functools, json, re, sys, threading
 
 import numpy as np
 import pandas as pd
-from gpuclassify.code_digest import value_digest
+from gpuclassify.mapping.code_digest import value_digest
 
 WORDS = {"b", "a", ("x", "y"), frozenset({"q", "r", "s"})}
 PATTERN = re.compile("a+")

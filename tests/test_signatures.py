@@ -15,8 +15,8 @@ import gpuclassify
 from gpuclassify import DomainClassifier, Embedder, ExactDuplicates, ModelMapper
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.dedup.duplicates import Duplicates
-from gpuclassify.options import ModelOptions
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.options import ModelOptions
 
 PUBLIC = [getattr(gpuclassify, name) for name in gpuclassify.__all__ if name != "Deberta"]
 CLASSES = [kind for kind in PUBLIC if isinstance(kind, type)]

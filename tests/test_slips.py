@@ -16,10 +16,10 @@ from gpuclassify import (
     read_files,
     to_parquet,
 )
-from gpuclassify.chain import Chain
 from gpuclassify.dedup.semantic import embedding_frame
 from gpuclassify.hub import HubUnreachableError
-from gpuclassify.workers.task_errors import message_first
+from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.task_errors import message_first
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 FRAME = pd.DataFrame({"text": ["One text.", "Another."]})

@@ -12,7 +12,7 @@ from gpuclassify.jobs.deduplicate import DedupSummary
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.estimate.sample import Estimate
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.tables import html_table, text_table
+from gpuclassify.pages.tables import html_table, text_table
 
 HOSTILE = "<script>alert('&')</script>"
 SUMMARY = JobSummary(

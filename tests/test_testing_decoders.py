@@ -16,7 +16,7 @@ from torch.nn.functional import linear, normalize
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer
 from transformers.utils import logging
 
-from gpuclassify.safety.template import parse_template
+from gpuclassify.questions.template import parse_template
 from gpuclassify.testing import safety_template, sample_texts, write_safety_models
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

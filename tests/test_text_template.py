@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, Embedder, SemanticDuplicates
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.jobs.settings_file import load_settings
+from gpuclassify.settings.text_template import fill_template, template_fields
 from gpuclassify.testing import sample_texts
-from gpuclassify.text_template import fill_template, template_fields
 from gpuclassify.workers.run_stats import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 

@@ -30,7 +30,12 @@ PARTS = ("probe", "tests", "speed", "cudf")
 LEAST_SECONDS = 10  # below that a step is not begun
 SHOWN_LINES = 25  # of what a step prints; the log has all
 DONE = "done"
-WITHOUT_CUDF = ("tests/inference", "tests/safety", "tests/workers", "tests/gpu/test_device_use.py")
+WITHOUT_CUDF = (
+    "tests/inference",
+    "tests/questions",
+    "tests/workers",
+    "tests/gpu/test_device_use.py",
+)
 FIRST_CUDF = ("tests/gpu", "tests/frames", "tests/test_contract.py", "tests/test_classify.py")
 A_SERIES = "import cudf; print(cudf.__version__, cudf.Series(['a', None]).to_arrow())"
 

@@ -17,9 +17,9 @@ from gpuclassify.classifiers.education import (
 from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
 from gpuclassify.classifiers.web_page import FormatClassifier, TopicClassifier
-from gpuclassify.safety.aegis import AegisClassifier
-from gpuclassify.safety.guard import InstructionDataGuardClassifier
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.questions.aegis import AegisClassifier
+from gpuclassify.questions.guard import InstructionDataGuardClassifier
 
 FAMILIES: dict[str, type[TextMapper]] = {
     "domain": DomainClassifier,

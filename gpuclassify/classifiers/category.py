@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.label_heads import CategoryHead
-from gpuclassify.options import ClassifierOptions
-from gpuclassify.signatures import takes
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.label_heads import CategoryHead
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.options import ClassifierOptions
+from gpuclassify.settings.signatures import takes
 
 DOMAINS = (
     "Adult", "Arts_and_Entertainment", "Autos_and_Vehicles", "Beauty_and_Fitness",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.heads import Head
-from gpuclassify.label_heads import HEADS, CategoryHead
-from gpuclassify.options import SINGLE_LABEL, ClassifierOptions
-from gpuclassify.signatures import takes
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.label_heads import HEADS, CategoryHead
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.options import SINGLE_LABEL, ClassifierOptions
+from gpuclassify.settings.signatures import takes
 
 
 class DistributedDataClassifier(TextMapper):

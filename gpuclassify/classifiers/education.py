@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.columns import label_array
-from gpuclassify.heads import Columns, named_columns, named_fields
-from gpuclassify.label_heads import LabelHead
+from gpuclassify.mapping.columns import label_array
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.options import REGRESSION, ScoreOptions
-from gpuclassify.signatures import takes
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.settings.options import REGRESSION, ScoreOptions
+from gpuclassify.settings.signatures import takes
 
 LOWEST, HIGHEST = 0.0, 5.0
 HIGH_QUALITY_FROM = 2.5

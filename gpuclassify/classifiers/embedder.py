@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.columns import COLUMN_TYPES
-from gpuclassify.heads import Head
+from gpuclassify.mapping.columns import COLUMN_TYPES
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
 from gpuclassify.models.sentence_transformers import SentenceModel, read_embedding_checkpoint
-from gpuclassify.options import ModelOptions
-from gpuclassify.pinned_model import PinnedModel
-from gpuclassify.signatures import takes
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.settings.options import ModelOptions
+from gpuclassify.settings.signatures import takes
 
 EmbeddingDtype = Literal["float32", "float16"]
 Pooling = Literal["mean", "cls", "last"]

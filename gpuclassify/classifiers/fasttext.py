@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_probability, label_tuple
 from gpuclassify.fasttext.head import FastTextHead, LanguageHead
 from gpuclassify.fasttext.runner import FastTextModel, FastTextRunner
-from gpuclassify.options import LabelOptions
-from gpuclassify.signatures import takes
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.checks import check_probability, label_tuple
+from gpuclassify.settings.options import LabelOptions
+from gpuclassify.settings.signatures import takes
 
 
 @dataclass(frozen=True, kw_only=True)

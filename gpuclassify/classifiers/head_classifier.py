@@ -12,15 +12,15 @@ import numpy as np
 from gpuclassify.classifiers.embedder import EmbeddingHead
 from gpuclassify.classifiers.head_model import HeadsModel, check_width
 from gpuclassify.classifiers.head_options import HeadOptions
-from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.frames.texts import Texts
-from gpuclassify.heads import Head
-from gpuclassify.label_heads import HEADS
+from gpuclassify.mapping.encoder_runner import EncoderRunner
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.label_heads import HEADS
+from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, TokenLengths
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.embedding_head import DenseHead, HeadCheckpoint, load_head
-from gpuclassify.options import MULTI_LABEL, REGRESSION, ClassifierOptions
-from gpuclassify.runners import NonFiniteOutputError, Outputs, TokenLengths
-from gpuclassify.signatures import takes
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, ClassifierOptions
+from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_stats import RunStats
 
 

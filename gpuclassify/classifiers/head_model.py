@@ -14,10 +14,10 @@ from gpuclassify.classifiers.embedder import EmbeddingModel, EmbeddingOptions
 from gpuclassify.classifiers.head_options import HeadOptions
 from gpuclassify.hub import Identity
 from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.mapping.pinned_model import PIN, PinnedModel, is_pinned
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
 from gpuclassify.models.embedding_head import CONVERT, Backbone, HeadCheckpoint, read_head
-from gpuclassify.options import setting_names
-from gpuclassify.pinned_model import PIN, PinnedModel, is_pinned
+from gpuclassify.settings.options import setting_names
 
 
 class PinnedHead(PinnedModel):

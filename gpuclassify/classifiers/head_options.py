@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gpuclassify import hub
-from gpuclassify.checks import check_text, nearest
 from gpuclassify.classifiers.embedder import EmbeddingOptions
-from gpuclassify.options import SINGLE_LABEL, ClassifierOptions, ProblemType, StrPath
+from gpuclassify.settings.checks import check_text, nearest
+from gpuclassify.settings.options import SINGLE_LABEL, ClassifierOptions, ProblemType, StrPath
 
 HEAD = "{head}"  # stands for a head's name in the names of columns
 COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field")

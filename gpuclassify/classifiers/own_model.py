@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuclassify.heads import Head
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.text_mapper import TextMapper
 
 
 class ModelMapper(TextMapper):

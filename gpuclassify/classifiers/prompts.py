@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.activations import softmax
-from gpuclassify.heads import Columns, Head
+from gpuclassify.mapping.heads import Columns, Head
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.models.activations import softmax
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
-from gpuclassify.text_mapper import TextMapper
 
 TASK = "task_type"
 TASK_TYPES = (

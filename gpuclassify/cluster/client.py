@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.checks import check_choice, with_plain_values
 from gpuclassify.cluster.check_options import check_options, check_whole, names_of
 from gpuclassify.cluster.connect import connect
 from gpuclassify.cluster.security import make_security
@@ -24,6 +23,7 @@ from gpuclassify.cluster.sizing import (
     refuse_crowd,
     usable_cores,
 )
+from gpuclassify.settings.checks import check_choice, with_plain_values
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 if TYPE_CHECKING:

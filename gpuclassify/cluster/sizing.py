@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuclassify.checks import check_choice
+from gpuclassify.settings.checks import check_choice
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify.cluster.check_options import check_options, check_whole
 from gpuclassify.cluster.sizing import CORES_PER_WORKER, gpu_cluster_options
 from gpuclassify.cluster.slurm_script import parse_walltime
-from gpuclassify.tables import html_table
+from gpuclassify.pages.tables import html_table
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -15,7 +15,7 @@ from gpuclassify.models.embedding_head import (
     Backbone,
 )
 from gpuclassify.models.sentence_transformers import POOLINGS
-from gpuclassify.options import ProblemType
+from gpuclassify.settings.options import ProblemType
 
 HIDDEN = [name for name in HIDDEN_ACTIVATIONS if name]
 OUTPUT = [name or "none" for name in OUTPUT_ACTIVATIONS]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuclassify.checks import nearest
 from gpuclassify.commands.client import run_on_cluster
 from gpuclassify.commands.console import (
     LEFT_OUT,
@@ -31,6 +30,7 @@ from gpuclassify.commands.options import (
     run_options,
     split_paths,
 )
+from gpuclassify.settings.checks import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,10 +9,10 @@ import click
 
 from gpuclassify.commands.console import wrong_call_exits
 from gpuclassify.jobs.settings import families, find_family
-from gpuclassify.options import setting_names
+from gpuclassify.settings.options import setting_names
 
 if TYPE_CHECKING:
-    from gpuclassify.text_mapper import TextMapper
+    from gpuclassify.mapping.text_mapper import TextMapper
 
 
 @click.command(short_help="List the classifiers, or the labels of one.")

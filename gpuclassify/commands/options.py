@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from gpuclassify.jobs.settings import JobSettings, families
-from gpuclassify.options import DTYPES, LOADERS
+from gpuclassify.settings.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
 TRAINING, BUCKETS = "Training", "Buckets"

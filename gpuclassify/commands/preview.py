@@ -15,9 +15,9 @@ from gpuclassify.commands.options import LocalCommand, job_options, read_setting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gpuclassify.chain import Chain
     from gpuclassify.jobs.settings import JobSettings
-    from gpuclassify.text_mapper import TextMapper
+    from gpuclassify.mapping.chain import Chain
+    from gpuclassify.mapping.text_mapper import TextMapper
 
 STANDARD_INPUT = "-"
 ROWS_READ = 20
@@ -79,7 +79,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
     """The columns of confidences by those of labels, where the mapper can give both."""
-    from gpuclassify.label_heads import CategoryHead
+    from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
         head.label_field: head.options.confidence_field

@@ -9,10 +9,10 @@ import numpy as np
 
 from gpuclassify.curator.documents import DocumentDataset
 from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
-from gpuclassify.heads import Columns
-from gpuclassify.label_heads import CategoryHead
+from gpuclassify.mapping.heads import Columns
+from gpuclassify.mapping.label_heads import CategoryHead
 from gpuclassify.models.checkpoint import Checkpoint
-from gpuclassify.options import ClassifierOptions
+from gpuclassify.settings.options import ClassifierOptions
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from gpuclassify.jobs.input.readers import read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, to_parquet
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
-from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.partition_map import WrappedFrame
+from gpuclassify.mapping.partition_map import WrappedFrame
+from gpuclassify.settings.old_spellings import modern_spellings
 
 
 class DocumentDataset(WrappedFrame):

@@ -7,11 +7,11 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.code_digest import code_digest, value_digest
-from gpuclassify.encoder_runner import EncoderRunner
-from gpuclassify.pinned_model import PinnedModel
-from gpuclassify.runners import OwnModule, Runner
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.code_digest import code_digest, value_digest
+from gpuclassify.mapping.encoder_runner import EncoderRunner
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.runners import OwnModule, Runner
+from gpuclassify.mapping.text_mapper import TextMapper
 
 if TYPE_CHECKING:
     from torch import nn

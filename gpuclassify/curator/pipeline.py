@@ -11,7 +11,7 @@ from gpuclassify.curator.stages import ModelStage, TokenizerStage
 from gpuclassify.jobs.input import readers
 from gpuclassify.jobs.output import writers
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.old_spellings import modern_spellings
+from gpuclassify.settings.old_spellings import modern_spellings
 
 
 class Executor:

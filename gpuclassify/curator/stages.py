@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.columns import COLUMN_TYPES, FLOAT32, SCORES, check_column_types
 from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
-from gpuclassify.heads import Columns, Head
+from gpuclassify.mapping.columns import COLUMN_TYPES, FLOAT32, SCORES, check_column_types
+from gpuclassify.mapping.heads import Columns, Head
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.checks import check_count
+from gpuclassify.settings.checks import check_count
 
 
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:

@@ -14,13 +14,6 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.checks import (
-    check_number,
-    check_settings,
-    check_text,
-    nearest,
-    plain_value,
-)
 from gpuclassify.dedup.corpus import (
     MEMBERS_GATHERED,
     Corpus,
@@ -47,9 +40,16 @@ from gpuclassify.dedup.summary import (
     summarize,
 )
 from gpuclassify.frames import backend_of, to_pandas
-from gpuclassify.old_spellings import modern_spellings
-from gpuclassify.partition_map import PartitionMap
-from gpuclassify.signatures import Public, show_settings
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.settings.checks import (
+    check_number,
+    check_settings,
+    check_text,
+    nearest,
+    plain_value,
+)
+from gpuclassify.settings.old_spellings import modern_spellings
+from gpuclassify.settings.signatures import Public, show_settings
 
 Settings = TypeVar("Settings", bound="type[Duplicates]")
 # ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
@@ -59,7 +59,7 @@ SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a class of settings take the older spellings of `gpuclassify.old_spellings` as well.
+    """Let a class of settings take the older spellings of `gpuclassify.settings.old_spellings` as well.
 
     Its signature and docstring tell of today's alone.
     """

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from gpuclassify.checks import check_choice
 from gpuclassify.dedup.ngrams import NgramSets, add, mix
+from gpuclassify.settings.checks import check_choice
 
 # So many of a text's smallest hashes are its sketch. Of two texts that share 80% of their n-grams,
 # that all of 16 differ has a chance of about one in 10^11.

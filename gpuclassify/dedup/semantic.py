@@ -13,7 +13,6 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.checks import check_text
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.dedup.clusters import assign, border_width, fit_centroids, match
 from gpuclassify.dedup.corpus import (
@@ -43,7 +42,8 @@ from gpuclassify.dedup.embeddings import (
 )
 from gpuclassify.dedup.groups import ranked, ranking
 from gpuclassify.frames import backend_of
-from gpuclassify.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.settings.checks import check_text
 from gpuclassify.workers.retire import on_sound_device
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from gpuclassify.demo.network import (
     build_backbone,
     train_tokenizer,
 )
-from gpuclassify.saving import saving, sweep, workshop
+from gpuclassify.hub.saving import saving, sweep, workshop
 
 logger = logging.getLogger(__name__)
 

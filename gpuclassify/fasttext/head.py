@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.columns import SCORES
 from gpuclassify.fasttext.languages import same_language
 from gpuclassify.fasttext.model_file import FastTextFile
-from gpuclassify.heads import Columns, named_columns, named_fields
-from gpuclassify.label_heads import LabelHead
+from gpuclassify.mapping.columns import SCORES
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 
 PREFIX = "__label__"

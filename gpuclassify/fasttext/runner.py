@@ -17,9 +17,9 @@ from gpuclassify.fasttext.client import HostClient, check_library
 from gpuclassify.fasttext.model_file import PATTERNS, FastTextFile, read_fasttext
 from gpuclassify.frames.texts import Texts
 from gpuclassify.hub import Identity, ModelFile
-from gpuclassify.pinned_model import PinnedModel
-from gpuclassify.read_share import ReadShare
-from gpuclassify.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.read_share import ReadShare
+from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
 from gpuclassify.workers.part_progress import advance
 from gpuclassify.workers.run_stats import RunStats
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
-from gpuclassify.saving import finish_saving
+from gpuclassify.hub.saving import finish_saving
 from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from gpuclassify.hub.calls import ask_model
 from gpuclassify.hub.errors import ModelNotFoundError
 from gpuclassify.hub.files import INDEX, cached_file, list_files, read_json, weight_map_of
 from gpuclassify.hub.identity import PICKLE_PATTERNS, Identity, Location, matches
-from gpuclassify.saving import WEIGHTS as WEIGHTS
+from gpuclassify.hub.saving import WEIGHTS as WEIGHTS
 from gpuclassify.workers.secrets import token_for
 
 _HOW_TO_CONVERT = """\

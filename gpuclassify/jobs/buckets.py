@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuclassify.chain import Chain
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
 from gpuclassify.jobs.job import Job, make_job
@@ -24,6 +23,7 @@ from gpuclassify.jobs.stages import import_lines, shown
 from gpuclassify.jobs.steps import StepReport, StepWriter
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.task import TaskSpec
+from gpuclassify.mapping.chain import Chain
 from gpuclassify.scores.buckets import (
     SETTINGS,
     ScoreBuckets,

@@ -12,7 +12,6 @@ from typing import Any
 import dask
 
 from gpuclassify._version import __version__
-from gpuclassify.checks import check_choice
 from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
 from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
@@ -31,7 +30,8 @@ from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps, read_rows
 from gpuclassify.jobs.storage import Place
-from gpuclassify.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.settings.checks import check_choice
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpuclassify.checks import nearest
 from gpuclassify.hub.dataset_files import (
     LINE_BYTES,
     PinnedFile,
@@ -40,6 +39,7 @@ from gpuclassify.jobs.stores import (
     what_happened,
     without_query,
 )
+from gpuclassify.settings.checks import nearest
 
 PARQUET, JSONL = "parquet", "jsonl"
 PARQUET_SUFFIXES = (".parquet", ".pq")

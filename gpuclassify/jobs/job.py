@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuclassify.chain import Chain
-from gpuclassify.checks import check_choice, nearest
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.folders import folder_types
@@ -26,7 +24,9 @@ from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
-from gpuclassify.options import NON_FINITE
+from gpuclassify.mapping.chain import Chain
+from gpuclassify.settings.checks import check_choice, nearest
+from gpuclassify.settings.options import NON_FINITE
 from gpuclassify.workers.part_progress import RunningParts, heard_by
 from gpuclassify.workers.secrets import remember, share_with_workers
 

@@ -9,8 +9,8 @@ from typing import Any
 import dask
 
 from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
-from gpuclassify.partition_map import PartitionMap
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.text_mapper import TextMapper
 
 
 @dataclass(frozen=True)

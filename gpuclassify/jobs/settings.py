@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.checks import check_choice, check_count, nearest
 from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.options import NON_FINITE
+from gpuclassify.settings.checks import check_choice, check_count, nearest
+from gpuclassify.settings.options import NON_FINITE
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.buckets import AssignBuckets
     from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.jobs.output.writers import FileWriter
     from gpuclassify.jobs.pipeline import Pipeline
-    from gpuclassify.text_mapper import TextMapper
+    from gpuclassify.mapping.text_mapper import TextMapper
 
 FORMATS = ("parquet", "jsonl")
 # Settings of `ScoreBuckets` with edges that are there, and those of `AssignBuckets`.

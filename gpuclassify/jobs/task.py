@@ -14,7 +14,6 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
-from gpuclassify.chain import Chain
 from gpuclassify.frames import name_row
 from gpuclassify.jobs.files import InputFile, check_unchanged
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
@@ -33,7 +32,8 @@ from gpuclassify.jobs.report.counts import (
 )
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.stores import redacted
-from gpuclassify.stage_counts import Stages, add_examples, collected_stages, count_labels
+from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.stage_counts import Stages, add_examples, collected_stages, count_labels
 from gpuclassify.workers.part_progress import PartProgress, progress_of
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.run_stats import add_up, collected_stats
@@ -271,7 +271,7 @@ def _map_rows(
 def row_errors() -> tuple[type[Exception], ...]:
     """What is raised for one row that cannot be scored or written, whatever its neighbours."""
     from gpuclassify.inference.memory import DocumentTooLargeError
-    from gpuclassify.runners import NonFiniteOutputError
+    from gpuclassify.mapping.runners import NonFiniteOutputError
 
     return (NonFiniteOutputError, DocumentTooLargeError, UnicodeEncodeError, UnnamedFolderError)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuclassify import hub
-from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.gte import gte_problems, gte_sizes, is_published_gte
-from gpuclassify.options import REGRESSION, SINGLE_LABEL
+from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL
 
 LINEAR_HEAD = "linear_head"
 POOLED_HEADS = "pooled_heads"

@@ -14,6 +14,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 
 from gpuclassify import hub
+from gpuclassify.hub.saving import saving
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.checkpoint import (
     LINEAR_HEAD,
@@ -24,7 +25,6 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.loading import load_module, random_backbone
 from gpuclassify.models.networks import FirstTokenHead
-from gpuclassify.saving import saving
 
 _CARD = "README.md"
 INSIDE = "backbone"  # folder of a checkpoint that carries its backbone's configuration itself

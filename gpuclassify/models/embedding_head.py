@@ -23,14 +23,14 @@ from typing import Any, get_args
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.activations import relu, sigmoid
-from gpuclassify.checks import nearest
 from gpuclassify.hub import Identity
 from gpuclassify.hub.identity import matches
+from gpuclassify.hub.saving import CONFIG, WEIGHTS, finish_saving, saving
+from gpuclassify.models.activations import relu, sigmoid
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, labels_in_order, some_of
 from gpuclassify.models.tensors import check_digest
-from gpuclassify.options import REGRESSION, ProblemType, StrPath
-from gpuclassify.saving import CONFIG, WEIGHTS, finish_saving, saving
+from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.options import REGRESSION, ProblemType, StrPath
 
 EMBEDDING_HEAD = "embedding_head"
 Activation = Callable[[np.ndarray], np.ndarray]

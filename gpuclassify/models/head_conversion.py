@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.models.embedding_head import Backbone, DenseHead
-from gpuclassify.options import REGRESSION, SINGLE_LABEL, ProblemType, StrPath
+from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL, ProblemType, StrPath
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 WEIGHT_NAMES, BIAS_NAMES = ("weight", "coef_", "coef"), ("bias", "intercept_", "intercept")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpuclassify.options import ModelOptions
+from gpuclassify.settings.options import ModelOptions
 
 
 def pick_device(name: str) -> torch.device:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from gpuclassify import hub
+from gpuclassify.hub.saving import CONFIG, WEIGHTS, WEIGHTS_DIGEST, WEIGHTS_NAME, file_sha256
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
     SEQUENCE_CLASSIFICATION,
@@ -13,7 +14,6 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
     some_of,
 )
-from gpuclassify.saving import CONFIG, WEIGHTS, WEIGHTS_DIGEST, WEIGHTS_NAME, file_sha256
 
 # Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
 LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)

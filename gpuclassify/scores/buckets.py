@@ -19,23 +19,23 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.checks import (
-    check_choice,
-    check_count,
-    check_number,
-    check_text,
-    label_tuple,
-    with_plain_values,
-)
 from gpuclassify.frames import backend_of
-from gpuclassify.partition_map import PartitionMap
-from gpuclassify.saving import replace_file
+from gpuclassify.hub.saving import replace_file
+from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.scores import COMBINE
 from gpuclassify.scores.quantiles import (
     Compute,
     ScoreColumns,
     compute_here,
     weighted_quantiles,
+)
+from gpuclassify.settings.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_text,
+    label_tuple,
+    with_plain_values,
 )
 
 UNKNOWN = -1

@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from gpuclassify.checks import nearest, plain_value
 from gpuclassify.dedup.corpus import as_dask
 from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.settings.checks import nearest, plain_value
 
 MOST_BITS = 16  # of a pass
 MOST_SUMS = 1 << 21  # of a pass, of all columns and groups together, of 16 bytes each

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.safety.template import SafetyTemplate, parse_template
+from gpuclassify.questions.template import SafetyTemplate, parse_template
 from gpuclassify.testing.answers import fit_answers
 from gpuclassify.testing.texts import documents_of, sample_texts
 from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer

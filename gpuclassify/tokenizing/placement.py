@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from gpuclassify import hub
 from gpuclassify.frames import backend_of
 from gpuclassify.models.checkpoint import Checkpoint
-from gpuclassify.options import ModelOptions
+from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError, read_rules
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from dask.base import tokenize
 
-from gpuclassify.checks import nearest
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.frames import backend_of, to_pandas
-from gpuclassify.options import StrPath
-from gpuclassify.saving import sweep, workshop
+from gpuclassify.hub.saving import sweep, workshop
+from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.options import StrPath
 from gpuclassify.training.split import join_groups
 
 logger = logging.getLogger(__name__)

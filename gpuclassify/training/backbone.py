@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.models.embedding_head import Backbone
-from gpuclassify.options import StrPath
+from gpuclassify.settings.options import StrPath
 from gpuclassify.training.pooler import pooler_embedder
 
 # Settings of an embedder that a head's own files do not keep, and that its classifier needs too.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.options import StrPath
-from gpuclassify.tables import text_table
+from gpuclassify.pages.tables import text_table
+from gpuclassify.settings.options import StrPath
 from gpuclassify.training.tasks import Task, grades_of
 
 CURVE_POINTS = 101

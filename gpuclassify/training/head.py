@@ -14,13 +14,13 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify._version import __version__
-from gpuclassify.checks import with_plain_values
 from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.hub.saving import finish_saving, saving
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.models.embedding_head import Backbone, DenseHead, load_head, read_head
 from gpuclassify.models.tensors import check_digest
-from gpuclassify.options import StrPath
-from gpuclassify.saving import finish_saving, saving
+from gpuclassify.settings.checks import with_plain_values
+from gpuclassify.settings.options import StrPath
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
 from gpuclassify.training.backbone import backbone_of, embedder_of, reading_of
 from gpuclassify.training.card import card

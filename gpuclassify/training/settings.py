@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gpuclassify.checks import check_choice, check_count, check_flag, check_number
+from gpuclassify.hub.saving import CONFIG, finish_saving
 from gpuclassify.models.embedding_head import refuse_other_model
-from gpuclassify.options import StrPath
-from gpuclassify.saving import CONFIG, finish_saving
+from gpuclassify.settings.checks import check_choice, check_count, check_flag, check_number
+from gpuclassify.settings.options import StrPath
 
 Kind = Literal["linear", "mlp", "pooler"]
 TaskName = Literal["classes", "multilabel", "regression"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from gpuclassify.activations import sigmoid, softmax
-from gpuclassify.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
+from gpuclassify.models.activations import sigmoid, softmax
+from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from benchmarks.safety import (
     published_label,
     run_recipes,
 )
-from gpuclassify.safety.template import parse_template
+from gpuclassify.questions.template import parse_template
 from tests.benchmarks.checks import check_speed_up, check_times
 
 

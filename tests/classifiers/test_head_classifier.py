@@ -17,7 +17,6 @@ from torch import nn
 
 from gpuclassify import Embedder, HeadClassifier
 from gpuclassify.classifiers import head_classifier
-from gpuclassify.encoder_runner import EncoderRunner
 from gpuclassify.hub import (
     HubUnreachableError,
     Identity,
@@ -27,9 +26,10 @@ from gpuclassify.hub import (
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.mapping.encoder_runner import EncoderRunner
+from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.embedding_head import Backbone, DenseHead
-from gpuclassify.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from tests.oracle import (
     assert_close,

@@ -18,10 +18,10 @@ from gpuclassify import (
     Pipeline,
     to_parquet,
 )
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.jobs.settings_file import load_settings
-from gpuclassify.stage_counts import collected_stages
+from gpuclassify.mapping.stage_counts import collected_stages
 from gpuclassify.testing import sample_texts, write_sequence_classifier
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -275,8 +275,8 @@ class Bench:
     def _command(self, words: list[str]) -> None:
         import dask
 
-        from gpuclassify.cli import main
         from gpuclassify.commands import client, train
+        from gpuclassify.commands.cli import main
 
         client.open_client = lambda *_: None  # type: ignore[assignment,return-value]
         train.open_client = lambda *_: contextlib.nullcontext()  # type: ignore[attr-defined]

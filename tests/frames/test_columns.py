@@ -5,8 +5,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from gpuclassify.columns import list_array
 from gpuclassify.frames import backend_of, name_row, to_pandas
+from gpuclassify.mapping.columns import list_array
 
 TEXTS = ["one", None, "", "naïve 🦄 text", "five"]
 COUNT = len(TEXTS)

@@ -27,7 +27,7 @@ from gpuclassify import (
     ScoreBuckets,
     classify,
 )
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.jobs.settings_file import load_settings

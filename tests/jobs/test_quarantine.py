@@ -311,7 +311,7 @@ def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path
             return outputs
 
         def compute(self, texts, name_row):
-            from gpuclassify.runners import NonFiniteOutputError
+            from gpuclassify.mapping.runners import NonFiniteOutputError
 
             if "text 7" in texts:
                 raise NonFiniteOutputError(f"NaN for {name_row(texts.index('text 7'))}")

@@ -13,7 +13,7 @@ from transformers import (
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.precision import pick_dtype
-from gpuclassify.options import ModelOptions
+from gpuclassify.settings.options import ModelOptions
 from gpuclassify.testing import sample_texts
 from gpuclassify.testing.architectures import write_sequence_classifier
 

@@ -18,9 +18,9 @@ from safetensors.numpy import load, load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
 from gpuclassify import Deberta, DistributedDataClassifier, HeadClassifier, hub
+from gpuclassify.hub.saving import replace_file, saving
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.embedding_head import DenseHead, load_head, read_head
-from gpuclassify.saving import replace_file, saving
 from tests.kills import is_killed, kills
 from tests.oracle import stacked
 
@@ -163,7 +163,7 @@ def test_the_files_of_a_living_process_are_left_alone(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
-from gpuclassify.saving import saving
+from gpuclassify.hub.saving import saving
 with saving(Path({str(tmp_path)!r})) as folder:
     (folder / "config.json").write_text('{{"by": "the other"}}')
     print(folder, flush=True)

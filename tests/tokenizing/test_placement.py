@@ -31,10 +31,10 @@ from gpuclassify import (
     Pipeline,
     classify,
 )
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.jobs.settings_file import load_settings
-from gpuclassify.runners import NonFiniteOutputError
+from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import placement, prefetch
 from gpuclassify.tokenizing.gpu_wordpiece import GpuTokens, offsets_of

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuclassify import Head, HeadClassifier
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from tests.oracle import assert_close
 from tests.training.conftest import MINILM
 

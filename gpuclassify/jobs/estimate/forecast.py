@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.chain import Chain
 from gpuclassify.cluster.sizing import shown_cpu_cluster
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan
@@ -18,7 +17,8 @@ from gpuclassify.jobs.estimate.trial import time_stages
 from gpuclassify.jobs.quarantine import ROW
 from gpuclassify.jobs.sources import FileSource, FrameSource
 from gpuclassify.jobs.stages import Function
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.text_mapper import TextMapper
 
 TEXT_COPIES = 2  # of a part's text on a worker: in the frame, and as Python's strings
 # cudf counts a column's rows, a list column's elements and, with 32-bit offsets, the bytes of a

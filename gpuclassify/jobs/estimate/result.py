@@ -10,7 +10,7 @@ from dask.utils import format_bytes
 
 from gpuclassify.jobs.estimate.sample import Estimate
 from gpuclassify.pages.readable import readable_time, short_number
-from gpuclassify.tables import html_table, text_table
+from gpuclassify.pages.tables import html_table, text_table
 
 BAR_WIDTH = 40  # characters
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.chain import Chain
 from gpuclassify.jobs.estimate.result import TimePlan
 from gpuclassify.jobs.estimate.sample import Estimate, Sample
 from gpuclassify.jobs.quarantine import isolate_bad_rows
-from gpuclassify.text_mapper import TextMapper
+from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.text_mapper import TextMapper
 
 FIRST_ROWS = 4  # of the warm-up, and of the slice that says how large the others may be
 SLICES = 4

@@ -10,13 +10,13 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.checks import check_count, check_flag, check_text, with_plain_values
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
 from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, find_files
 from gpuclassify.jobs.input.find_parts import PartFinder
 from gpuclassify.jobs.input.parts import InputParts, read_part
 from gpuclassify.jobs.input.schema import named_type
 from gpuclassify.jobs.stores import redacted
+from gpuclassify.settings.checks import check_count, check_flag, check_text, with_plain_values
 from gpuclassify.workers.secrets import share_tokens_with_workers
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.checks import nearest
 from gpuclassify.frames import import_cudf
 from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.arrow_types import changed_schema, inside
@@ -24,6 +23,7 @@ from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.output.run_key import JOB
 from gpuclassify.jobs.storage import open_directory
 from gpuclassify.jobs.stores import HTTP, redacted
+from gpuclassify.settings.checks import nearest
 
 logger = logging.getLogger(__name__)
 

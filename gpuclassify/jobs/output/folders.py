@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.checks import nearest
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import ensure
 from gpuclassify.jobs.output.run_key import check_current, key_in
 from gpuclassify.jobs.storage import Directory
+from gpuclassify.settings.checks import nearest
 
 NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
 MOST_VALUES = 1_000  # of a column, in one part

@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-from gpuclassify.checks import check_choice
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
 from gpuclassify.jobs.output.hub_upload import staged_files, upload_and_commit
@@ -17,7 +16,8 @@ from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.storage import Place
 from gpuclassify.jobs.stores import redacted
-from gpuclassify.options import NON_FINITE
+from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.options import NON_FINITE
 from gpuclassify.workers.secrets import (
     remember,
     remember_token,

@@ -59,7 +59,7 @@ class Record:
     text_lengths : dict of str to dict
         Rows read by bin of the text's length, for every column of text.
     stages : dict of str to dict
-        What each classifier did with the rows; see `gpuclassify.stage_counts.Stages`.
+        What each classifier did with the rows; see `gpuclassify.mapping.stage_counts.Stages`.
     examples : dict of str to dict
         Beginnings of texts, for each classifier; see there.
     agreements : dict of str to dict

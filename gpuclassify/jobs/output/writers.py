@@ -6,13 +6,13 @@ import posixpath
 from collections.abc import Sequence
 from typing import Any
 
-from gpuclassify.checks import check_choice, check_text, label_tuple
 from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.stores import redacted
-from gpuclassify.options import NON_FINITE
+from gpuclassify.settings.checks import check_choice, check_text, label_tuple
+from gpuclassify.settings.options import NON_FINITE
 
 SUFFIXES = (".parquet", ".jsonl")
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")

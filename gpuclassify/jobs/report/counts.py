@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.stage_counts import MOST_LABELS
+from gpuclassify.mapping.stage_counts import MOST_LABELS
 
 BIN_WIDTH = 0.05  # of scores
 LARGEST_SCORE = 10.0  # the last bin holds what is larger

@@ -11,9 +11,9 @@ from dask.utils import format_bytes
 
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.report.counts import MOST_LABELS, add_counts, fold_rare, most_frequent
+from gpuclassify.mapping.stage_counts import add_examples
 from gpuclassify.pages.readable import readable_time, short_number
-from gpuclassify.stage_counts import add_examples
-from gpuclassify.tables import html_table, text_table
+from gpuclassify.pages.tables import html_table, text_table
 from gpuclassify.workers.part_progress import RunningParts
 from gpuclassify.workers.run_stats import add_up
 

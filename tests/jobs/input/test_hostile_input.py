@@ -19,7 +19,7 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stores import explained, redacted
-from gpuclassify.safety.template import TemplateError, parse_template
+from gpuclassify.questions.template import TemplateError, parse_template
 from gpuclassify.training.tasks import _in_order
 
 SECONDS = 10  # of the processor; what is quadratic takes a minute or more

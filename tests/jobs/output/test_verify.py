@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from job_faults import write_input
 
 from gpuclassify import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, read_files
-from gpuclassify.cli import main
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.output import encoding as encodings
 from gpuclassify.jobs.output.records import parse_record
 from gpuclassify.jobs.storage import Directory, open_directory

@@ -18,8 +18,14 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.counts import add_counts, count_agreements, count_sources, fold_rare
 from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.storage import open_directory
-from gpuclassify.runners import NonFiniteOutputError
-from gpuclassify.stage_counts import EXAMPLE_CHARS, REASONS, TextOutcomes, beginning, first_reasons
+from gpuclassify.mapping.runners import NonFiniteOutputError
+from gpuclassify.mapping.stage_counts import (
+    EXAMPLE_CHARS,
+    REASONS,
+    TextOutcomes,
+    beginning,
+    first_reasons,
+)
 from gpuclassify.testing import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

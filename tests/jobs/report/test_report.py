@@ -24,8 +24,8 @@ from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
 from gpuclassify.jobs.report.report import report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
+from gpuclassify.mapping.stage_counts import count_labels
 from gpuclassify.pages.readable import readable_time, short_number
-from gpuclassify.stage_counts import count_labels
 from gpuclassify.testing import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

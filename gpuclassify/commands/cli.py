@@ -1,0 +1,135 @@
+"""The command line: ``gpuclassify``, whose larger commands have files in `gpuclassify.commands`.
+
+Exit codes: 0 done, 1 the work failed, 2 the call was wrong and no work was started, 3 done, with
+something left out in quarantine, 130 interrupted, 143 terminated (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import warnings
+from typing import Any
+
+import click
+
+from gpuclassify._version import __version__
+from gpuclassify.commands.buckets import buckets
+from gpuclassify.commands.classify import classify, report, verify
+from gpuclassify.commands.console import (
+    FAILED,
+    end_at_once,
+    ends_when_told,
+    error_text,
+    open_console,
+    print_summary,
+    quiet_dask,
+    with_options,
+)
+from gpuclassify.commands.convert import convert
+from gpuclassify.commands.dedup import dedup
+from gpuclassify.commands.models import models
+from gpuclassify.commands.plan import plan
+from gpuclassify.commands.preview import preview
+from gpuclassify.commands.slurm_script import slurm_script
+from gpuclassify.commands.train import train
+
+
+class Commands(click.Group):
+    """A group whose commands print errors of the library without a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; a message and an exit code instead of a traceback."""
+        try:
+            with ends_when_told():
+                return super().invoke(context)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click ends quietly when what reads its output, such as `head`, has seen enough
+        except KeyboardInterrupt as interrupt:
+            number = interrupt.args[0] if interrupt.args else 0  # that `ends_when_told` heard
+            interrupt.args = ("Terminated." if number == signal.SIGTERM else "Interrupted.",)
+            if number:
+                end_at_once(number, error_text(interrupt))
+            click.echo(error_text(interrupt), err=True)
+            context.exit(128 + signal.SIGINT)
+        except Exception as error:
+            if context.obj["debug"]:
+                raise
+            command = self.get_command(context, str(context.invoked_subcommand))
+            message = with_options(error_text(error), command or self)
+            click.echo(f"Error: {message}", err=True)
+            context.exit(FAILED)
+
+
+@click.group("gpuclassify", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuclassify")
+@click.option("--debug", is_flag=True, help="Log details, and show tracebacks.")
+@click.pass_context
+def main(context: click.Context, debug: bool) -> None:
+    """Run text classifiers over Parquet and JSONL files of any size."""
+    context.obj = {"debug": debug}
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("gpuclassify")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if debug else logging.WARNING)
+    context.with_resource(warnings.catch_warnings())
+    warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
+
+
+JOBS = (buckets, classify, dedup, plan, preview, report, slurm_script, verify)
+for command in (*JOBS, convert, models, train):
+    main.add_command(command)
+
+
+@main.command(short_help="Examine what is installed, and GPUs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Examine Python, torch, CUDA, RAPIDS and GPUs, and say what does not fit."""
+    from gpuclassify.commands.doctor import examine
+
+    report = examine()
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=2))
+    else:
+        from rich.markup import escape
+        from rich.table import Table
+
+        colours = {"ok": "green", "warning": "yellow", "missing": "dim", "problem": "red"}
+        table = Table("what", "status", "found", "what to do")
+        for check in report.checks:
+            status = f"[{colours[check.status]}]{check.status}[/]"
+            table.add_row(check.name, status, escape(check.found), escape(check.cure))
+        open_console().print(table)
+    context.exit(FAILED if report.has_problems else 0)
+
+
+@main.command(short_help="Train a small classifier, and run a job with it.")
+@click.option("--directory", default="demo-output", show_default=True, help="Where files go.")
+@click.option("--documents", type=int, help="Most documents to use. Default: all that are found.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def demo(directory: str, documents: int | None, as_json: bool) -> None:
+    """Train a small classifier on docstrings, and run the main job on those it has not seen."""
+    from gpuclassify.demo import run_demo
+
+    quiet_dask()
+    console = open_console(stderr=as_json)
+    result = run_demo(directory, console, max_documents=documents)
+    if as_json:
+        click.echo(json.dumps(result.as_dict()))
+        return
+    print_summary(result.job, console)
+    console.print(
+        f"Held-out accuracy {result.accuracy:.1%} over {result.areas} areas "
+        f"(always the most frequent one: {result.majority_share:.1%}). "
+        f"Labelled documents are in {result.output}, the model is in {result.model}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Several mappers in one pass over a dataset: `classify`, and the `Chain` that it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame
+from gpuclassify.settings.checks import check_count, with_plain_values
+from gpuclassify.tokenizing.token_cache import shared_tokens
+
+
+@with_plain_values
+def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None = None) -> Any:
+    """Run several mappers over a dataset in one pass.
+
+    ``classify(ddf, [a, b])`` means ``b(a(ddf))``: rows that `a` drops are never scored by `b`.
+    Each partition is one task. A text is tokenized once for all mappers whose tokenizers give it
+    the same tokens: equal tokenizers that cut it alike, or do not have to cut it. Models stay
+    loaded side by side where they fit, else they take turns.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    mappers : sequence of PartitionMap
+        Classifiers and embedders, in the order in which they run.
+    limit : int, optional
+        Classify only so many of the first rows, to try settings; of a Dask frame those of its first
+        partition, so that no other is read. Default: all.
+
+    Returns
+    -------
+    same type as `dataset`
+        Lazy for Dask input, computed for a plain frame.
+
+    Raises
+    ------
+    TypeError
+        No sequence of mappers.
+    ValueError
+        None at all, two of them write the same column, or `limit` is below 1.
+
+    Examples
+    --------
+    >>> quality, domain = QualityClassifier(filter_by="High"), DomainClassifier()  # doctest: +SKIP
+    >>> ddf = classify(ddf, [quality, domain])  # doctest: +SKIP
+    """
+    first = next(iter(dataset), None) if isinstance(dataset, (list, tuple)) else dataset
+    if isinstance(first, PartitionMap):
+        raise TypeError("classify() takes the dataset first: classify(ddf, [DomainClassifier()])")
+    if isinstance(mappers, PartitionMap | type):
+        name = mappers if isinstance(mappers, type) else type(mappers)
+        raise TypeError(
+            f"classify() takes a list of mappers, got one {name.__qualname__}: "
+            f"pass [{name.__qualname__}()], or call it with the dataset"
+        )
+    mappers = tuple(_flat(mappers))
+    for mapper in mappers:
+        if isinstance(mapper, type):
+            raise TypeError(
+                f"classify() got the class {mapper.__qualname__} among the mappers: write "
+                f"{mapper.__qualname__}(), with the options that it needs"
+            )
+        if not isinstance(mapper, PartitionMap):
+            raise TypeError(
+                f"classify() got a {type(mapper).__qualname__} among the mappers: "
+                "pass classifiers or embedders, such as DomainClassifier()"
+            )
+    if not mappers:
+        raise ValueError("classify() got no mapper: pass at least one, such as DomainClassifier()")
+    if limit is not None:
+        check_count("limit", limit)
+        dataset = dataset[:limit] if isinstance(dataset, (list, tuple)) else _head(dataset, limit)
+    return Chain(mappers)(dataset)
+
+
+def _head(dataset: Any, limit: int) -> Any:
+    """The first rows of a frame; a text is one."""
+    if isinstance(dataset, str) or not hasattr(dataset, "head"):
+        return dataset
+    lazily = {"compute": False} if is_dask_frame(dataset) else {}
+    return dataset.head(limit, **lazily)
+
+
+def _flat(mappers: Iterable[Any]) -> Iterator[Any]:
+    for mapper in mappers:
+        if isinstance(mapper, Chain):
+            yield from _flat(mapper.mappers)
+        else:
+            yield mapper
+
+
+@dataclass(frozen=True)
+class Chain(PartitionMap):
+    """Mappers run one after another on each partition.
+
+    Attributes
+    ----------
+    mappers : tuple of PartitionMap
+    """
+
+    mappers: tuple[PartitionMap, ...]
+
+    @property
+    def __name__(self) -> str:
+        """The mappers' names, on Dask's dashboard."""
+        return "+".join(mapper.__name__ for mapper in self.mappers) or "Chain"
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return ("Chain", self.mappers)
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Columns of text that any mapper reads."""
+        return _distinct(mapper.text_fields for mapper in self.mappers)
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Those that a text is a value of, where it is given without a frame."""
+        return _distinct(mapper.main_text_fields for mapper in self.mappers)
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether every mapper is."""
+        return all(mapper.is_row_wise for mapper in self.mappers)
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether any mapper does."""
+        return any(mapper.drops_rows for mapper in self.mappers)
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """New columns whose values a report counts."""
+        return _distinct(mapper.label_fields for mapper in self.mappers)
+
+    @property
+    def number_fields(self) -> tuple[str, ...]:
+        """New columns of numbers of which a report shows the spread."""
+        return _distinct(mapper.number_fields for mapper in self.mappers)
+
+    def schema(self) -> pa.Schema:
+        """Every mapper's new columns."""
+        return pa.schema([field for mapper in self.mappers for field in mapper.schema()])
+
+    def check(self, frame: Any) -> None:
+        """Raise unless each mapper finds what it needs in what the ones before it leave."""
+        self._refuse_collisions()
+        for mapper in self.mappers:
+            mapper.check(frame)
+            frame = mapper.meta(frame)
+
+    def check_library(self, frame: Any) -> None:
+        """Raise unless frames of this library will do for every mapper."""
+        for mapper in self.mappers:
+            mapper.check_library(frame)
+
+    def prepare(self) -> None:
+        """Look up what workers will need for every mapper."""
+        for mapper in self.mappers:
+            mapper.prepare()
+
+    def meta(self, frame: Any) -> Any:
+        """The empty frame with every mapper's columns."""
+        for mapper in self.mappers:
+            frame = mapper.meta(frame)
+        return frame
+
+    def meta_dtypes(self, frame: Any) -> tuple[Any, ...]:
+        """What each mapper must know of the meta that it sees."""
+        known = []
+        for mapper in self.mappers:
+            known.append(mapper.meta_dtypes(frame))
+            frame = mapper.meta(frame)
+        return tuple(known)
+
+    def narrowed(self, columns: Iterable[str]) -> Chain | None:
+        """The mappers that drop rows, write one of the columns, or write what such a one reads."""
+        asked = set(columns)
+        needed: list[PartitionMap] = []
+        for mapper in reversed(self.mappers):
+            if mapper.drops_rows or asked.intersection(mapper.schema().names):
+                asked.update(mapper.text_fields)
+                needed.insert(0, mapper)
+        return Chain(tuple(needed)) if needed else None
+
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+        """Run every mapper over one plain frame, with shared tokens."""
+        known = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        with shared_tokens():
+            for mapper, own in zip(self.mappers, known, strict=True):
+                frame = mapper.map_frame(frame, own)
+        return frame
+
+    def _refuse_collisions(self) -> None:
+        counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
+        repeated = sorted(name for name, count in counts.items() if count > 1)
+        if repeated:
+            names = [m.__name__ for m in self.mappers if set(m.schema().names) & set(repeated)]
+            raise ValueError(
+                f"{' and '.join(names)} both write {repeated}: give each mapper output names of "
+                "its own, such as label_field="
+            )
+
+
+def _distinct(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for several in names for name in several))

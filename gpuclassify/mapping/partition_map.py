@@ -1,0 +1,231 @@
+"""The Dask boundary: functions of one frame, mapped lazily over a dataset."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gpuclassify.frames import backend_of, frame_of_texts
+from gpuclassify.mapping.task_errors import message_first
+from gpuclassify.settings.signatures import Public
+from gpuclassify.workers.retire import on_sound_device
+
+
+class WrappedFrame:
+    """A dataset that holds its frame; a mapper gives another one of its class.
+
+    Attributes
+    ----------
+    df : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    """
+
+    def __init__(self, df: Any) -> None:
+        self.df = df
+
+
+class PartitionMap(Public):
+    """A frame to frame function that adds columns and may drop rows, and does nothing else.
+
+    A lazy Dask frame gives a lazy Dask frame of the same backend, a plain pandas or cudf frame is
+    mapped at once. Rows, order, index, divisions, partitions and the other columns are unchanged.
+
+    Subclasses are immutable, small to pickle and hold no model, lock or open file: Dask ships them
+    to workers and may run any partition again.
+    """
+
+    public_names: ClassVar[tuple[str, ...]] = ("describe", "schema")
+
+    @property
+    def __name__(self) -> str:
+        """Names the tasks on Dask's dashboard; without it an address would be part of the key."""
+        return type(self).__qualname__
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Columns of text that are read."""
+        return ()
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Those of `text_fields` that a text is a value of, where it is given without a frame."""
+        return ()
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether new columns and filters follow from the `text_fields` of each row alone.
+
+        Dask may then leave rows and other columns out before they are mapped.
+        """
+        return False
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether the result may have fewer rows."""
+        return True
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """New columns whose values a report counts."""
+        return ()
+
+    @property
+    def number_fields(self) -> tuple[str, ...]:
+        """New columns of numbers of which a report shows the spread."""
+        return ()
+
+    def schema(self) -> pa.Schema:
+        """The new columns in order, as far as they are known without a frame."""
+        return pa.schema([])
+
+    def code(self) -> str:
+        """What makes the same mapper again, for people."""
+        return repr(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Its settings for people and for comparing two runs: JSON values, no secret."""
+        return {}
+
+    @abstractmethod
+    def check(self, frame: Any) -> None:
+        """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
+
+    def check_library(self, frame: Any) -> None:
+        """Raise unless frames of this library will do.
+
+        Apart from `check`, because a job may move its parts to another library than that of the
+        frame which it checks in the client.
+        """
+        return
+
+    def prepare(self) -> None:
+        """Look up in the client what workers will need; called once a dataset is given."""
+        return
+
+    @abstractmethod
+    def meta(self, frame: Any) -> Any:
+        """The empty frame with the result's columns and dtypes.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame or cudf.DataFrame
+            Frame of the input's columns; its rows are ignored.
+        """
+
+    def meta_dtypes(self, frame: Any) -> Any:
+        """What `map_frame` must know of the dtypes in meta: one partition may look different."""
+        return None
+
+    def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
+        """The mapper that does for these columns of the result, and for the same rows.
+
+        None where the input has them as they are.
+        """
+        is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
+        return self if is_needed else None
+
+    @abstractmethod
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+        """Map one plain frame, as a worker does with each partition.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame or cudf.DataFrame
+            One partition.
+        meta_dtypes : optional
+            What `PartitionMap.meta_dtypes` gave for the meta; default: for the frame itself.
+        """
+
+    def __call__(self, dataset: Any) -> Any:
+        """Map over `dataset`.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame, str or list of str
+            Frame with the text column, also as a `WrappedFrame`; or texts themselves, of which None
+            is null.
+
+        Returns
+        -------
+        same type as `dataset`
+            Lazy for Dask input, computed for a plain frame; of texts a pandas frame.
+
+        Raises
+        ------
+        TypeError
+            Not a frame, or the text column does not hold strings.
+        ValueError
+            The text column is missing, or an output column is there already.
+        """
+        if isinstance(dataset, WrappedFrame):
+            return type(dataset)(self(dataset.df))
+        if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
+            dataset = frame_of_texts(dataset, self.main_text_fields)
+        if is_dask_frame(dataset):
+            return self._map_lazily(dataset)
+        backend_of(dataset)  # refuses what is no frame
+        self.check(dataset)
+        self.check_library(dataset)
+        self.prepare()
+        return self.map_frame(dataset)
+
+    def _map_lazily(self, dataset: Any) -> Any:
+        meta = dataset._meta
+        backend_of(meta)
+        self.check(meta)
+        self.check_library(meta)
+        self.prepare()
+        mapped = self.map_partitions(dataset, self.meta(meta))
+        if not (self.is_row_wise and meta.columns.is_unique):
+            return mapped
+        try:
+            from gpuclassify.mapping.expression import optimizable
+        except ImportError:  # a Dask that lacks the private names which it takes
+            return mapped
+        return optimizable(mapped)
+
+    def map_partitions(self, dataset: Any, meta: Any, columns: list[str] | None = None) -> Any:
+        """The lazy frame of `dataset`, which Dask's optimizer cannot see into.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame
+        meta : pandas.DataFrame or cudf.DataFrame
+            Empty frame of the result's columns.
+        columns : list of str, optional
+            Those of the result; default: all.
+        """
+        return dataset.map_partitions(
+            map_partition,
+            self,
+            self.meta_dtypes(dataset._meta),
+            columns,
+            meta=meta,
+            token=self.__name__,
+        )
+
+
+@message_first
+@on_sound_device
+def map_partition(
+    frame: Any, mapper: PartitionMap, meta_dtypes: Any, columns: list[str] | None = None
+) -> Any:
+    """The task that Dask runs on each partition."""
+    mapped = mapper.map_frame(frame, meta_dtypes)
+    return mapped if columns is None else mapped[columns]
+
+
+def is_dask_frame(dataset: Any) -> bool:
+    """Whether `dataset` is a Dask DataFrame; raise TypeError for another collection of Dask."""
+    import dask
+
+    if not dask.is_dask_collection(dataset):
+        return False
+    if getattr(getattr(dataset, "_meta", None), "ndim", None) == 2:
+        return True
+    cure = ".to_frame()" if hasattr(dataset, "to_frame") else ".to_dataframe()"
+    raise TypeError(
+        f"got a Dask {type(dataset).__name__}: pass a Dask DataFrame (see {cure} of the collection)"
+    )

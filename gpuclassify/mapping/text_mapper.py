@@ -1,0 +1,432 @@
+"""TextMapper: settings, and three parts that do the work: a pinned model, a runner and heads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.frames import backend_of, name_row
+from gpuclassify.frames.texts import HostTexts, Texts
+from gpuclassify.mapping.code_digest import code_digest, value_digest
+from gpuclassify.mapping.columns import LABELS, check_are_new, check_column_types, check_is_there
+from gpuclassify.mapping.encoder_runner import EncoderRunner
+from gpuclassify.mapping.heads import Columns, Head, OwnColumns
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.read_share import ReadShare, read_share_columns, read_share_fields
+from gpuclassify.mapping.runners import OwnModule, Runner
+from gpuclassify.mapping.stage_counts import (
+    KEPT,
+    TextOutcomes,
+    count_labels,
+    count_rows,
+    current_stages,
+    first_reasons,
+    row_reasons,
+)
+from gpuclassify.models.checkpoint import CheckpointError, some_of
+from gpuclassify.pages.tables import html_table
+from gpuclassify.settings.arguments import parse_options, refuse_unnamed
+from gpuclassify.settings.old_spellings import modern_spellings
+from gpuclassify.settings.options import ModelOptions, TextOptions, setting_names
+from gpuclassify.settings.signatures import (
+    as_json,
+    call_text,
+    changed_settings,
+    short,
+    show_settings,
+    takes,
+)
+from gpuclassify.settings.text_template import fill_template
+from gpuclassify.workers.run_stats import RunStats, publish
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Attributes that are no settings of a subclass's own.
+_PARTS = frozenset({"options", "model", "runner", "heads"})
+_PROBE = "One short text shows whether a model runs here."
+
+
+class TextMapper(PartitionMap):
+    """Runs one model over a text column and adds columns of its outputs.
+
+    The constructor stores settings and reads nothing. The model is looked up once, when a dataset
+    is given: its configuration and the headers of its weights, so that mistakes show before any
+    work starts. Weights are loaded on workers, once a process.
+
+    A subclass declares which parts it is made of (`model_type`, `runner_type`, `head_type`, or
+    `make_heads` where the model decides) and the defaults of its settings.
+    """
+
+    public_names = (
+        *("describe", "labels", "options", "published_labels"),
+        *("schema", "setup", "teardown"),
+    )
+    Options: ClassVar[type[TextOptions]] = ModelOptions
+    model_type: ClassVar[type[PinnedModel]] = PinnedModel
+    runner_type: ClassVar[type[Runner]] = EncoderRunner
+    head_type: ClassVar[type[Head]]
+    defaults: ClassVar[dict[str, Any]] = {}
+    # Whose older spellings of arguments are accepted: see `gpuclassify.settings.old_spellings`.
+    family: ClassVar[str] = "checkpoint"
+    # What `gpuclassify models` shows of a published model.
+    purpose: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
+    is_gated: ClassVar[bool] = False
+    # Every label of the published model; a checkpoint with others is not one of this class.
+    published_labels: ClassVar[tuple[Any, ...]] = ()
+    # What a class of one's own may declare; see `ModelMapper`.
+    new_columns: ClassVar[Mapping[str, str]] = {}
+    build_module: Callable[[dict[str, Any]], nn.Module] | None = None
+    columns: Callable[[np.ndarray], Columns] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_column_types(cls.__qualname__, cls.new_columns)
+        if "__init__" in vars(cls):
+            _self, *own = inspect.signature(cls.__init__).parameters.values()
+            cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        else:
+            show_settings(cls, cls.Options, cls.defaults)
+
+    @takes(ModelOptions)
+    def __init__(self, *unnamed: Any, **arguments: Any) -> None:
+        owner = type(self).__qualname__
+        if unnamed:
+            refuse_unnamed(owner, unnamed[0])
+        given = modern_spellings(owner, self.family, arguments)
+        token = given.pop("token", None)  # before anything could show or keep it
+        self.options: Any = parse_options(owner, self.Options, self.defaults, given)
+        self.model = self.model_type(
+            self.options,
+            has_own_module=self.build_module is not None,
+            has_own_columns=bool(self.new_columns),
+        )
+        if token is not None:
+            for name in self.model.repositories:
+                hub.remember_token(name, token)
+
+    # The parts.
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Texts to outputs."""
+        own = None
+        if self.build_module is not None:
+            own = OwnModule(self.build_module, self._definition)
+        return self.runner_type(self.options, self.model, own)
+
+    @functools.cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """Outputs to columns; several heads read the outputs of one run."""
+        if self.new_columns:
+            owner = type(self).__qualname__
+            parts = (owner, self.options, self.model)
+            return (OwnColumns(*parts, declared=self.new_columns, compute=self.columns),)
+        return self.make_heads()
+
+    def make_heads(self) -> tuple[Head, ...]:
+        """The heads of a mapper that declares no columns of its own."""
+        return (self.head_type(type(self).__qualname__, self.options, self.model),)
+
+    # What a mapper is, for Dask, pickle and people.
+
+    def __dir__(self) -> list[str]:
+        return [n for n in super().__dir__() if n not in _PARTS or n in self.public_names]
+
+    def __getstate__(self) -> dict[str, Any]:
+        made_anew = ("runner", "heads")
+        return {name: value for name, value in vars(self).items() if name not in made_anew}
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return (*self._definition(), self.model.key())
+
+    def _definition(self) -> tuple[Any, ...]:
+        """What tells this mapper from another of any class, whatever the model says."""
+        owner = type(self)
+        own = sorted(
+            (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
+        )
+        return (owner.__module__, owner.__qualname__, code_digest(owner), self.options, own)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._definition() == other._definition()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.options))
+
+    def __repr__(self) -> str:
+        return call_text(self.__name__, self._settings_to_show("model"), short)
+
+    def code(self) -> str:
+        """The call that makes the same mapper, however long its settings are."""
+        return call_text(self.__name__, self._settings_to_show("model"), repr)
+
+    def _repr_html_(self) -> str:
+        settings = self._settings_to_show("model", *self.defaults).items()
+        rows = [(name, short(value)) for name, value in settings]
+        return html_table(self.__name__, [("", self.purpose), *rows])
+
+    def _settings_to_show(self, *always: str) -> dict[str, Any]:
+        return changed_settings(self.options, self.defaults, always)
+
+    def describe(self) -> dict[str, Any]:
+        """Settings as JSON values, and the model's commit or digest if in reach."""
+        described = {
+            name: as_json(getattr(self.options, name)) for name in setting_names(self.options)
+        }
+        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
+            described["model_revision"] = None
+            described |= self.model.describe()
+        return described
+
+    @property
+    def text_field(self) -> str:
+        """Name of the text column."""
+        return self.options.text_field
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The text column, or those of the template."""
+        return self.options.text_fields
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """The text column."""
+        return (self.text_field,)
+
+    @property
+    def is_row_wise(self) -> bool:
+        """A text gets the same columns whatever texts are beside it."""
+        return True
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether there are filters, and no column for their decision."""
+        return self._keep_field is None and any(head.filters for head in self.heads)
+
+    @property
+    def labels(self) -> list[Any]:
+        """Every label that a row can get; empty for a mapper that gives none."""
+        return list(dict.fromkeys(label for head in self.heads for label in head.labels))
+
+    @property
+    def label_fields(self) -> tuple[str, ...]:
+        """New columns whose values a report counts: labels, whole numbers and decisions.
+
+        Of a column of lists every label of a row counts.
+        """
+        named = [head.label_field for head in self.heads if head.label_field is not None]
+        counted = [f.name for f in self.schema() if f.type in (pa.bool_(), pa.int64(), LABELS)]
+        return tuple(dict.fromkeys([*named, *counted]))
+
+    @property
+    def number_fields(self) -> tuple[str, ...]:
+        """New columns of numbers of which a report shows the spread."""
+        return tuple(field.name for field in self.schema() if field.type == pa.float32())
+
+    @property
+    def max_chars(self) -> int | None:
+        """Characters that are taken of a text: all, if a column has to tell how many there were."""
+        return None if read_share_fields(self.options) else self.options.max_chars
+
+    def schema(self) -> pa.Schema:
+        """The new columns: results, the decision, the share that was read."""
+        new = [field for head in self.heads for field in head.fields()]
+        if self._keep_field is not None:
+            new.append(pa.field(self._keep_field, pa.bool_(), nullable=False))
+        return pa.schema([*new, *read_share_fields(self.options)])
+
+    @property
+    def _keep_field(self) -> str | None:
+        return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
+
+    # In the client.
+
+    def check(self, frame: Any) -> None:
+        """Raise unless the frame has the columns that are needed, and the filters a meaning."""
+        columns, backend = list(frame.columns), backend_of(frame)
+        setting = "text_field" if self.options.text_template is None else "text_template"
+        for name in self.text_fields:
+            check_is_there(name, columns, setting)
+            backend.check_text_column(frame, name)
+        schema = self.schema()
+        check_are_new(schema.names, columns, self.text_fields, self.options.overwrite)
+        backend.check_new_columns(schema)
+        if self.options.plans_without_model or self.model.is_readable():
+            for head in self.heads:
+                head.check_settings()
+            if not self.options.plans_without_model:
+                self._check_model()  # a model of another kind is no matter of its labels
+            self._check_published_labels()
+
+    def check_library(self, frame: Any) -> None:
+        """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
+        self.runner.check_library(frame)
+
+    def prepare(self) -> None:
+        """Check the checkpoint and give workers the token, before any work starts."""
+        if self.model.is_readable():
+            self._check_model()
+            self.model.check_directories()
+            self.runner.check_weights()
+            self.runner.check_tokenizer()
+        hub.share_tokens_with_workers(self.model.repositories)
+
+    def _check_model(self) -> None:
+        for head in self.heads:
+            head.check_model(head.model.checkpoint)
+
+    def _check_published_labels(self) -> None:
+        """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
+        found, published = self.labels, self.published_labels
+        are_meant = self.options.plans_without_model  # because they are given
+        if not (found and published) or are_meant or set(found) == set(published):
+            return
+        owner = type(self).__qualname__
+        message = (
+            f"{self.options.model} gives {some_of(found, 3)}, which are not the labels of {owner}: "
+            f"{some_of(published, 3)}. Take the classifier of this model (`gpuclassify models` "
+            "shows the labels of each) or DistributedDataClassifier; labels= says that they are "
+            "meant"
+        )
+        if self.options.strict:
+            raise CheckpointError(message)
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+    def meta(self, frame: Any) -> Any:
+        """The empty frame with the result's columns and dtypes."""
+        schema = self.schema()
+        empty = {field.name: pa.array([], field.type) for field in schema}
+        backend = backend_of(frame)
+        return backend.with_columns(frame.iloc[:0], empty, schema, self.meta_dtypes(frame))
+
+    def meta_dtypes(self, frame: Any) -> Any:
+        """The dtype of new string columns; a partition without strings may suggest another."""
+        return backend_of(frame).string_dtype(frame, self.text_field)
+
+    # On a worker.
+
+    def setup(self) -> None:
+        """Load the model into this process, as a worker's first partition does."""
+        with self.runner.lease(*self.runner.device_and_dtype()):
+            pass
+
+    def probe(self) -> None:
+        """Run one short text, which shows whether the model runs in this process."""
+        self.compute(HostTexts([_PROBE]), str)
+
+    def teardown(self) -> None:
+        """Give the model's memory back, here and on the workers of a Dask client."""
+        self.runner.evict()
+        distributed = sys.modules.get("distributed")
+        with contextlib.suppress(ValueError):  # no client
+            if distributed is not None:
+                distributed.get_client().run(_evict, self)
+
+    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+        """Map one plain frame, as a worker does with each partition."""
+        backend = backend_of(frame)
+        string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        arrays, keep = self.compute(self.read_texts(frame), functools.partial(name_row, frame))
+        if self._keep_field is not None:
+            arrays[self._keep_field] = pa.array(keep)
+        schema = self.schema()
+        arrays = {name: arrays[name] for name in schema.names}  # in the order of meta
+        result = backend.with_columns(frame, arrays, schema, string_dtype)
+        return backend.take_rows(result, keep) if self.drops_rows else result
+
+    def read_texts(self, frame: Any) -> Any:
+        """The rows' texts: a list of strings, or `DeviceTexts` if the GPU is to tokenize."""
+        if self.runner.takes_device_texts(frame):
+            return backend_of(frame).device_texts(frame, self.text_field, self.max_chars)
+        return HostTexts(self.list_texts(frame, self.max_chars))
+
+    def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:
+        """The rows' texts, of columns that are cut to `max_chars` characters; None where null."""
+        template, texts = self.options.text_template, backend_of(frame).texts
+        columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
+        if template is None:
+            return columns[self.text_field]
+        return fill_template(template, columns, self.text_field)
+
+    def compute(
+        self, texts: Any, name_row: Callable[[int], str]
+    ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
+        """New columns for `texts`, each distinct one of which is run once.
+
+        Parameters
+        ----------
+        texts : Texts
+            What `read_texts` gave.
+        name_row : callable
+            What messages call the row at a position.
+
+        Returns
+        -------
+        arrays : dict of str to pyarrow.Array
+            One value a row, null where the text is.
+        keep : ndarray of bool, shape (rows,), optional
+            The filters' decision, false where the text is null; None without filters.
+        """
+        started = time.perf_counter()
+        distinct, positions = texts.fold(self.options.max_chars)
+        null_rows = int((positions < 0).sum())
+        stats = RunStats(rows=len(texts), null_rows=null_rows)
+        stats.folded_rows = len(texts) - null_rows - len(distinct)
+        made, read, found = self._run(
+            distinct, stats, lambda place: name_row(int((positions == place).argmax()))
+        )
+        publish(stats)
+        indices = pa.array(positions, mask=positions < 0)
+        arrays = {name: array.take(indices) for name, array in made.items()}
+        if read_share_fields(self.options):
+            arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
+        has_filters = any(head.filters for head in self.heads)
+        reasons = row_reasons(found.reasons, positions) if has_filters else None
+        if (stages := current_stages()) is not None:
+            counts = count_rows(len(positions), reasons, self.drops_rows)
+            counts["labels"] = count_labels(arrays, self.label_fields)
+            counts["truncated_texts"] = stats.truncated_texts
+            counts["seconds"] = time.perf_counter() - started
+            stages.add(self.__name__, counts, found)
+        return arrays, None if reasons is None else reasons == KEPT
+
+    def _run(
+        self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
+    ) -> tuple[dict[str, pa.Array], ReadShare, TextOutcomes]:
+        """New columns of distinct texts, what was read of them, and the filters' decision."""
+        read = ReadShare(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
+        arrays = {f.name: pa.array([], f.type) for head in self.heads for f in head.fields()}
+        passed: dict[str, np.ndarray] = {}
+        certainties = None
+        labelling = next((h for h in self.heads if h.label_field is not None), self.heads[0])
+        if len(texts):
+            self._check_model()
+            outputs = self.runner.run(texts, stats, name_text)
+            read = outputs.read
+            for head in self.heads:
+                values = outputs.by_text(head.activate, head.outputs)
+                arrays |= head.arrays(values)
+                for reason, passing in head.passes(values).items():
+                    passed[reason] = passed.get(reason, True) & passing
+                if head is labelling:
+                    certainties = head.certainties(values)
+        labels = arrays.get(labelling.label_field or "")
+        reasons = first_reasons(passed, len(texts))
+        return arrays, read, TextOutcomes(texts, reasons, labels, certainties)
+
+
+def _evict(mapper: TextMapper) -> None:
+    mapper.runner.evict()

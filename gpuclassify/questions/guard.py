@@ -1,0 +1,219 @@
+"""Poisoned instruction data, by the inner state of a guard model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.hub import Identity
+from gpuclassify.mapping.encoder_runner import EncoderRunner
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.models.activations import sigmoid
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.tensors import compare_shapes
+from gpuclassify.questions.lora import (
+    BASE_MODEL,
+    DEFENSIVE,
+    MAX_TOKENS,
+    LoraCheckpoint,
+    read_required_json,
+)
+from gpuclassify.questions.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
+from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.signatures import takes
+
+if TYPE_CHECKING:
+    from gpuclassify.inference.loaded_model import LoadedModel
+    from gpuclassify.questions.decoder import Decoder
+
+POISONED_FROM = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardOptions(LoraOptions):
+    """Settings of the instruction data guard, beside those of `LoraOptions`.
+
+    Attributes
+    ----------
+    adapter : str
+        Hub name or directory of the adapter that the guard was trained on.
+    adapter_revision : str
+        Branch, tag or commit of `adapter` on the Hub.
+    score_field : str
+        Output column (float32) of the poisoning score, 0 to 1.
+    filter_by : bool or list of bool
+        Keep only rows with these labels; ``False`` keeps what is not poisoned.
+    """
+
+    adapter: StrPath = DEFENSIVE
+    adapter_revision: str | None = None
+    score_field: str | None = None
+    filter_by: bool | Collection[bool] | None = None  # type: ignore[assignment]
+
+    def normal_labels(self, labels: Any) -> Any:
+        """The labels to keep as a sorted tuple of bool."""
+        if labels is None:
+            return None
+        several = [labels] if isinstance(labels, bool) else labels
+        if not isinstance(several, Iterable) or not all(isinstance(one, bool) for one in several):
+            raise TypeError(f"filter_by={labels!r}: pass True, False or a list of them")
+        if not several:
+            raise ValueError("filter_by=[] names no label: pass True or False, or None for all")
+        return tuple(sorted(set(several)))
+
+
+class GuardModel(LoraModel):
+    """A network on the states of a decoder with an adapter of another repository."""
+
+    @property
+    def repositories(self) -> list[str]:
+        """The guard, the adapter and the decoder that both stand on."""
+        return list(
+            dict.fromkeys([self.options.model, self.options.adapter, self.options.base_model])
+        )
+
+    def resolve_adapter(self) -> Identity:
+        """The adapter that the guard was trained on, pinned to a revision."""
+        options = self.options
+        return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
+
+    def read(self) -> LoraCheckpoint:
+        """Read what guard, adapter and decoder declare; no weights."""
+        checkpoint = super().read()
+        config = read_required_json(
+            self.identity, "config.json", "is no saved model", self.options.cache_dir
+        )
+        hidden_size = checkpoint.sizes["hidden_size"]
+        if config.get("input_dim") != hidden_size:
+            raise CheckpointError(
+                f"{self.identity.name} reads states of size {config.get('input_dim')}, and "
+                f"{checkpoint.base.name} has states of size {hidden_size}: pass the base_model= "
+                "that the guard was trained on"
+            )
+        return replace(checkpoint, config_json=json.dumps(config))
+
+
+class StateRunner(DecoderRunner, EncoderRunner):
+    """Runs a small network on the decoder's last state of each text."""
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if guard, adapter and base do not fit each other."""
+        from gpuclassify.questions.guard_network import guard_shapes
+
+        super().check_weights()
+        checkpoint = self.model.checkpoint
+        found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=self.options.cache_dir)
+        compare_shapes(checkpoint.identity.name, found, guard_shapes(checkpoint.config))
+
+    @contextlib.contextmanager
+    def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
+        """The guard on the decoder in memory; see `Runner.lease`."""
+        with self.lease_decoder(device, dtype) as decoder:
+            yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
+
+    def _load(self, decoder: Decoder) -> LoadedModel:
+        """The guard on a decoder that it does not own."""
+        from gpuclassify.inference.loaded_model import LoadedModel
+        from gpuclassify.questions.guard_network import GuardNetwork, load_guard_head
+
+        directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
+        head = load_guard_head(directory, decoder.device)
+        return LoadedModel(
+            module=GuardNetwork(decoder, adapter_key(self.model.checkpoint.adapter), head),
+            device=decoder.device,
+            dtype=decoder.dtype,
+            new_tokenizer=decoder.new_tokenizer,
+            tokenizer=decoder.tokenizer,
+            pad_id=0,  # whatever it is: padding is masked, or comes after what is read
+            max_tokens=MAX_TOKENS,
+            accepts_positions=True,
+            score_rule=None,
+            output_size=1,
+            needs_single_rows=False,
+        )
+
+
+class GuardHead(LabelHead):
+    """Whether a text is poisoned, and the score that says so."""
+
+    @property
+    def labels(self) -> list[bool]:
+        """``False`` and ``True``."""
+        return [False, True]
+
+    def fields(self) -> list[pa.Field]:
+        """Label and score, as far as they have names."""
+        return named_fields(
+            (self.label_field, pa.bool_()), (self.options.score_field, pa.float32())
+        )
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Poisoning scores, float32 (texts, 1), for logits."""
+        return sigmoid(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Columns for poisoning scores, float32 (texts, 1)."""
+        return named_columns(
+            (self.label_field, values[:, 0] >= np.float32(POISONED_FROM)),
+            (self.options.score_field, values[:, 0]),
+        )
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Which texts have a wanted label."""
+        return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """How far each score is from the border between the two labels."""
+        return np.abs(values[:, 0] - np.float32(POISONED_FROM))
+
+
+class InstructionDataGuardClassifier(TextMapper):
+    """Finds instruction data that was poisoned to plant a trigger in a model.
+
+    Expects texts in the form ``Instruction: ... Input: ... Response: ...`` as
+    the model card gives it. Reads the last state of LlamaGuard-7b with the
+    adapter of Aegis, in one pass; on one worker both classifiers share the
+    decoder.
+
+    Parameters
+    ----------
+    label_field : str
+        Output column (boolean): whether the score is at least 0.5.
+
+    Examples
+    --------
+    >>> guard = InstructionDataGuardClassifier(filter_by=False, token="hf_...")  # doctest: +SKIP
+    >>> ddf = ddf.pipe(guard)  # doctest: +SKIP
+    """
+
+    Options = GuardOptions
+    model_type = GuardModel
+    runner_type = StateRunner
+    head_type = GuardHead
+    family = "guard"
+    purpose = "poisoned instruction data"
+    is_gated = True
+    licence = "NVIDIA Open Model License"
+    published_labels = (False, True)
+    defaults = {
+        "model": "nvidia/instruction-data-guard",
+        "base_model": BASE_MODEL,
+        "label_field": "is_poisoned",
+        "score_field": "instruction_data_guard_poisoning_score",
+        "max_seq_length": MAX_TOKENS,
+        "padding_side": "right",  # which a decoder needs no mask for
+    }
+
+    if TYPE_CHECKING:
+
+        @takes(GuardOptions)
+        def __init__(self, **settings: Any) -> None: ...

@@ -1,0 +1,1 @@
+"""What users may set, and how it is checked; read `options.py` first."""

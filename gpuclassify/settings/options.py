@@ -1,0 +1,383 @@
+"""Settings of mappers.
+
+They are frozen and normalised (sequences become tuples, paths strings), so that equal settings are
+equal in every process and give equal Dask keys.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
+
+from gpuclassify.settings.checks import (
+    check_probability,
+    check_settings,
+    label_tuple,
+    numbers_by_label,
+)
+from gpuclassify.settings.text_template import template_fields
+
+StrPath = str | os.PathLike[str]
+Aggregation = Literal["mean", "max", "first", "tokens"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Engine = Literal["auto", "packed", "padded", "reference"]
+Loader = Literal["sorted", "crossfit"]
+LongText = Literal["truncate", "windows", "ends"]
+NonFinite = Literal["null", "literal", "string"]  # of JSON lines
+PaddingSide = Literal["left", "right"]
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+ScoreFormat = Literal["list", "struct"]
+Tokenizer = Literal["auto", "host", "gpu"]
+DTYPES, LOADERS, NON_FINITE = get_args(Dtype), get_args(Loader), get_args(NonFinite)
+SINGLE_LABEL: ProblemType = "single_label_classification"
+MULTI_LABEL: ProblemType = "multi_label_classification"
+REGRESSION: ProblemType = "regression"
+END_CHARS = 10_000  # what FinePDFs reads of each end of a document
+THRESHOLD = 0.5  # of a label in `labels_field`
+DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Settings of every mapper that runs a model over a text column.
+
+    Attributes
+    ----------
+    model : str
+        Hub name or local directory of the checkpoint.
+    revision : str
+        Branch, tag or commit of `model` on the Hub.
+    cache_dir : str
+        Where downloads are kept. Default: the Hub client's own cache.
+    token : str
+        Of the Hub, for gated models; handed to workers, stored nowhere.
+    text_field : str
+        Column of the text.
+    text_template : str
+        What the model is given of several columns of strings, such as "{url}\\n\\n{text}". The row
+        is null where `text_field` is; another null is empty. `max_chars` cuts the whole.
+    max_chars : int
+        Characters that the model sees; the column is never cut.
+    overwrite : bool
+        Replace output columns that the dataset already has.
+    seen_field : str
+        Output column (float32) of the share of the text that was read.
+    truncated_field : str
+        Output column (boolean): whether that is less than all.
+    """
+
+    # The settings that filter rows.
+    filter_names: ClassVar[tuple[str, ...]] = ()
+
+    model: StrPath = ""
+    revision: str | None = None
+    cache_dir: StrPath | None = None
+    token: InitVar[str | None] = None
+    text_field: str = "text"
+    text_template: str | None = None
+    max_chars: int | None = None
+    overwrite: bool = False
+    seen_field: str | None = None
+    truncated_field: str | None = None
+
+    def __post_init__(self, token: str | None) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
+        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
+            object.__setattr__(self, "max_chars", None)
+        check_settings(self)
+        if self.text_field not in self.text_fields:
+            raise ValueError(
+                f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
+                "whose nulls make null rows: add it, or name that column as text_field="
+            )
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The columns that a row's text is made of."""
+        return template_fields(self.text_template) if self.text_template else (self.text_field,)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) is not None for name in self.filter_names)
+
+    @property
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"seen": self.seen_field, "truncated": self.truncated_field}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether a client can plan with a model that is out of its reach."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(TextOptions):
+    """Settings of every mapper whose model is a network, beside those of `TextOptions`.
+
+    Attributes
+    ----------
+    base_model : str
+        Checkpoint with the backbone's sizes, if not the model's own.
+    max_seq_length : int
+        Tokens of a text that the model sees; None: all it can.
+    batch_size : int
+        Most rows of a batch. Default: as tokens and memory allow.
+    sort_by_length : bool
+        Batch texts of similar length together, which is faster.
+    padding_side : {"left", "right"}
+        Default: the tokenizer's own.
+    autocast : bool
+        On GPUs run in bfloat16 or float16; False: float32 everywhere.
+    dtype : {"float32", "bfloat16", "float16"}
+        Instead of `autocast`'s. bfloat16 moves outputs by 0.02 to 0.7.
+    device : str
+        "auto" (CUDA, MPS or CPU, in this order), or such as "cuda:0".
+    loader : {"sorted", "crossfit"}
+        What cuts batches: gpuclassify or CrossFit.
+    engine : {"auto", "packed", "padded", "reference"}
+        Texts end to end, or padded; "auto": packed where a check finds the same outputs;
+        "reference": transformers' own code, text by text.
+    tokenizer : {"auto", "host", "gpu"}
+        Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
+        and WordPiece.
+    strict : bool
+        Refuse, not warn of, a checkpoint whose labels are not the class's.
+    unpack_inference_batch : bool
+        Call your own module with keywords, or one dict.
+    long_text : {"truncate", "windows", "ends"}
+        Cut texts of more than `max_seq_length` tokens, or read them in windows of that length, all
+        or those at both ends.
+    end_chars : int
+        Characters of each end, with "ends"; only the first one of a text of no more than two.
+        Default: 10,000.
+    window_overlap : int
+        Tokens that neighbouring windows share. Default: an eighth.
+    window_aggregation : {"mean", "max", "first", "tokens"}
+        How windows become a row; "tokens": the mean by the text's tokens.
+    windows_field : str
+        Output column (Int64) of the number of windows.
+    """
+
+    base_model: StrPath | None = None
+    max_seq_length: int | None = None
+    batch_size: int | None = None
+    sort_by_length: bool = True
+    padding_side: PaddingSide | None = None
+    autocast: bool = True
+    dtype: Dtype | None = None
+    device: str = "auto"
+    loader: Loader = "sorted"
+    engine: Engine = "auto"
+    tokenizer: Tokenizer = "auto"
+    strict: bool = False
+    unpack_inference_batch: bool = True
+    long_text: LongText = "truncate"
+    end_chars: int | None = None
+    window_overlap: int | None = field(default=None, metadata={"least": 0})
+    window_aggregation: Aggregation = "mean"
+    windows_field: str | None = None
+
+    def check(self) -> None:
+        """See `TextOptions.check`."""
+        if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
+            raise ValueError(
+                f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
+            )
+        super().check()
+        self._check_windows()
+        self._check_tokenizer()
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether long texts are read in several windows."""
+        return self.long_text != "truncate"
+
+    @property
+    def chars_of_ends(self) -> int | None:
+        """Characters of each end that are read of a long text; None where it is not read so."""
+        return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
+
+    def overlap_of(self, window_tokens: int) -> int | None:
+        """Tokens that neighbouring windows of this length share; None without such."""
+        if self.long_text != "windows":
+            return None
+        return window_tokens // 8 if self.window_overlap is None else self.window_overlap
+
+    @property
+    def read_share_names(self) -> dict[str, str | None]:
+        """Columns that say how much of a text was read, by what they say."""
+        return {"windows": self.windows_field, **super().read_share_names}
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What these settings say of the checkpoint in place of its own files."""
+        return {}
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer == "gpu":
+            cure = 'pass tokenizer="host" with it, or leave it out'
+            if self.has_windows:
+                raise ValueError(
+                    f'tokenizer="gpu" makes no windows, which long_text="{self.long_text}" asks '
+                    f"for: {cure}"
+                )
+            if self.device in ("cpu", "mps"):
+                raise ValueError(
+                    f'tokenizer="gpu" needs the model on CUDA, not device={self.device!r}: {cure}'
+                )
+
+    def _check_windows(self) -> None:
+        meant = {"window_overlap": "windows", "end_chars": "ends"}
+        if not self.has_windows:
+            meant["windows_field"] = "windows"
+        for name, long_text in meant.items():
+            if (value := getattr(self, name)) is not None and self.long_text != long_text:
+                raise ValueError(
+                    f'{name}={value!r} has no meaning with long_text="{self.long_text}": '
+                    f'pass long_text="{long_text}" with it'
+                )
+        overlap, length = self.window_overlap, self.max_seq_length
+        if overlap is not None and length is not None and overlap >= length:
+            raise ValueError(
+                f"window_overlap={overlap} leaves windows of {length} tokens no way forward: "
+                "pass a smaller one"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions(TextOptions):
+    """Settings of every mapper that gives labels, beside those of `TextOptions`.
+
+    Attributes
+    ----------
+    label_field : str
+        Output column of the label; None writes none.
+    filter_by : str or list of str
+        Keep only rows with these labels.
+    keep_field : str
+        Write the filters' decision to this column, and drop nothing.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
+
+    label_field: str | None = None
+    filter_by: str | Collection[str] | None = None
+    keep_field: str | None = None
+
+    def check(self) -> None:
+        """See `TextOptions.check`."""
+        super().check()
+        object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
+        if self.keep_field is not None and not self.filters:
+            raise ValueError(
+                f"keep_field={self.keep_field!r} has no decision to write: "
+                f"pass {' or '.join(self.filter_names)} with it"
+            )
+
+    def normal_labels(self, labels: Any) -> Any:
+        """The labels to keep as a sorted tuple, or None for all."""
+        return label_tuple("filter_by", labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(LabelOptions, ModelOptions):
+    """Settings of every network that gives labels and scores, beside those of `LabelOptions`.
+
+    Attributes
+    ----------
+    score_field : str
+        Output column of the scores of all labels, or of a regression.
+    min_score : float or dict of str to float
+        Keep only rows that score this; a dict: a minimum by label.
+    labels : list of str
+        In id order, for a client without the checkpoint; workers verify.
+    problem_type : str
+        "single_label_classification", "multi_label_classification" or "regression", for a
+        checkpoint that does not say.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score")
+
+    score_field: str | None = None
+    min_score: float | Mapping[str, float] | None = None
+    labels: Sequence[str] | None = None
+    problem_type: ProblemType | None = None
+
+    def check(self) -> None:
+        """See `TextOptions.check`."""
+        super().check()
+        object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
+        object.__setattr__(self, "min_score", numbers_by_label("min_score", self.min_score))
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The kind of problem, where the checkpoint's configuration does not say it."""
+        return {"problem_type": self.problem_type}
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels are given, so that the model need not be in reach."""
+        return self.labels is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierOptions(ScoreOptions):
+    """Settings of a classifier with probabilities, beside those of `ScoreOptions`.
+
+    Attributes
+    ----------
+    score_format : {"list", "struct"}
+        Scores in id order, or a field by label.
+    labels_field : str
+        Output column (list of strings) of all labels that score their threshold, of a multi-label
+        model; `filter_by` then keeps rows with any of its labels.
+    thresholds : float or dict of str to float
+        Least score of a label in `labels_field`, 0 to 1; a dict: by label, others 0.5. Default:
+        0.5.
+    confidence_field : str
+        Output column (float32) of the label's probability.
+    min_confidence : float
+        Keep only rows whose label is this probable, 0 to 1.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+
+    score_format: ScoreFormat = "list"
+    labels_field: str | None = None
+    thresholds: float | Mapping[str, float] | None = None
+    confidence_field: str | None = None
+    min_confidence: float | None = None
+
+    def check(self) -> None:
+        """See `TextOptions.check`."""
+        super().check()
+        self._check_thresholds()
+        if self.min_confidence is not None:
+            check_probability("min_confidence", self.min_confidence)
+
+    def _check_thresholds(self) -> None:
+        thresholds = numbers_by_label("thresholds", self.thresholds)
+        object.__setattr__(self, "thresholds", thresholds)
+        if thresholds is None:
+            return
+        if self.labels_field is None:
+            raise ValueError(
+                f"thresholds={thresholds} decide on no column of labels: pass labels_field= with "
+                "them, or min_score= to filter"
+            )
+        numbers = dict(thresholds).values() if isinstance(thresholds, tuple) else [thresholds]
+        if not all(0 <= number <= 1 for number in numbers):
+            raise ValueError(f"thresholds={thresholds} are no probabilities: pass 0 to 1")
+
+
+def setting_names(options: Any) -> list[str]:
+    """Names of the settings that a class of options, or one of its objects, is made with."""
+    return [own.name for own in fields(options) if own.init]

@@ -1,0 +1,341 @@
+"""A decoder loads with adapters that share its weights, or says what is wrong with them."""
+
+import json
+import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM
+
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.questions.decoder import load_decoder
+from tests.decoder_oracle import EOS, VOCABULARY, oracle, write_adapter, write_decoder
+
+pytestmark = [
+    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
+]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory, base):
+    root = tmp_path_factory.mktemp("adapters")
+    return {
+        "strict": write_adapter(root / "strict", base, 1),
+        "nvidia/lenient-1.0": write_adapter(root / "lenient", base, 2),
+    }
+
+
+@pytest.fixture
+def decoder(base):
+    return load_decoder(base, CPU, torch.float32)
+
+
+@pytest.fixture
+def adapter(adapters, tmp_path):
+    """A copy of an adapter, to be spoiled."""
+    return shutil.copytree(adapters["strict"], tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def batch():
+    ids = torch.randint(3, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([9, 5, 1])
+    return ids, torch.arange(9) < lengths[:, None]
+
+
+def rewrite(directory, edit):
+    path = directory / "adapter_model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def states_of(model, ids):
+    with torch.inference_mode():
+        return model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+
+
+def close(output, expected):
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_hidden_states_equal_those_of_peft_one_text_at_a_time(decoder, base, adapters, batch):
+    ids, is_token = batch
+    for name, directory in adapters.items():
+        decoder.add_adapter(name, directory)
+        decoder.use(name)
+        on_the_right = decoder.forward(ids, is_token.long())
+        unmasked = decoder.forward(ids)
+        flipped = is_token.flip(1).long()
+        positions = (flipped.cumsum(1) - 1).clamp(min=0)
+        shifted = torch.stack(
+            [row.roll(9 - int(n)) for row, n in zip(ids, is_token.sum(1), strict=True)]
+        )
+        on_the_left = decoder.forward(shifted, flipped, positions)
+
+        for row, length in enumerate(is_token.sum(1).tolist()):
+            expected = states_of(oracle(base, directory), ids[row : row + 1, :length])[0]
+            close(on_the_right[row, :length], expected)
+            close(unmasked[row, :length], expected)
+            close(on_the_left[row, 9 - length :], expected)
+
+
+def test_logits_come_from_the_adapted_last_layer_in_float32(decoder, base, adapters, batch):
+    for name, directory in adapters.items():
+        decoder.add_adapter(name, directory)
+        decoder.use(name)
+        logits = decoder.logits(decoder.forward(batch[0])[:, -1])
+
+        with torch.inference_mode():
+            expected = oracle(base, directory)(input_ids=batch[0]).logits[:, -1]
+        assert logits.dtype == torch.float32
+        close(logits, expected)
+
+
+def test_adapters_share_the_weights_and_leave_them_as_they_are(decoder, base, adapters):
+    pointers = {tensor.data_ptr() for tensor in decoder._model.state_dict().values()}
+    saved = load_file(base / "model.safetensors")
+
+    for name, directory in adapters.items():
+        decoder.add_adapter(name, directory)
+
+    state = {
+        name.replace(".base_layer", ""): tensor
+        for name, tensor in decoder._model.state_dict().items()
+        if "lora_" not in name
+    }
+    assert {tensor.data_ptr() for tensor in state.values()} == pointers
+    assert all(torch.equal(state[name], tensor) for name, tensor in saved.items())
+
+
+def test_an_adapter_that_would_initialise_itself_from_the_weights_changes_none(
+    decoder, base, adapter, batch
+):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    settings["init_lora_weights"] = "pissa"
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+
+    decoder.add_adapter("strict", adapter)
+
+    weight = decoder._model.model.layers[0].mlp.up_proj.base_layer.weight
+    saved = load_file(base / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(weight, saved)
+
+
+def test_adding_an_adapter_does_not_change_the_active_one(decoder, adapters, batch):
+    first, second = adapters
+    decoder.add_adapter(first, adapters[first])
+    decoder.use(first)
+    before = decoder.forward(batch[0])
+
+    decoder.add_adapter(second, adapters[second])
+
+    assert torch.equal(decoder.forward(batch[0]), before)
+    decoder.use(second)
+    assert not torch.allclose(decoder.forward(batch[0]), before, atol=1e-2)
+    decoder.use(first)
+    assert torch.equal(decoder.forward(batch[0]), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_model_and_adapters_get_the_precision_asked_for(base, adapters, batch, dtype):
+    decoder = load_decoder(base, CPU, dtype)
+    for name, directory in adapters.items():
+        decoder.add_adapter(name, directory)
+    decoder.use("strict")
+
+    parameters = list(decoder._model.parameters())
+    states = decoder.forward(batch[0])
+
+    assert {parameter.dtype for parameter in parameters} == {dtype}
+    assert not any(parameter.requires_grad for parameter in parameters)
+    assert not any(module.training for module in decoder._model.modules())
+    assert states.dtype == dtype
+    expected = states_of(oracle(base, adapters["strict"]), batch[0])
+    assert (states.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
+
+
+def test_threads_that_add_one_adapter_load_it_once(decoder, adapters, monkeypatch):
+    import peft
+
+    loads = []
+    load = peft.set_peft_model_state_dict
+    monkeypatch.setattr(
+        peft, "set_peft_model_state_dict", lambda *args: (loads.append(args[2]), load(*args))
+    )
+    start = threading.Barrier(8)
+
+    def add(number):
+        start.wait()
+        name = list(adapters)[number % 2]
+        decoder.add_adapter(name, adapters[name])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(8)))
+
+    assert len(loads) == len(set(loads)) == 2
+
+
+def test_an_adapter_may_be_added_while_another_thread_runs_the_model(
+    decoder, adapters, base, batch
+):
+    first, second = adapters
+    decoder.add_adapter(first, adapters[first])
+    decoder.use(first)
+    expected = decoder.forward(batch[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        adding = pool.submit(decoder.add_adapter, second, adapters[second])
+        outputs = [decoder.forward(batch[0]) for _ in range(20)]
+        while not adding.done():
+            outputs.append(decoder.forward(batch[0]))
+        adding.result()
+
+    assert all(torch.equal(output, expected) for output in outputs)
+
+
+def test_an_adapter_that_nobody_added_is_named(decoder, adapters):
+    decoder.add_adapter("strict", adapters["strict"])
+
+    with pytest.raises(KeyError, match=r"no adapter 'lax' among \['strict'\]"):
+        decoder.use("lax")
+
+
+def test_every_declared_end_of_an_answer_is_one(base, tmp_path):
+    model = shutil.copytree(base, tmp_path / "model")
+    settings = json.loads((model / "generation_config.json").read_text())
+    settings["eos_token_id"] = [7, 9]
+    (model / "generation_config.json").write_text(json.dumps(settings))
+
+    assert load_decoder(model, CPU, torch.float32).eos_ids == {EOS, 7, 9}
+
+
+def test_a_new_tokenizer_can_be_configured_without_harm_to_the_decoders(decoder):
+    own = decoder.new_tokenizer()
+    own.backend_tokenizer.enable_truncation(1)
+
+    assert own.backend_tokenizer.encode("w3 w4").ids == [3]
+    assert decoder.tokenizer.backend_tokenizer.encode("w3 w4").ids == [3, 4]
+
+
+def test_what_is_attached_is_built_once_whichever_threads_ask(decoder):
+    start = threading.Barrier(4)
+
+    def ask(_):
+        start.wait()
+        return decoder.attached("thing", object), decoder.attached("other", object)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(ask, range(4)))
+
+    assert len(found) == 1
+    assert len(set(*found)) == 2
+
+
+def test_another_architecture_is_refused(tmp_path):
+    config = BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+
+    with pytest.raises(CheckpointError, match="model_type 'bert', and only 'llama'"):
+        load_decoder(tmp_path, CPU, torch.float32)
+
+
+def test_a_model_without_a_tokenizer_is_refused(base, tmp_path):
+    model = shutil.copytree(base, tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json or tokenizer\.model"):
+        load_decoder(model, CPU, torch.float32)
+
+
+def test_tensors_of_a_model_that_are_missing_or_misshaped_are_named(base, tmp_path):
+    model = shutil.copytree(base, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.1.self_attn.q_proj.weight"]
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:5].clone()
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError) as error:
+        load_decoder(model, CPU, torch.float32)
+
+    assert "1 tensors are missing: model.layers.1.self_attn.q_proj.weight" in str(error.value)
+    assert "lm_head.weight (5, 32) instead of (64, 32)" in str(error.value)
+
+
+def test_tensors_of_an_adapter_that_do_not_fit_are_named_and_leave_no_trace(
+    decoder, base, adapters, adapter, batch
+):
+    prefix = "base_model.model.model.layers.0"
+
+    def spoil(tensors):
+        del tensors["base_model.model.lm_head.lora_A.weight"]
+        tensors[f"{prefix}.mlp.up_proj.lora_B.weight"] = torch.zeros(3, 4)
+        tensors[f"{prefix}.mlp.up_proj.lora_C.weight"] = torch.zeros(3, 4)
+
+    rewrite(adapter, spoil)
+    with pytest.raises(CheckpointError) as error:
+        decoder.add_adapter("strict", adapter)
+
+    assert "1 tensors are missing: base_model.model.lm_head.lora_A.weight" in str(error.value)
+    assert f"{prefix}.mlp.up_proj.lora_B.weight (3, 4) instead of (48, 4)" in str(error.value)
+    assert f"no part of the architecture: {prefix}.mlp.up_proj.lora_C.weight" in str(error.value)
+    decoder.add_adapter("strict", adapters["strict"])
+    decoder.use("strict")
+    close(decoder.forward(batch[0]), states_of(oracle(base, adapters["strict"]), batch[0]))
+
+
+def test_an_adapter_of_another_base_model_is_refused(decoder, tmp_path):
+    larger = write_decoder(tmp_path / "larger", hidden_size=64)
+    adapter = write_adapter(tmp_path / "adapter", larger, 1)
+
+    with pytest.raises(CheckpointError, match=r"\(4, 64\) instead of \(4, 32\)"):
+        decoder.add_adapter("strict", adapter)
+
+
+def test_an_adapter_of_layers_that_the_model_lacks_is_refused(decoder, adapter):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    settings["target_modules"] = ["query_key_value"]
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        decoder.add_adapter("strict", adapter)
+
+
+def test_an_adapter_of_another_kind_is_refused(decoder, adapter):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    settings["peft_type"] = "IA3"
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(CheckpointError, match="peft_type 'IA3', and only 'LORA'"):
+        decoder.add_adapter("strict", adapter)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_file_that_an_adapter_lacks_is_named_and_pickles_are_no_replacement(
+    decoder, adapter, name
+):
+    torch.save(load_file(adapter / "adapter_model.safetensors"), adapter / "adapter_model.bin")
+    (adapter / name).unlink()
+
+    with pytest.raises(CheckpointError, match=f"has no {name}"):
+        decoder.add_adapter("strict", adapter)
+
+
+def test_without_peft_the_error_says_how_to_get_it(decoder, adapters, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'gpuclassify\[safety\]'"):
+        decoder.add_adapter("strict", adapters["strict"])
