@@ -67,7 +67,7 @@ SLOW = {
     "jobs/test_cluster_faults.py",
     "jobs/test_commands.py",
     "jobs/test_faults.py",
-    "test_cli.py",
+    "commands/test_cli.py",
     "test_documents.py",
     "test_golden.py",
     "test_hub_models.py",

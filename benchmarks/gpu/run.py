@@ -36,7 +36,7 @@ WITHOUT_CUDF = (
     "tests/workers",
     "tests/gpu/test_device_use.py",
 )
-FIRST_CUDF = ("tests/gpu", "tests/frames", "tests/test_contract.py", "tests/test_classify.py")
+FIRST_CUDF = ("tests/gpu", "tests/frames", "tests/test_contract.py", "tests/mapping")
 A_SERIES = "import cudf; print(cudf.__version__, cudf.Series(['a', None]).to_arrow())"
 
 

@@ -59,7 +59,7 @@ SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a class of settings take the older spellings of `gpuclassify.settings.old_spellings` as well.
+    """Let a class of settings take the spellings of `gpuclassify.settings.old_spellings` as well.
 
     Its signature and docstring tell of today's alone.
     """

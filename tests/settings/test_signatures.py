@@ -22,7 +22,7 @@ PUBLIC = [getattr(gpuclassify, name) for name in gpuclassify.__all__ if name != 
 CLASSES = [kind for kind in PUBLIC if isinstance(kind, type)]
 WITH_SETTINGS = [kind for kind in CLASSES if issubclass(kind, (TextMapper, Duplicates))]
 TWO_SCREENS = 140  # lines of 80 columns: explanations, and after them the methods
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CALLS = """
 from pathlib import Path
 from gpuclassify import *

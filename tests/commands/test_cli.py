@@ -166,7 +166,8 @@ def test_doctor_reports_and_its_exit_code_is_that_of_its_report():
 
 def test_help_and_version_need_no_framework():
     probe = (
-        "import sys; from click.testing import CliRunner; from gpuclassify.commands.cli import main; "
+        "import sys; from click.testing import CliRunner; "
+        "from gpuclassify.commands.cli import main; "
         "result = CliRunner().invoke(main, ['--help']); assert result.exit_code == 0; "
         "assert not {'torch', 'transformers', 'distributed', 'pandas'} & set(sys.modules)"
     )
