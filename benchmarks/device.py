@@ -34,7 +34,7 @@ from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
 from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
 from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
 from gpuclassify.workers.nvml import survey_gpus
-from gpuclassify.workers.run_stats import add_up, collected_stats
+from gpuclassify.workers.run_context import add_up, collected_stats
 
 QUESTION = "device"
 PARTS = ("speed", "tokens", "idle", "memory")

@@ -12,7 +12,7 @@ import pandas as pd
 from dask.callbacks import Callback
 
 from benchmarks.recipes import classifier_of
-from gpuclassify.workers.run_stats import add_up, collected_stats
+from gpuclassify.workers.run_context import add_up, collected_stats
 
 PLAN, READ, CLASSIFY, WRITE = "plan", "read", "classify", "write"
 

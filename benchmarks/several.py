@@ -28,7 +28,7 @@ from benchmarks.harness import (
 from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify import DistributedDataClassifier, classify
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 
 QUESTION = "several"
 BASELINE = "separate passes"

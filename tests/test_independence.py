@@ -19,7 +19,7 @@ from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooL
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts, write_sequence_classifier
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")

@@ -21,7 +21,7 @@ from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.embedding_head import DenseHead, HeadCheckpoint, load_head
 from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, ClassifierOptions
 from gpuclassify.settings.signatures import takes
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 
 class HeadRunner(EncoderRunner):

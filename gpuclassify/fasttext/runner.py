@@ -20,8 +20,7 @@ from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import ReadShare
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
-from gpuclassify.workers.part_progress import advance
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats, advance
 
 # Texts, and characters of them, that are sent at once: the copies of more would take memory.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000

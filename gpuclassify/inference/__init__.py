@@ -4,7 +4,8 @@ Most of what a run needs is handed from call to call. Four things cannot be, bec
 libraries or of the user lies between the two ends; each is a context variable, which holds for one
 thread and ends with its ``with`` block:
 
-- `workers.run_stats.collected_stats`: a job's task collects what the mappers within it did.
+- `workers.run_context.run_context`: a job's task counts what the mappers within it do, and how far
+  its part has come.
 - `tokenizing.token_cache.shared_tokens`: mappers that run over one partition share its tokens;
   each reads the store once, and hands it to its `HostSource`.
 - `inference.packed.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers

@@ -13,7 +13,7 @@ import torch
 
 from gpuclassify.inference.memory import CudaMemory
 from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 logger = logging.getLogger(__name__)
 

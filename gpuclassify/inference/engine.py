@@ -32,8 +32,7 @@ from gpuclassify.inference.streams import run_in_streams, stream_count
 from gpuclassify.inference.to_device import stage
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.device_errors import with_memory_released
-from gpuclassify.workers.part_progress import advance
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats, advance
 
 # One forward at a time on a device: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}

@@ -27,7 +27,7 @@ from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.checks import check_choice, nearest
 from gpuclassify.settings.options import NON_FINITE
-from gpuclassify.workers.part_progress import RunningParts, heard_by
+from gpuclassify.workers.run_context import RunningParts, heard_by
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 

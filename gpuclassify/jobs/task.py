@@ -33,10 +33,9 @@ from gpuclassify.jobs.report.counts import (
 from gpuclassify.jobs.storage import Directory, open_directory
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.stage_counts import Stages, add_examples, collected_stages, count_labels
-from gpuclassify.workers.part_progress import PartProgress, progress_of
+from gpuclassify.mapping.stage_counts import Stages, add_examples, count_labels
 from gpuclassify.workers.retire import on_sound_device
-from gpuclassify.workers.run_stats import add_up, collected_stats
+from gpuclassify.workers.run_context import PartProgress, add_up, run_context
 from gpuclassify.workers.secrets import recall
 
 
@@ -198,12 +197,12 @@ def _run(
     started = time.perf_counter()
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
-    with collected_stats() as runs, progress_of(progress):
+    with run_context(stats=[], part=progress) as counted:
         left = frame if spec.before is None else spec.before(frame, number_in(name))
         table, failed, stages = _map_rows(left, source, spec)
     mapped = time.perf_counter()
     stats: dict[str, float] = {}
-    for each in runs:
+    for each in counted.stats or ():
         add_up(stats, each.as_dict())
     names = spec.encoding.partition_by
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
@@ -249,7 +248,8 @@ def _map_rows(
     done = Stages(spec.examples)
 
     def run(start: int, stop: int) -> pa.Table:
-        with collected_stages(spec.examples) as stages:
+        stages = Stages(spec.examples)
+        with run_context(stages=stages):
             mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
             table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
             check_values(table, spec.encoding.partition_by)

@@ -17,7 +17,7 @@ from gpuclassify.mapping.runners import NetworkRunner, NonFiniteOutputError, Out
 from gpuclassify.models.known_shapes import known_shapes
 from gpuclassify.models.tensors import check_headers
 from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer, refused
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel

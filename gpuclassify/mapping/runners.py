@@ -15,7 +15,7 @@ from gpuclassify.frames.texts import Texts
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import ReadShare
 from gpuclassify.tokenizing.placement import check_library, check_tokenizer, is_for_gpu, refused
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
     from torch import nn

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +80,8 @@ class TextOutcomes:
 class Stages:
     """What the mappers of one run did, by their names in the order in which they ran.
 
+    Filled by those that run within ``run_context(stages=...)``.
+
     Attributes
     ----------
     most_examples : int
@@ -105,21 +105,6 @@ class Stages:
         if self.most_examples:
             most = self.most_examples
             self.examples[name] = {"most": most, **outcomes.examples(most)}
-
-
-_collector: contextvars.ContextVar[Stages | None] = contextvars.ContextVar("stages", default=None)
-current_stages = _collector.get
-
-
-@contextlib.contextmanager
-def collected_stages(most_examples: int = 0) -> Iterator[Stages]:
-    """What this thread's mappers do in the block; outside of one, nothing is counted."""
-    stages = Stages(most_examples)
-    reset = _collector.set(stages)
-    try:
-        yield stages
-    finally:
-        _collector.reset(reset)
 
 
 def first_reasons(passed: Mapping[str, np.ndarray], count: int) -> np.ndarray:

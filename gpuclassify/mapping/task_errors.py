@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpuclassify.workers.current_worker import current_worker
+from gpuclassify.workers.run_context import current_worker
 
 Result = TypeVar("Result")
 

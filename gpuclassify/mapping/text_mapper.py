@@ -30,7 +30,6 @@ from gpuclassify.mapping.stage_counts import (
     TextOutcomes,
     count_labels,
     count_rows,
-    current_stages,
     first_reasons,
     row_reasons,
 )
@@ -48,7 +47,7 @@ from gpuclassify.settings.signatures import (
     takes,
 )
 from gpuclassify.settings.text_template import fill_template
-from gpuclassify.workers.run_stats import RunStats, publish
+from gpuclassify.workers.run_context import RunStats, current_run, publish
 
 if TYPE_CHECKING:
     from torch import nn
@@ -395,7 +394,7 @@ class TextMapper(PartitionMap):
             arrays |= read_share_columns(self.options, texts.to_list(), positions, read)
         has_filters = any(head.filters for head in self.heads)
         reasons = row_reasons(found.reasons, positions) if has_filters else None
-        if (stages := current_stages()) is not None:
+        if (stages := current_run().stages) is not None:
             counts = count_rows(len(positions), reasons, self.drops_rows)
             counts["labels"] = count_labels(arrays, self.label_fields)
             counts["truncated_texts"] = stats.truncated_texts

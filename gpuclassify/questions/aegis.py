@@ -29,7 +29,7 @@ from gpuclassify.questions.lora_model import DecoderRunner, LoraModel, LoraOptio
 from gpuclassify.questions.template import full_digest, read_template
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
     from gpuclassify.questions.decoder import Decoder

@@ -21,8 +21,7 @@ from gpuclassify.questions.prompt_tokens import shared_length
 from gpuclassify.questions.shared_prefix import ATTENTION, Prefix, RowState
 from gpuclassify.questions.speculation import MOST_DRAFTED, SeenAnswers, Tokens
 from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.workers.part_progress import advance
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats, advance
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
 _SHARED_STEP = 64

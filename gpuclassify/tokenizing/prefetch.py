@@ -22,7 +22,7 @@ from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.tokenizing.token_cache import TokenStore
 from gpuclassify.tokenizing.windows import Windows, all_windows, first_windows, only_windows
 from gpuclassify.workers.device_errors import is_out_of_memory, with_memory_released
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
     from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece

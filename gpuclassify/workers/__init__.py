@@ -1,1 +1,1 @@
-"""What runs inside a Dask worker: secrets, run events, device errors."""
+"""What runs inside a Dask worker: secrets, counts, lost devices; read `run_context.py` first."""

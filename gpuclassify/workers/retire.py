@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from gpuclassify.workers.current_worker import current_worker
 from gpuclassify.workers.device_errors import BrokenDeviceError, is_broken_device
+from gpuclassify.workers.run_context import current_worker
 
 Result = TypeVar("Result")
 

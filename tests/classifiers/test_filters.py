@@ -7,7 +7,7 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -21,8 +21,9 @@ from gpuclassify import (
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.jobs.settings_file import load_settings
-from gpuclassify.mapping.stage_counts import collected_stages
+from gpuclassify.mapping.stage_counts import Stages
 from gpuclassify.testing import sample_texts, write_sequence_classifier
+from gpuclassify.workers.run_context import run_context
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 REGISTERS = ["NA", "IN", "in/dtp", "OP", "LY"]  # labels of a hierarchy are just labels
@@ -139,7 +140,8 @@ def test_the_lists_survive_parquet_json_and_concatenation(registers, scores, tmp
 
 
 def test_reports_count_every_label(registers, scores, tmp_path):
-    with collected_stages(most_examples=2) as stages:
+    stages = Stages(most_examples=2)
+    with run_context(stages=stages):
         registers()(FRAME)
     counts = stages.counts["DistributedDataClassifier"]["labels"]["registers"]
     every = [label for labels in given(scores, 0.5) if labels for label in labels]

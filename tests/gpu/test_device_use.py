@@ -10,7 +10,7 @@ from benchmarks.device import WORKSPACE_BYTES
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.device_use import nvml_source, watched
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers.run_stats import RunStats, collected_stats
+from gpuclassify.workers.run_context import RunStats, collected_stats
 
 pytestmark = pytest.mark.gpu
 

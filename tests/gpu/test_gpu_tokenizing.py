@@ -16,7 +16,7 @@ from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer
 from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource, TokenStream
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.workers.run_stats import RunStats, collected_stats
+from gpuclassify.workers.run_context import RunStats, collected_stats
 from tests.gpu.test_gpu_wordpiece import HARD
 from tests.oracle import assert_close
 

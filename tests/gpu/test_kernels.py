@@ -17,7 +17,7 @@ from gpuclassify.inference.packed.fused_attention import FusedAttention
 from gpuclassify.inference.packed.packed_attention import varlen_attn
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import torch
 from gpuclassify.inference import device_use
 from gpuclassify.inference.device_use import DeviceSample, note, torch_peak, watched
 from gpuclassify.workers.nvml import DriverError, find_device, is_mig
-from gpuclassify.workers.run_stats import RunStats, add_up
+from gpuclassify.workers.run_context import RunStats, add_up
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 NAMES = {

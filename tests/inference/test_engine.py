@@ -23,7 +23,7 @@ from gpuclassify.inference.memory import (
     cpu_limits,
 )
 from gpuclassify.testing import ARCHITECTURES, sample_texts
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 TEXTS = [*sample_texts(30, seed=6, max_words=60), "", " ", "the river " * 400]
 SETTINGS = {

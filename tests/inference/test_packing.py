@@ -24,7 +24,7 @@ from gpuclassify.inference.packed.packed_attention import current_layout, packed
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
 from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 CHANGED = tuple(name for name in ARCHITECTURES if name != "deberta-v2")  # in their layers
 LENGTHS = {

@@ -9,7 +9,7 @@ import torch
 from gpuclassify.inference.engine import device_lock, holding
 from gpuclassify.inference.process_setting import ProcessSetting, gpu_settings
 from gpuclassify.workers.device_errors import is_broken_device
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 NOT_INITIALIZED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"

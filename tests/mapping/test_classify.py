@@ -19,7 +19,7 @@ from gpuclassify import (
 )
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.testing import sample_texts, write_sequence_classifier
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

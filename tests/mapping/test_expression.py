@@ -15,7 +15,7 @@ from gpuclassify import QualityClassifier, classify
 from gpuclassify.jobs.stages import Function
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -13,7 +13,7 @@ from gpuclassify import (
     PromptTaskComplexityClassifier,
 )
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

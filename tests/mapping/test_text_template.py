@@ -14,7 +14,7 @@ from gpuclassify.jobs.settings import JobSettings
 from gpuclassify.jobs.settings_file import load_settings
 from gpuclassify.settings.text_template import fill_template, template_fields
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -21,7 +21,7 @@ from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.questions.template import TemplateError
 from gpuclassify.testing import safety_template, sample_texts
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [

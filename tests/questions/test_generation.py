@@ -15,7 +15,7 @@ from gpuclassify.questions.decoder import load_decoder
 from gpuclassify.questions.generation import AnswerTask, answer
 from gpuclassify.questions.speculation import MOST_DRAFTED, SeenAnswers
 from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 from tests.decoder_oracle import (
     BOS,
     EOS,

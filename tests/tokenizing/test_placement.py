@@ -43,7 +43,7 @@ from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource, TokenStrea
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.wordpiece_rules import read_rules
 from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, pack
-from gpuclassify.workers.run_stats import RunStats, collected_stats
+from gpuclassify.workers.run_context import RunStats, collected_stats
 from tests.oracle import assert_close, raw_outputs
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

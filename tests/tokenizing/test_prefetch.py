@@ -15,7 +15,7 @@ from gpuclassify.tokenizing.prefetch import HostSource, TokenStream, ahead, text
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_cache import TokenStore
 from gpuclassify.tokenizing.windows import all_windows, first_windows
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 TEXTS = ["", *sample_texts(40, max_words=80)]
 

@@ -8,7 +8,7 @@ import torch
 from gpuclassify.inference.device_use import nvml_source, watched
 from gpuclassify.workers import nvml
 from gpuclassify.workers.nvml import Gpu, select_visible, survey_gpus
-from gpuclassify.workers.run_stats import RunStats
+from gpuclassify.workers.run_context import RunStats
 
 FIRST = Gpu(0, "GPU-aaaa-1", "H200", 150_000_000_000)
 SLICES = (

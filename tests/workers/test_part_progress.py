@@ -16,8 +16,14 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.testing import sample_texts
-from gpuclassify.workers import part_progress
-from gpuclassify.workers.part_progress import PartProgress, RunningParts, advance, progress_of
+from gpuclassify.workers import run_context as counting
+from gpuclassify.workers.run_context import (
+    PartProgress,
+    RunningParts,
+    advance,
+    heard_by,
+    run_context,
+)
 
 ROWS = 90
 
@@ -25,7 +31,7 @@ ROWS = 90
 @pytest.fixture
 def often(monkeypatch):
     """Workers in this process tell of every batch."""
-    monkeypatch.setattr(part_progress, "TELL_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(counting, "TELL_EVERY_SECONDS", 0.0)
 
 
 def test_a_retry_counts_once_and_a_finished_part_is_forgotten():
@@ -42,7 +48,7 @@ def test_a_retry_counts_once_and_a_finished_part_is_forgotten():
 
 def test_rows_that_run_again_never_exceed_the_part(often):
     told = []
-    with part_progress.heard_by(told.append, None), progress_of(PartProgress("a", 10, 2)):
+    with heard_by(told.append, None), run_context(part=PartProgress("a", 10, 2)):
         for _ in range(5):
             advance(8)
     advance(8)  # for no part
@@ -52,8 +58,8 @@ def test_rows_that_run_again_never_exceed_the_part(often):
 def test_what_is_told_is_told_once_a_second(monkeypatch):
     told = []
     clock = iter([100.0, 100.0, 100.4, 100.9, 101.0, 101.0])
-    monkeypatch.setattr(part_progress.time, "monotonic", lambda: next(clock))
-    with part_progress.heard_by(told.append, None), progress_of(PartProgress("a", 4, 1)):
+    monkeypatch.setattr(counting.time, "monotonic", lambda: next(clock))
+    with heard_by(told.append, None), run_context(part=PartProgress("a", 4, 1)):
         for _ in range(4):
             advance(1)
     assert [share for *_, share in told] == [0.25, 1.0]

@@ -14,8 +14,7 @@ from gpuclassify.jobs.report.counts import MOST_LABELS, add_counts, fold_rare, m
 from gpuclassify.mapping.stage_counts import add_examples
 from gpuclassify.pages.readable import readable_time, short_number
 from gpuclassify.pages.tables import html_table, text_table
-from gpuclassify.workers.part_progress import RunningParts
-from gpuclassify.workers.run_stats import add_up
+from gpuclassify.workers.run_context import RunningParts, add_up
 
 MOST_SHOWN = 5  # labels of a column, as text
 

@@ -34,7 +34,7 @@ from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReade
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.testing import safety_template, sample_texts
-from gpuclassify.workers.run_stats import collected_stats
+from gpuclassify.workers.run_context import collected_stats
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SERVER = runpy.run_path(str(Path(__file__).parents[2] / "hub_server.py"))

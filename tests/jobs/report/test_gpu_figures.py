@@ -15,7 +15,7 @@ from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
-from gpuclassify.workers.run_stats import RunStats, add_up
+from gpuclassify.workers.run_context import RunStats, add_up
 
 RUNS = [
     {"device_sampled_seconds": 4.0, "device_busy_seconds": 3.0, "peak_device_bytes": 6_000_000},

@@ -1,0 +1,280 @@
+"""What a run counts: its stats, its mappers' rows, and how far its part has come.
+
+A task collects them with `run_context`; workers tell the job's client of some as events of Dask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+STATS_TOPIC, PROGRESS_TOPIC = "gpuclassify", "gpuclassify-progress"
+TELL_EVERY_SECONDS = 1.0
+
+# What is told of a part: its name, its rows, and the share of the work on them that is done.
+Told = tuple[str, int, float]
+
+
+@dataclass
+class RunStats:
+    """What a run did, in counts and seconds.
+
+    Attributes
+    ----------
+    rows, null_rows, folded_rows : int
+        Rows given, rows without text, and rows whose text another row of the partition has too.
+    truncated_texts, shared_texts, windows : int
+        Distinct texts that were cut to the model's length, those whose tokens another mapper had
+        made, and their windows: as many as distinct texts, unless long ones have more.
+    gpu_tokenized_texts, host_fallback_texts : int
+        With the GPU's tokenizer, distinct texts that it did, and those that it left to the host.
+    folded_windows : int
+        Windows that were not run, because another one of the partition has the same tokens.
+    tokens, padded_tokens : int
+        Real tokens, and tokens that the model's layers ran, padding included.
+    batches, out_of_memory : int
+    rescued_texts : int
+        Texts whose outputs were not finite at first and were recomputed alone in float32.
+    prefix_tokens : int
+        Tokens of prompts that were not run, because a prefix run once stands for them.
+    decode_steps : int
+        Forward passes that continued answers after a batch's first one.
+    tokenize_seconds : float
+        On a thread of its own, ahead of the model.
+    wait_tokens_seconds, wait_device_seconds : float
+        In which this run had nothing to do, because no tokens were ready, or because another thread
+        of the process was using the device. On a GPU, which may still be at work on what it was
+        given before, the first is an upper bound of how long the device was idle.
+    model_seconds : float
+    device_sampled_seconds, device_busy_seconds : float, optional
+        On a GPU, for how long its use was looked at, and for how long of that it was at work. None
+        where the driver does not tell, as for a MIG slice: not knowing is not 0.
+    peak_device_bytes, peak_torch_bytes : int, optional
+        Most memory of the GPU that was taken, by others too, and most of it that torch held.
+    peak_planned_bytes : int, optional
+        Most memory that torch should hold by the plan for batches, model included.
+    """
+
+    rows: int = 0
+    null_rows: int = 0
+    folded_rows: int = 0
+    truncated_texts: int = 0
+    shared_texts: int = 0
+    gpu_tokenized_texts: int = 0
+    host_fallback_texts: int = 0
+    windows: int = 0
+    folded_windows: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    out_of_memory: int = 0
+    rescued_texts: int = 0
+    prefix_tokens: int = 0
+    decode_steps: int = 0
+    tokenize_seconds: float = 0.0
+    wait_tokens_seconds: float = 0.0
+    wait_device_seconds: float = 0.0
+    model_seconds: float = 0.0
+    device_sampled_seconds: float | None = None
+    device_busy_seconds: float | None = None
+    peak_device_bytes: int | None = None
+    peak_torch_bytes: int | None = None
+    peak_planned_bytes: int | None = None
+
+    def raise_peak(self, name: str, value: int | None) -> None:
+        """Take `value` for the peak `name` if it is known, and above what is known."""
+        if value is not None:
+            setattr(self, name, max(value, getattr(self, name) or 0))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers by name, without those that are not known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Add the numbers of one run to the sums of others; of peaks the largest stays.
+
+    Parameters
+    ----------
+    sums : dict
+        Changed in place.
+    numbers : mapping
+        As `RunStats.as_dict` gives them.
+    """
+    for name, number in numbers.items():
+        known = sums.get(name, 0)
+        sums[name] = max(known, number) if name.startswith("peak_") else known + number
+
+
+class PartProgress:
+    """Counts the rows of a part as their batches are done, and tells of them once a second.
+
+    Parameters
+    ----------
+    name : str
+    rows : int
+        Of the part.
+    runs : int
+        How many mappers read them.
+    """
+
+    def __init__(self, name: str, rows: int, runs: int) -> None:
+        self._name, self._rows, self._work = name, rows, max(1, rows * runs)
+        self._done = 0
+        self._told = 0.0
+
+    def advance(self, rows: int) -> None:
+        """Count rows of one mapper; repeated ones, as after an error, never exceed the whole."""
+        self._done = min(self._done + rows, self._work)
+        if time.monotonic() - self._told < TELL_EVERY_SECONDS:
+            return
+        self._told = time.monotonic()
+        told = (self._name, self._rows, self._done / self._work)
+        worker, hear = current_worker(), current_run().hear
+        if worker is not None:
+            worker.log_event(PROGRESS_TOPIC, told)
+        elif hear is not None:
+            hear(told)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What counts the work of this thread; what is None does not count.
+
+    Attributes
+    ----------
+    stats : list of RunStats, optional
+        Grows by one for each mapper and partition.
+    stages : gpuclassify.mapping.stage_counts.Stages, optional
+        What mappers do with rows.
+    part : PartProgress, optional
+        The part that the rows belong to.
+    hear : callable, optional
+        Called with what is told of parts outside of Dask's workers.
+    """
+
+    stats: list[RunStats] | None = None
+    stages: Any = None
+    part: PartProgress | None = None
+    hear: Callable[[Told], None] | None = None
+
+
+NOTHING_COUNTS = RunContext()
+_context: ContextVar[RunContext] = ContextVar("run", default=NOTHING_COUNTS)
+current_run = _context.get
+
+
+@contextlib.contextmanager
+def run_context(**counters: Any) -> Iterator[RunContext]:
+    """Set some attributes of this thread's `RunContext` for the block."""
+    context = replace(current_run(), **counters)
+    reset = _context.set(context)
+    try:
+        yield context
+    finally:
+        _context.reset(reset)
+
+
+@contextlib.contextmanager
+def collected_stats() -> Iterator[list[RunStats]]:
+    """The stats of what this thread maps in the block, for a task that reports them itself."""
+    runs: list[RunStats] = []
+    with run_context(stats=runs):
+        yield runs
+
+
+def publish(stats: RunStats) -> None:
+    """Append the stats to those that `collected_stats` collects, and log them as a Dask event."""
+    if (runs := current_run().stats) is not None:
+        runs.append(stats)
+    if (worker := current_worker()) is not None:
+        worker.log_event(STATS_TOPIC, stats.as_dict())
+
+
+def advance(rows: int) -> None:
+    """Count rows whose outputs have been computed for the part that this thread runs, if any."""
+    if (part := current_run().part) is not None:
+        part.advance(rows)
+
+
+def current_worker() -> Any:
+    """The worker whose task this thread runs, or None; where Dask is not in use, it stays so."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        return distributed.get_worker()
+    except ValueError:  # not in a task
+        return None
+
+
+class RunningParts:
+    """The parts that are running, as workers tell of them; safe to use from several threads.
+
+    A part that is run again counts from where it was once it gets beyond that.
+
+    Made when the first of them is handed out.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Parts that are to be run. What is told of others, as by other jobs, is passed over.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._began = time.monotonic()
+        self._left = set(names)
+        self._told: dict[str, tuple[int, float]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the first of the parts was handed out."""
+        return time.monotonic() - self._began
+
+    def hear(self, told: Told) -> None:
+        """Note what a worker tells, unless more is known already."""
+        name, rows, share = told
+        with self._lock:
+            if name in self._left:
+                self._told[name] = max(self._told.get(name, (rows, 0.0)), (rows, share))
+
+    def finish(self, name: str) -> None:
+        """Forget a part that is done."""
+        with self._lock:
+            self._left.discard(name)
+            self._told.pop(name, None)
+
+    def totals(self) -> tuple[float, int]:
+        """How many parts and rows are done in those that are running."""
+        with self._lock:
+            told = list(self._told.values())
+        return sum(share for _, share in told), round(sum(rows * share for rows, share in told))
+
+
+@contextlib.contextmanager
+def heard_by(hear: Callable[[Told], None], client: Any) -> Iterator[None]:
+    """Call `hear` with what is told of parts in the block, here or on the workers of a client.
+
+    Parameters
+    ----------
+    hear : callable
+        Called from the client's own thread.
+    client : distributed.Client or None
+    """
+    if client is None:
+        with run_context(hear=hear):
+            yield
+        return
+    client.subscribe_topic(PROGRESS_TOPIC, lambda event: hear(tuple(event[1])))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # the scheduler is gone
+            client.unsubscribe_topic(PROGRESS_TOPIC)
