@@ -1,14 +1,15 @@
-"""NeMo Curator's names, so that its scripts run after a change of their imports.
+"""NeMo Curator's names: scripts run after a change of imports; read `documents.py` first.
 
 ``from nemo_curator... import X`` becomes ``from gpuclassify.curator import X``, whichever module of
 either generation `X` was in. What was written on CrossFit itself is in
 `gpuclassify.curator.crossfit`: ``HFModel``, and the ``DistributedDataClassifier`` that takes one.
 """
 
-from gpuclassify.classifiers import (
+from gpuclassify.curator.documents import (
     AegisClassifier,
     ContentTypeClassifier,
     DistributedDataClassifier,
+    DocumentDataset,
     DomainClassifier,
     FineWebEduClassifier,
     FineWebMixtralEduClassifier,
@@ -17,8 +18,10 @@ from gpuclassify.classifiers import (
     MultilingualDomainClassifier,
     PromptTaskComplexityClassifier,
     QualityClassifier,
+    Sequential,
+    ToBackend,
+    get_client,
 )
-from gpuclassify.curator.documents import DocumentDataset, Sequential, get_client
 from gpuclassify.curator.pipeline import (
     JsonlReader,
     JsonlWriter,
@@ -30,33 +33,13 @@ from gpuclassify.curator.pipeline import (
     XennaExecutor,
 )
 from gpuclassify.curator.stages import ModelStage, TokenizerStage, WorkerMetadata
-from gpuclassify.jobs.stages import ToBackend
 
 __all__ = [
-    "AegisClassifier",
-    "ContentTypeClassifier",
-    "DistributedDataClassifier",
-    "DocumentDataset",
-    "DomainClassifier",
-    "FineWebEduClassifier",
-    "FineWebMixtralEduClassifier",
-    "FineWebNemotronEduClassifier",
-    "InstructionDataGuardClassifier",
-    "JsonlReader",
-    "JsonlWriter",
-    "ModelStage",
-    "MultilingualDomainClassifier",
-    "ParquetReader",
-    "ParquetWriter",
-    "Pipeline",
-    "PromptTaskComplexityClassifier",
-    "QualityClassifier",
-    "RayActorPoolExecutor",
-    "RayDataExecutor",
-    "Sequential",
-    "ToBackend",
-    "TokenizerStage",
-    "WorkerMetadata",
-    "XennaExecutor",
-    "get_client",
-]
+    "AegisClassifier", "ContentTypeClassifier", "DistributedDataClassifier", "DocumentDataset",
+    "DomainClassifier", "FineWebEduClassifier", "FineWebMixtralEduClassifier",
+    "FineWebNemotronEduClassifier", "InstructionDataGuardClassifier", "JsonlReader", "JsonlWriter",
+    "ModelStage", "MultilingualDomainClassifier", "ParquetReader", "ParquetWriter", "Pipeline",
+    "PromptTaskComplexityClassifier", "QualityClassifier", "RayActorPoolExecutor",
+    "RayDataExecutor", "Sequential", "ToBackend", "TokenizerStage", "WorkerMetadata",
+    "XennaExecutor", "get_client",
+]  # fmt: skip

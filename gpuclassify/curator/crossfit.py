@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gpuclassify.curator.documents import DocumentDataset
-from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
+from gpuclassify.curator.stages import LoadedByUser, UserCode
 from gpuclassify.mapping.heads import Columns
 from gpuclassify.mapping.label_heads import CategoryHead
 from gpuclassify.models.checkpoint import Checkpoint
@@ -29,15 +30,8 @@ class HFModel(UserCode):
     path_or_name : str
         Hub name or directory; its ``config.json`` says how long texts may be.
     max_mem_gb : int, optional
-        Without effect: batches are sized by the memory that is measured to be free.
+        Without effect, as are sizes of trial runs: batches are sized by the memory that is free.
     model_output_type : {"numeric"}
-    **trial_runs
-        Sizes by which CrossFit measures memory, without effect.
-
-    Raises
-    ------
-    TypeError
-        Another `model_output_type`.
     """
 
     def __init__(
@@ -56,7 +50,7 @@ class HFModel(UserCode):
 
     def load_model(self, device: str = "cuda") -> nn.Module:
         """The module with its weights."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no load_model(): write it")
+        raise self._unwritten("load_model")
 
     def load_tokenizer(self) -> Any:
         """A fresh tokenizer of transformers."""
@@ -86,13 +80,7 @@ class HFHead(CategoryHead):
         """The module may be any: its outputs are counted when there are some."""
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for outputs, float32 (texts, labels).
-
-        Raises
-        ------
-        ValueError
-            There are more outputs than labels, or fewer.
-        """
+        """Columns for outputs, float32 (texts, labels), of which there are as many as labels."""
         if values.shape[1] != len(self.labels):
             raise ValueError(
                 f"the model gives {values.shape[1]} outputs a text, and {len(self.labels)} labels "
@@ -113,11 +101,12 @@ class HFClassifier(LoadedByUser):
         return self.source.load_model(device=str(device))
 
     @property
-    def new_tokenizer(self) -> Callable[[], Any]:
+    def new_tokenizer(self) -> Callable[[], Any]:  # type: ignore[override]
         """The user's, which may be another one than that of `path_or_name`."""
         return self.source.load_tokenizer
 
 
+@dataclass(eq=False, repr=False)
 class DistributedDataClassifier:
     """Base class for a classifier of an `HFModel`, in the form of NeMo Curator 0.x.
 
@@ -134,46 +123,29 @@ class DistributedDataClassifier:
         Outputs of a text: as many as labels.
     pred_column : str
     max_chars : int, optional
-    device_type : str
-        Without effect: a GPU is used where there is one.
-    autocast : bool
-        Without effect: the module's own code decides.
-
-    Raises
-    ------
-    ValueError
-        `out_dim` is not the number of labels.
+    device_type, autocast : optional
+        Without effect: a GPU is used where there is one, and the module's own code decides.
     """
 
-    text_field: str = "text"
-    prob_column: str | None = None
+    text_field: ClassVar[str] = "text"
+    prob_column: ClassVar[str | None] = None
 
-    def __init__(
-        self,
-        model: HFModel,
-        labels: list[str],
-        filter_by: str | list[str] | None = None,
-        batch_size: int = 256,
-        out_dim: int | None = None,
-        pred_column: str = "pred",
-        max_chars: int | None = None,
-        device_type: str = "cuda",
-        autocast: bool = True,
-    ) -> None:
-        if out_dim not in (None, len(labels)):
+    model: HFModel
+    labels: list[str]
+    filter_by: str | list[str] | None = None
+    batch_size: int = 256
+    out_dim: int | None = None
+    pred_column: str = "pred"
+    max_chars: int | None = None
+    device_type: str = "cuda"
+    autocast: bool = True
+
+    def __post_init__(self) -> None:
+        if self.out_dim not in (None, len(self.labels)):
             raise ValueError(
-                f"out_dim={out_dim}, and there are {len(labels)} labels, {labels}: the label is "
-                "that of the largest output, so they must be as many"
+                f"out_dim={self.out_dim}, and there are {len(self.labels)} labels, {self.labels}: "
+                "the label is that of the largest output, so they must be as many"
             )
-        self.model = model
-        self.labels = labels
-        self.filter_by = filter_by
-        self.batch_size = batch_size
-        self.out_dim = out_dim
-        self.pred_column = pred_column
-        self.max_chars = max_chars
-        self.device_type = device_type
-        self.autocast = autocast
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
         """The dataset with labels, and without the rows that `filter_by` does not name."""

@@ -1,21 +1,23 @@
-"""The Dask generation's dataset, its sequence of modules, and its client."""
+"""The Dask generation's dataset, the classifiers that take one, its sequence and its client."""
 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from gpuclassify import cluster
+from gpuclassify import classifiers, cluster
+from gpuclassify.jobs import stages
 from gpuclassify.jobs.input.readers import read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, to_parquet
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.stages import ToBackend
-from gpuclassify.mapping.partition_map import WrappedFrame
 from gpuclassify.settings.old_spellings import modern_spellings
 
+Mapper = TypeVar("Mapper", bound=type)
 
-class DocumentDataset(WrappedFrame):
+
+class DocumentDataset:
     """A Dask frame of documents, as `df`; what it does not have itself is the frame's.
 
     Parameters
@@ -23,28 +25,21 @@ class DocumentDataset(WrappedFrame):
     df : dask.dataframe.DataFrame
     """
 
+    def __init__(self, df: Any) -> None:
+        self.df = df
+
     @classmethod
     def read_json(
         cls, input_files: str | list[str], backend: str = "pandas", **arguments: Any
     ) -> DocumentDataset:
-        """Files of JSON lines; see `gpuclassify.read_files`.
+        """Files of JSON lines, by what `gpuclassify.read_files` takes or Curator's arguments.
 
-        Parameters
-        ----------
-        input_files : str or list of str
-            Files, directories, globs or fsspec URLs.
-        backend : {"pandas", "cudf"}
-        **arguments
-            ``columns``, ``blocksize`` and, without effect, ``files_per_partition``.
-
-        Raises
-        ------
-        TypeError
-            An argument that would change the result, and is not supported.
+        These are ``columns`` and ``blocksize``; ``files_per_partition`` has no effect, and what
+        would change the result is a TypeError.
         """
         arguments = {"input_files": input_files, **arguments}
         given = modern_spellings(cls.__qualname__, "reader", arguments)
-        return cls(ToBackend(backend)(read_files(given.pop("paths"), **given)))
+        return cls(stages.ToBackend(backend)(read_files(given.pop("paths"), **given)))
 
     @classmethod
     def read_parquet(
@@ -62,16 +57,10 @@ class DocumentDataset(WrappedFrame):
 
     def to_pandas(self) -> Any:
         """Compute a pandas frame."""
-        return ToBackend("pandas")(self.df).compute()
+        return stages.ToBackend("pandas")(self.df).compute()
 
     def to_json(self, output_path: str, compression: str | None = None, **arguments: Any) -> None:
-        """Write JSON lines, one file a partition, as a job that can be continued.
-
-        Raises
-        ------
-        TypeError
-            ``write_to_filename`` or ``partition_on``: a partition is a file.
-        """
+        """Write JSON lines, one file a partition, as a job that can be continued."""
         arguments = {"output_path": output_path, **arguments}
         given = modern_spellings(type(self).__qualname__, "writer", arguments)
         client = None
@@ -107,13 +96,46 @@ class DocumentDataset(WrappedFrame):
         return getattr(self.df, name)
 
 
+class OfDatasets:
+    """A mapper that also takes a `DocumentDataset`, and then gives one."""
+
+    def __call__(self, dataset: Any) -> Any:
+        """Map over a dataset, or whatever else the mapper takes."""
+        map_over = super().__call__  # type: ignore[misc]  # a mapper's, which comes next
+        if isinstance(dataset, DocumentDataset):
+            return type(dataset)(map_over(dataset.df))
+        return map_over(dataset)
+
+
+def _of_datasets(mapper: Mapper) -> Mapper:
+    names = {"__module__": __name__, "__doc__": mapper.__doc__}
+    made = types.new_class(
+        mapper.__name__, (OfDatasets, mapper), exec_body=lambda space: space.update(names)
+    )
+    return cast(Mapper, made)
+
+
+AegisClassifier = _of_datasets(classifiers.AegisClassifier)
+ContentTypeClassifier = _of_datasets(classifiers.ContentTypeClassifier)
+DistributedDataClassifier = _of_datasets(classifiers.DistributedDataClassifier)
+DomainClassifier = _of_datasets(classifiers.DomainClassifier)
+FineWebEduClassifier = _of_datasets(classifiers.FineWebEduClassifier)
+FineWebMixtralEduClassifier = _of_datasets(classifiers.FineWebMixtralEduClassifier)
+FineWebNemotronEduClassifier = _of_datasets(classifiers.FineWebNemotronEduClassifier)
+InstructionDataGuardClassifier = _of_datasets(classifiers.InstructionDataGuardClassifier)
+MultilingualDomainClassifier = _of_datasets(classifiers.MultilingualDomainClassifier)
+PromptTaskComplexityClassifier = _of_datasets(classifiers.PromptTaskComplexityClassifier)
+QualityClassifier = _of_datasets(classifiers.QualityClassifier)
+ToBackend = _of_datasets(stages.ToBackend)
+
+
 class Sequential:
     """Modules one after another, each called with what the one before it gives.
 
     Parameters
     ----------
     modules : iterable of callable
-        Classifiers, `gpuclassify.ToBackend`, or functions of a dataset.
+        Classifiers, `ToBackend`, or functions of a dataset.
     """
 
     def __init__(self, modules: Iterable[Callable[[Any], Any]]) -> None:

@@ -17,11 +17,6 @@ from gpuclassify.settings.old_spellings import modern_spellings
 class Executor:
     """What runs a pipeline in NeMo Curator; here its settings have no effect.
 
-    Parameters
-    ----------
-    config : dict, optional
-    ignore_head_node : bool
-
     Raises
     ------
     TypeError
@@ -37,7 +32,6 @@ class Executor:
                 f"{type(self).__qualname__}: ignore_failures=True is Pipeline(name, "
                 'on_error="quarantine"), which keeps what fails with its reason'
             )
-        self.ignore_head_node = ignore_head_node
 
 
 class XennaExecutor(Executor):
@@ -83,13 +77,7 @@ class Pipeline(jobs.pipeline.Pipeline):
             self.add_stage(stage)
 
     def add_stage(self, stage: Any) -> Pipeline:
-        """Append a stage, and return the pipeline.
-
-        Raises
-        ------
-        ValueError
-            A `ModelStage` follows the `TokenizerStage` of another model.
-        """
+        """Append a stage, and return the pipeline."""
         if isinstance(stage, ModelStage):
             has_tokenizer = bool(self.stages) and isinstance(self.stages[-1], TokenizerStage)
             stage = stage.as_mapper(self.stages.pop() if has_tokenizer else None)
@@ -103,22 +91,9 @@ class Pipeline(jobs.pipeline.Pipeline):
         checkpoint_path: Any = None,
         **options: Any,
     ) -> JobSummary:
-        """Run the job, or continue it; see `gpuclassify.Pipeline.run`.
+        """Run the job, or continue it, by the `options` of `gpuclassify.Pipeline.run`.
 
-        Parameters
-        ----------
-        executor : Executor or distributed.Client, optional
-            Only a client makes a difference: the job runs on its cluster. Else it runs here.
-        initial_tasks : None
-        checkpoint_path : str, optional
-            Without effect: every job can be continued by what its output has.
-        **options
-            ``restart`` and ``report``.
-
-        Raises
-        ------
-        TypeError
-            `initial_tasks` are given: a pipeline begins with its reader.
+        It runs on a cluster where `executor` is its client, and else in this process.
         """
         if initial_tasks is not None:
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
@@ -138,19 +113,10 @@ def _warn(given: str, reason: str) -> None:
 
 
 class JsonlReader(readers.JsonlReader):
-    """`gpuclassify.JsonlReader` by Curator's arguments.
+    """`gpuclassify.JsonlReader` by its own arguments or Curator's.
 
-    Parameters
-    ----------
-    file_paths : str or list of str
-    **arguments
-        ``fields``, ``blocksize`` and ``read_kwargs={"storage_options": ...}``;
-        ``files_per_partition`` has no effect. Those of `gpuclassify.JsonlReader` are taken too.
-
-    Raises
-    ------
-    TypeError
-        An argument that would change the result, and is not supported.
+    These are ``fields``, ``blocksize`` and ``read_kwargs={"storage_options": ...}``;
+    ``files_per_partition`` has no effect, and what would change the result is a TypeError.
     """
 
     def __init__(self, file_paths: str | list[str], **arguments: Any) -> None:
@@ -158,25 +124,17 @@ class JsonlReader(readers.JsonlReader):
 
 
 class ParquetReader(readers.ParquetReader):
-    """`gpuclassify.ParquetReader` by Curator's arguments, which are those of `JsonlReader`."""
+    """`gpuclassify.ParquetReader` by its own arguments or Curator's; see `JsonlReader`."""
 
     def __init__(self, file_paths: str | list[str], **arguments: Any) -> None:
         super().__init__(**_modern(self, "reader", file_paths=file_paths, **arguments))
 
 
 class JsonlWriter(writers.JsonlWriter):
-    """`gpuclassify.JsonlWriter` by Curator's arguments.
+    """`gpuclassify.JsonlWriter` by its own arguments or Curator's.
 
-    Parameters
-    ----------
-    path : str
-    **arguments
-        ``write_kwargs={"storage_options": ...}`` and those of `gpuclassify.JsonlWriter`.
-
-    Raises
-    ------
-    TypeError
-        An argument that would change the result, and is not supported.
+    These are ``write_kwargs={"storage_options": ...}``; what would change the result is a
+    TypeError.
     """
 
     def __init__(self, path: str, **arguments: Any) -> None:
@@ -184,7 +142,7 @@ class JsonlWriter(writers.JsonlWriter):
 
 
 class ParquetWriter(writers.ParquetWriter):
-    """`gpuclassify.ParquetWriter` by Curator's arguments, which are those of `JsonlWriter`."""
+    """`gpuclassify.ParquetWriter` by its own arguments or Curator's; see `JsonlWriter`."""
 
     def __init__(self, path: str, **arguments: Any) -> None:
         super().__init__(**_modern(self, "writer", path=path, **arguments))

@@ -1,10 +1,11 @@
-"""NeMo Curator 1.x's base class for a model of one's own, and the tokenizer before it."""
+"""Models of one's own: how a mapper runs the user's code, and NeMo Curator 1.x's base class."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,37 +13,84 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.curator.loaded_by_user import LoadedByUser, UserCode
+from gpuclassify.curator.documents import OfDatasets
+from gpuclassify.mapping.code_digest import code_digest, value_digest
 from gpuclassify.mapping.columns import COLUMN_TYPES, FLOAT32, SCORES, check_column_types
+from gpuclassify.mapping.encoder_runner import EncoderRunner
 from gpuclassify.mapping.heads import Columns, Head
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.runners import OwnModule, Runner
+from gpuclassify.mapping.text_mapper import TextMapper
 
 if TYPE_CHECKING:
     from torch import nn
 
 WorkerMetadata = Any  # which scripts import for annotations
-# Columns of a batch that subclasses drop; here they hold nothing.
-TOKEN_FIELDS = ("input_ids", "attention_mask")
+
+
+class UserCode:
+    """An object of a user's class, which is known by the code and by the settings that it holds."""
+
+    def _definition(self) -> tuple[Any, ...]:
+        owner = type(self)
+        settings = sorted((name, value_digest(value)) for name, value in vars(self).items())
+        return (owner.__module__, owner.__qualname__, code_digest(owner), *settings)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return self._definition()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({vars(self)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._definition() == other._definition()
+
+    def __hash__(self) -> int:
+        return hash(self._definition())
+
+    def _unwritten(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__qualname__} has no {method}(): write it")
+
+
+class _Model(PinnedModel):
+    """A model of which only the name and the tokenizer are certain."""
+
+    def __init__(self, options: Any, **_kinds: bool) -> None:
+        super().__init__(options, has_own_module=True, has_own_columns=True)
+
+
+class LoadedByUser(OfDatasets, TextMapper):
+    """Runs the torch module that the user's own code, `source`, loads with its weights."""
+
+    model_type = _Model
+    new_tokenizer: Callable[[], Any] | None = None  # if it is not that of the model's files
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.source = source
+
+    @property
+    def __name__(self) -> str:
+        """That of the user's class, on Dask's dashboard and in messages."""
+        return type(self.source).__qualname__
+
+    @abstractmethod
+    def load(self) -> nn.Module:
+        """The module with its weights, on any device."""
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Texts to outputs, by the user's module and tokenizer."""
+        own = OwnModule(lambda _config: self.load(), self._definition, True, self.new_tokenizer)
+        return EncoderRunner(self.options, self.model, own)
 
 
 @dataclass(frozen=True)
 class TokenizerStage:
     """How texts are cut for the `ModelStage` that follows; tokens never become columns.
 
-    Attributes
-    ----------
-    model_identifier : str
-    cache_dir, hf_token : str, optional
-    text_field : str
-    max_chars, max_seq_length : int, optional
-    padding_side : {"left", "right"}
-    sort_by_length, unk_token : bool
-        Without effect on results.
-    transformers_init_kwargs : None
-
-    Raises
-    ------
-    TypeError
-        `transformers_init_kwargs` are given.
+    `sort_by_length` and `unk_token` have no effect on results; a TypeError is raised for
+    `transformers_init_kwargs`.
     """
 
     model_identifier: str
@@ -66,6 +114,7 @@ class TokenizerStage:
             hub.remember_token(self.model_identifier, hf_token)
 
 
+@dataclass(eq=False, repr=False)
 class ModelStage(UserCode):
     """Base class for a model of one's own, in the form of NeMo Curator 1.x.
 
@@ -93,52 +142,40 @@ class ModelStage(UserCode):
     """
 
     new_columns: ClassVar[Mapping[str, str]] = {}
-    model: nn.Module
+
+    model_identifier: str
+    cache_dir: str | None = None
+    hf_token: str | None = None
+    model_inference_batch_size: int = 256
+    has_seq_order: bool = True
+    padding_side: str = "right"
+    max_seq_length: int | None = None
+    unpack_inference_batch: bool = False
+    autocast: bool = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         check_column_types(cls.__qualname__, cls.new_columns)
 
-    def __init__(
-        self,
-        model_identifier: str,
-        cache_dir: str | None = None,
-        hf_token: str | None = None,
-        model_inference_batch_size: int = 256,
-        has_seq_order: bool = True,
-        padding_side: str = "right",
-        max_seq_length: int | None = None,
-        unpack_inference_batch: bool = False,
-        autocast: bool = True,
-    ) -> None:
-        if hf_token is not None:
-            hub.remember_token(model_identifier, hf_token)
+    def __post_init__(self) -> None:
+        if self.hf_token is not None:
+            hub.remember_token(self.model_identifier, self.hf_token)
         self.hf_token = None  # a token is never part of what travels
-        self.model_identifier = model_identifier
-        self.cache_dir = cache_dir
-        self.model_inference_batch_size = model_inference_batch_size
-        self.has_seq_order = has_seq_order
-        self.padding_side = padding_side
-        self.max_seq_length = max_seq_length
-        self.unpack_inference_batch = unpack_inference_batch
-        self.autocast = autocast
 
     def outputs(self) -> tuple[list[str], list[str]]:
         """``["data"]`` and the names of the new columns."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no outputs(): write it")
+        raise self._unwritten("outputs")
 
     def setup(self, _worker: WorkerMetadata | None = None) -> None:
         """Load ``self.model``."""
         self._setup(local_files_only=True)
 
     def _setup(self, local_files_only: bool = True) -> None:
-        raise NotImplementedError(f"{type(self).__qualname__} has no setup(): write it")
+        raise self._unwritten("setup")
 
     def process_model_output(self, outputs: Any, model_input_batch: Any = None) -> dict[str, Any]:
         """Arrays by name, one value a text, of the model's outputs."""
-        raise NotImplementedError(
-            f"{type(self).__qualname__} has no process_model_output(): write it"
-        )
+        raise self._unwritten("process_model_output")
 
     def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
         """The arrays of all batches together."""
@@ -147,9 +184,7 @@ class ModelStage(UserCode):
 
     def create_output_dataframe(self, df_cpu: Any, collected_output: dict[str, Any]) -> Any:
         """The frame with the new columns."""
-        raise NotImplementedError(
-            f"{type(self).__qualname__} has no create_output_dataframe(): write it"
-        )
+        raise self._unwritten("create_output_dataframe")
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
         """The mapper that runs this stage, on texts cut as `tokenizer` says.
@@ -210,8 +245,7 @@ class StageHead(Head):
 
     @functools.cached_property
     def _fields(self) -> list[pa.Field]:
-        declared = self.stage.new_columns
-        if declared:
+        if declared := self.stage.new_columns:
             return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in declared.items()]
         labels = self.model.checkpoint.config.get("id2label")
         try:
@@ -232,13 +266,13 @@ class StageHead(Head):
         outputs.logits = outputs  # what it would be called in an output of transformers
         stage = self.stage
         collected = stage.collect_outputs([stage.process_model_output(outputs, None)])
-        frame = pd.DataFrame(dict.fromkeys(TOKEN_FIELDS), index=range(len(values)))
+        tokens = ("input_ids", "attention_mask")  # which stages drop; here they hold nothing
+        frame = pd.DataFrame(dict.fromkeys(tokens), index=range(len(values)))
         frame = stage.create_output_dataframe(frame, collected)
         return {name: frame[name].tolist() for name in stage.outputs()[1]}
 
 
-def _kind_of(found: pa.DataType) -> pa.DataType:
-    """The kind of column for values that Arrow takes to be `found`."""
+def _kind_of(values: pa.DataType) -> pa.DataType:
     kinds = (
         (pa.types.is_boolean, pa.bool_()),
         (pa.types.is_integer, pa.int64()),
@@ -247,6 +281,6 @@ def _kind_of(found: pa.DataType) -> pa.DataType:
         (pa.types.is_list, SCORES),
     )
     for is_kind, kind in kinds:
-        if is_kind(found):
+        if is_kind(values):
             return kind
-    raise TypeError(f"no kind of column holds {found}")
+    raise TypeError(f"no kind of column holds {values}")

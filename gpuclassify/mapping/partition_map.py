@@ -14,18 +14,6 @@ from gpuclassify.settings.signatures import Public
 from gpuclassify.workers.retire import on_sound_device
 
 
-class WrappedFrame:
-    """A dataset that holds its frame; a mapper gives another one of its class.
-
-    Attributes
-    ----------
-    df : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
-    """
-
-    def __init__(self, df: Any) -> None:
-        self.df = df
-
-
 class PartitionMap(Public):
     """A frame to frame function that adds columns and may drop rows, and does nothing else.
 
@@ -144,8 +132,7 @@ class PartitionMap(Public):
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame, str or list of str
-            Frame with the text column, also as a `WrappedFrame`; or texts themselves, of which None
-            is null.
+            Frame with the text column; or texts themselves, of which None is null.
 
         Returns
         -------
@@ -159,8 +146,6 @@ class PartitionMap(Public):
         ValueError
             The text column is missing, or an output column is there already.
         """
-        if isinstance(dataset, WrappedFrame):
-            return type(dataset)(self(dataset.df))
         if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
             dataset = frame_of_texts(dataset, self.main_text_fields)
         if is_dask_frame(dataset):

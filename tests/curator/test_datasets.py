@@ -1,6 +1,7 @@
 """The Dask generation's scripts run with other imports and give what our own calls give."""
 
 import inspect
+import pickle
 
 import pandas as pd
 import pytest
@@ -123,8 +124,8 @@ def test_a_classifier_gives_a_dataset_of_what_it_gives_a_frame(
         assert high.df["id"].compute().tolist() == expected["id"][is_high].tolist()
 
 
-def test_modules_run_one_after_another(run_script, domain):
-    classifier = domain()
+def test_modules_run_one_after_another(run_script, checkpoint):
+    classifier = curator.DomainClassifier(model=checkpoint("domain"))
     functions = {
         "cpu_operation": lambda dataset: dataset[dataset["id"] >= 10],
         "gpu_operation": classifier,
@@ -188,3 +189,10 @@ def test_what_would_change_the_result_is_refused(tmp_path):
         dataset.to_json(str(tmp_path), write_to_filename=True)
     with pytest.raises(TypeError, match="add_filename=True has no effect"):
         curator.DocumentDataset.read_json(str(tmp_path), add_filename=True)
+
+
+def test_classifiers_of_datasets_travel_by_their_names():
+    classifier = curator.QualityClassifier(filter_by="High")
+    assert pickle.loads(pickle.dumps(classifier)) == classifier
+    assert repr(classifier) == repr(gpuclassify.QualityClassifier(filter_by="High"))
+    assert isinstance(classifier, gpuclassify.QualityClassifier)
