@@ -58,7 +58,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tests/layers.py
+	$(BIN)/python tests/house.py
 
 # The site, in build/docs; without a network. What it shows runs in tests/test_pages.py.
 docs: $(VENV)/.dev

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from layers import LAYERS
+from house import LAYERS
 
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.settings import families
