@@ -11,7 +11,7 @@ import click
 from house import LAYERS
 
 from gpuclassify.commands.cli import main
-from gpuclassify.jobs.settings import families
+from gpuclassify.commands.settings import families
 from gpuclassify.settings.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
 from gpuclassify.settings.signatures import explanations
 

@@ -21,10 +21,9 @@ from .classifiers.own_model import ModelMapper as ModelMapper
 from .cluster import get_client as get_client
 from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates
+from .dedup.job import Deduplicate as Deduplicate
 from .dedup.removal import remove_duplicates as remove_duplicates
 from .dedup.semantic import SemanticDuplicates as SemanticDuplicates
-from .jobs.buckets import AssignBuckets as AssignBuckets
-from .jobs.deduplicate import Deduplicate as Deduplicate
 from .jobs.input.readers import FileReader as FileReader
 from .jobs.input.readers import JsonlReader as JsonlReader
 from .jobs.input.readers import ParquetReader as ParquetReader
@@ -43,6 +42,7 @@ from .scores.buckets import ScoreEdges as ScoreEdges
 from .scores.buckets import add_buckets as add_buckets
 from .scores.buckets import keep_top as keep_top
 from .scores.buckets import score_edges as score_edges
+from .scores.job import AssignBuckets as AssignBuckets
 from .training.head import Head as Head
 
 __version__: str

@@ -40,7 +40,7 @@ def test_the_list_for_assistants_names_every_page(site):
 
 
 def test_every_label_and_argument_has_its_place(site):
-    from gpuclassify.jobs.settings import families
+    from gpuclassify.commands.settings import families
 
     labels, arguments = (
         (site / f"reference/{name}.md").read_text() for name in ("labels", "arguments")

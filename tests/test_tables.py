@@ -7,8 +7,8 @@ import pytest
 
 from gpuclassify import DomainClassifier, Embedder
 from gpuclassify.cluster.slurm import SlurmPlan
+from gpuclassify.dedup.job import DedupSummary
 from gpuclassify.dedup.summary import DuplicatesSummary, Group
-from gpuclassify.jobs.deduplicate import DedupSummary
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.estimate.sample import Estimate
 from gpuclassify.jobs.report.summary import JobSummary

@@ -56,8 +56,8 @@ def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> Non
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
     """
-    from gpuclassify.jobs.settings import BUCKETS as SETTINGS
-    from gpuclassify.jobs.settings import EDGES, JobSettings
+    from gpuclassify.commands.settings import BUCKETS as SETTINGS
+    from gpuclassify.commands.settings import EDGES, JobSettings
 
     quiet_dask()
     with wrong_call_exits():

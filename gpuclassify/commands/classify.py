@@ -27,7 +27,7 @@ from gpuclassify.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.settings import JobSettings
+    from gpuclassify.commands.settings import JobSettings
 
 
 @click.command(cls=JobCommand, short_help="Classify files into a directory, or go on with it.")

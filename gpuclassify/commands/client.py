@@ -50,7 +50,7 @@ def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | No
     ----------
     given : mapping
         ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend``, as of
-        `gpuclassify.jobs.settings.JobSettings`.
+        `gpuclassify.commands.settings.JobSettings`.
     progress : JobProgress
         Shows what is waited for.
     parts : int, optional

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuclassify.dedup.duplicates import Duplicates
-    from gpuclassify.jobs.deduplicate import DedupJob, DedupSummary
+    from gpuclassify.dedup.job import DedupJob, DedupSummary
 
 METHODS = ("exact", "fuzzy", "semantic")
 # Options that are settings of the same name.
@@ -97,8 +97,8 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
 def _prepare(
     paths: tuple[str, ...], given: Mapping[str, Any], files: Mapping[str, Any]
 ) -> DedupJob:
-    from gpuclassify.jobs.deduplicate import Deduplicate
-    from gpuclassify.jobs.settings import READ, make_reader, make_writer
+    from gpuclassify.commands.settings import READ, make_reader, make_writer
+    from gpuclassify.dedup.job import Deduplicate
 
     inputs, output = split_paths(paths, given).values()
     duplicates = _duplicates(given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuclassify.commands.console import wrong_call_exits
-from gpuclassify.jobs.settings import families, find_family
+from gpuclassify.commands.settings import families, find_family
 from gpuclassify.settings.options import setting_names
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from gpuclassify.jobs.settings import JobSettings, families
+from gpuclassify.commands.settings import JobSettings, families
 from gpuclassify.settings.options import DTYPES, LOADERS
 
 MODEL, ROWS, DUPLICATES, FILES = "Classifiers", "Columns and rows", "Duplicates", "Files"
@@ -259,9 +259,9 @@ def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     Raises
     ------
     TypeError, ValueError
-        See `gpuclassify.jobs.settings.JobSettings.of`.
+        See `gpuclassify.commands.settings.JobSettings.of`.
     """
-    from gpuclassify.jobs.settings_file import dump_settings, load_settings
+    from gpuclassify.commands.settings import dump_settings, load_settings
 
     values = load_settings(given["config"]) if given["config"] else {}
     values |= {name: path for name, path in paths.items() if path}

@@ -15,7 +15,7 @@ from gpuclassify.commands.options import LocalCommand, job_options, read_setting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gpuclassify.jobs.settings import JobSettings
+    from gpuclassify.commands.settings import JobSettings
     from gpuclassify.mapping.chain import Chain
     from gpuclassify.mapping.text_mapper import TextMapper
 

@@ -99,7 +99,7 @@ def _check_job(context: click.Context, arguments: tuple[str, ...], config: str |
     ValueError, click.UsageError
         The command would refuse its arguments, or starts a cluster itself.
     """
-    from gpuclassify.jobs.settings_file import load_settings
+    from gpuclassify.commands.settings import load_settings
 
     words = [*(["--config", config] if config else []), *arguments]
     with tempfile.TemporaryDirectory() as folder:

@@ -19,8 +19,7 @@ from gpuclassify import (
     to_parquet,
 )
 from gpuclassify.commands.cli import main
-from gpuclassify.jobs.settings import JobSettings
-from gpuclassify.jobs.settings_file import load_settings
+from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.mapping.stage_counts import Stages
 from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_context import run_context

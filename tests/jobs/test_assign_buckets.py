@@ -28,9 +28,8 @@ from gpuclassify import (
     classify,
 )
 from gpuclassify.commands.cli import main
+from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.jobs.report.report import report_of
-from gpuclassify.jobs.settings import JobSettings
-from gpuclassify.jobs.settings_file import load_settings
 from gpuclassify.jobs.storage import open_directory
 from tests.fasttext_models import WORDS
 

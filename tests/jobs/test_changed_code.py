@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from gpuclassify.jobs.buckets import AssignBuckets
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
 from gpuclassify.jobs.output.manifest import JobChangedError
 from gpuclassify.jobs.output.records import sealed, unsealed
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.scores.job import AssignBuckets
 
 JOB = """
 from gpuclassify import JsonlReader, ParquetWriter, Pipeline

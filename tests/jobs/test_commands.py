@@ -22,8 +22,7 @@ from gpuclassify.commands.client import shown_workers
 from gpuclassify.commands.dedup import dedup
 from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.plan import plan
-from gpuclassify.jobs.settings import JobSettings
-from gpuclassify.jobs.settings_file import dump_settings, load_settings
+from gpuclassify.commands.settings import JobSettings, dump_settings, load_settings
 from gpuclassify.testing import sample_texts, write_checkpoint
 
 

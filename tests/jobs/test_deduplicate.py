@@ -18,9 +18,9 @@ from job_faults import in_process, run_until_link
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.dedup.exact import ExactDuplicates
 from gpuclassify.dedup.fuzzy import FuzzyDuplicates
+from gpuclassify.dedup.job import Deduplicate
 from gpuclassify.dedup.semantic import SemanticDuplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
-from gpuclassify.jobs.deduplicate import Deduplicate
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
 from gpuclassify.jobs.output.manifest import JobChangedError

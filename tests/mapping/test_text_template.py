@@ -10,8 +10,7 @@ from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, Embedder, SemanticDuplicates
 from gpuclassify.commands.cli import main
-from gpuclassify.jobs.settings import JobSettings
-from gpuclassify.jobs.settings_file import load_settings
+from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.settings.text_template import fill_template, template_fields
 from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import collected_stats

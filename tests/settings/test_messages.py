@@ -15,7 +15,7 @@ PACKAGE = Path(gpuclassify.__file__).parent
 COMMANDS = main.commands.values()
 OPTIONS = {flag for each in COMMANDS for own in each.params for flag in own.opts if "--" in flag}
 # What the command line alone has, and files that are shell scripts.
-OF_COMMANDS = {"commands", "settings.py", "settings_file.py", "slurm_script.py"}
+OF_COMMANDS = {"commands", "settings.py", "slurm_script.py"}
 
 
 def texts(path):

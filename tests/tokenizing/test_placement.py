@@ -32,8 +32,8 @@ from gpuclassify import (
     classify,
 )
 from gpuclassify.commands.cli import main
+from gpuclassify.commands.settings import load_settings
 from gpuclassify.frames.texts import DeviceTexts
-from gpuclassify.jobs.settings_file import load_settings
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import placement, prefetch

@@ -18,6 +18,7 @@ from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
 from gpuclassify.cluster.local import PatientNanny
+from gpuclassify.commands.settings import make_writer
 from gpuclassify.hub.calls import TRIES
 from gpuclassify.hub.errors import DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader
@@ -26,7 +27,6 @@ from gpuclassify.jobs.output.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.push_to_hub import push_to_hub
-from gpuclassify.jobs.settings import make_writer
 from tests.hub_dataset_server import File
 
 
