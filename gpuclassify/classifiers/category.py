@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.mapping.label_heads import CategoryHead
+from gpuclassify.mapping.heads import CategoryHead
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import ClassifierOptions
 from gpuclassify.settings.signatures import takes

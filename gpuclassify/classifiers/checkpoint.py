@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.mapping.heads import Head
-from gpuclassify.mapping.label_heads import HEADS, CategoryHead
+from gpuclassify.mapping.heads import HEADS, CategoryHead, Head
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import SINGLE_LABEL, ClassifierOptions
 from gpuclassify.settings.signatures import takes

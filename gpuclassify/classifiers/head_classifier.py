@@ -13,10 +13,8 @@ from gpuclassify.classifiers.embedder import EmbeddingHead
 from gpuclassify.classifiers.head_model import HeadsModel, check_width
 from gpuclassify.classifiers.head_options import HeadOptions
 from gpuclassify.frames.texts import Texts
-from gpuclassify.mapping.encoder_runner import EncoderRunner
-from gpuclassify.mapping.heads import Head
-from gpuclassify.mapping.label_heads import HEADS
-from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, TokenLengths
+from gpuclassify.mapping.heads import HEADS, Head
+from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.embedding_head import DenseHead, HeadCheckpoint, load_head
 from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, ClassifierOptions

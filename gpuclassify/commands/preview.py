@@ -79,7 +79,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
     """The columns of confidences by those of labels, where the mapper can give both."""
-    from gpuclassify.mapping.label_heads import CategoryHead
+    from gpuclassify.mapping.heads import CategoryHead
 
     return {
         head.label_field: head.options.confidence_field

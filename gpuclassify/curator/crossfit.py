@@ -10,8 +10,7 @@ import numpy as np
 
 from gpuclassify.curator.documents import DocumentDataset
 from gpuclassify.curator.stages import LoadedByUser, UserCode
-from gpuclassify.mapping.heads import Columns
-from gpuclassify.mapping.label_heads import CategoryHead
+from gpuclassify.mapping.heads import CategoryHead, Columns
 from gpuclassify.models.checkpoint import Checkpoint
 from gpuclassify.settings.options import ClassifierOptions
 

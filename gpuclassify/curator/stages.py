@@ -16,10 +16,9 @@ from gpuclassify import hub
 from gpuclassify.curator.documents import OfDatasets
 from gpuclassify.mapping.code_digest import code_digest, value_digest
 from gpuclassify.mapping.columns import COLUMN_TYPES, FLOAT32, SCORES, check_column_types
-from gpuclassify.mapping.encoder_runner import EncoderRunner
 from gpuclassify.mapping.heads import Columns, Head
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.mapping.runners import OwnModule, Runner
+from gpuclassify.mapping.runners import EncoderRunner, OwnModule, Runner
 from gpuclassify.mapping.text_mapper import TextMapper
 
 if TYPE_CHECKING:

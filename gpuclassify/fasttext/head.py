@@ -10,8 +10,7 @@ import pyarrow as pa
 from gpuclassify.fasttext.languages import same_language
 from gpuclassify.fasttext.model_file import FastTextFile
 from gpuclassify.mapping.columns import SCORES
-from gpuclassify.mapping.heads import Columns, named_columns, named_fields
-from gpuclassify.mapping.label_heads import LabelHead
+from gpuclassify.mapping.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 
 PREFIX = "__label__"

@@ -17,8 +17,8 @@ from gpuclassify.fasttext.client import HostClient, check_library
 from gpuclassify.fasttext.model_file import PATTERNS, FastTextFile, read_fasttext
 from gpuclassify.frames.texts import Texts
 from gpuclassify.hub import Identity, ModelFile
+from gpuclassify.mapping.columns import ReadShare
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.mapping.read_share import ReadShare
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
 from gpuclassify.workers.run_context import RunStats, advance
 

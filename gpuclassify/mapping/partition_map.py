@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gpuclassify.frames import backend_of, frame_of_texts
-from gpuclassify.mapping.task_errors import message_first
 from gpuclassify.settings.signatures import Public
-from gpuclassify.workers.retire import on_sound_device
+from gpuclassify.workers.retire import message_first, on_sound_device
 
 
 class PartitionMap(Public):

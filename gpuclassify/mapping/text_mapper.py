@@ -18,13 +18,19 @@ from gpuclassify import hub
 from gpuclassify.frames import backend_of, name_row
 from gpuclassify.frames.texts import HostTexts, Texts
 from gpuclassify.mapping.code_digest import code_digest, value_digest
-from gpuclassify.mapping.columns import LABELS, check_are_new, check_column_types, check_is_there
-from gpuclassify.mapping.encoder_runner import EncoderRunner
+from gpuclassify.mapping.columns import (
+    LABELS,
+    ReadShare,
+    check_are_new,
+    check_column_types,
+    check_is_there,
+    read_share_columns,
+    read_share_fields,
+)
 from gpuclassify.mapping.heads import Columns, Head, OwnColumns
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.mapping.read_share import ReadShare, read_share_columns, read_share_fields
-from gpuclassify.mapping.runners import OwnModule, Runner
+from gpuclassify.mapping.runners import EncoderRunner, OwnModule, Runner
 from gpuclassify.mapping.stage_counts import (
     KEPT,
     TextOutcomes,

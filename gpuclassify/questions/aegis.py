@@ -12,10 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames.texts import Texts
-from gpuclassify.mapping.columns import LABELS
-from gpuclassify.mapping.heads import Columns, named_columns, named_fields
-from gpuclassify.mapping.label_heads import LabelHead
-from gpuclassify.mapping.read_share import ReadShare
+from gpuclassify.mapping.columns import LABELS, ReadShare
+from gpuclassify.mapping.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.questions.answers import ANSWER_LABELS, final_verdict, read_answer

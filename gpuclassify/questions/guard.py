@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
-from gpuclassify.mapping.encoder_runner import EncoderRunner
-from gpuclassify.mapping.heads import Columns, named_columns, named_fields
-from gpuclassify.mapping.label_heads import LabelHead
+from gpuclassify.mapping.heads import Columns, LabelHead, named_columns, named_fields
+from gpuclassify.mapping.runners import EncoderRunner
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.activations import sigmoid
 from gpuclassify.models.checkpoint import CheckpointError

@@ -26,8 +26,7 @@ from gpuclassify.hub import (
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.mapping.encoder_runner import EncoderRunner
-from gpuclassify.mapping.runners import NonFiniteOutputError
+from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.embedding_head import Backbone, DenseHead
 from gpuclassify.testing import sample_texts

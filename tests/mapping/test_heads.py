@@ -7,8 +7,7 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference import engine
-from gpuclassify.mapping.heads import Head
-from gpuclassify.mapping.label_heads import CategoryHead
+from gpuclassify.mapping.heads import CategoryHead, Head
 from gpuclassify.testing import sample_texts
 from tests.oracle import stacked
 

@@ -19,7 +19,7 @@ from gpuclassify import (
 from gpuclassify.dedup.semantic import embedding_frame
 from gpuclassify.hub import HubUnreachableError
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.task_errors import message_first
+from gpuclassify.workers.retire import message_first
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 FRAME = pd.DataFrame({"text": ["One text.", "Another."]})
