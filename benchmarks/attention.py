@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
-from gpuclassify.inference.packed.disentangled_attention import (
+from gpuclassify.inference.packed.disentangled import (
     DisentangledAttention,
     PositionTables,
     RelativePositions,

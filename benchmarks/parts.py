@@ -33,7 +33,7 @@ from benchmarks.models import SHAPES, TINY_SIZES, write_model
 from benchmarks.recipes import gpuclassify_scores
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify.inference import engine
-from gpuclassify.inference.packed import disentangled, disentangled_attention
+from gpuclassify.inference.packed import disentangled
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder
 from gpuclassify.inference.packed.packed_layers import PackedLayers
 
@@ -82,7 +82,7 @@ def with_plain_softmax() -> Any:
         scores = (query * scale) @ key.mT + attn_mask
         return scores.softmax(-1) @ value
 
-    return mock.patch.object(disentangled_attention, "scaled_dot_product_attention", attend)
+    return mock.patch.object(disentangled, "scaled_dot_product_attention", attend)
 
 
 def with_transformers_encoder() -> Any:

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.inference.process_setting import gpu_settings
+from gpuclassify.inference.device import gpu_settings
 
 PIPELINE_BATCH_SIZE = 25
 SORTED_BATCH_SIZE = 32

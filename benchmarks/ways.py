@@ -23,7 +23,7 @@ from benchmarks.recipes import (
     sorted_partition,
     stage_partition,
 )
-from gpuclassify.models.precision import pick_device, pick_dtype
+from gpuclassify.inference.device import pick_device, pick_dtype
 
 PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
 # Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and

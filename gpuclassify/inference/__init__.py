@@ -1,4 +1,4 @@
-"""What runs on a worker: batches, memory and models. Knows arrays and torch, no dataframe, no Dask.
+"""Models on a worker, from tokens to outputs, without Dask and dataframes; read `engine.py` first.
 
 Most of what a run needs is handed from call to call. Four things cannot be, because code of other
 libraries or of the user lies between the two ends; each is a context variable, which holds for one
@@ -10,6 +10,6 @@ thread and ends with its ``with`` block:
   each reads the store once, and hands it to its `HostSource`.
 - `inference.packed.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers
   model, runs transformers' own code.
-- `inference.packed.packed_attention.current_layout`: an attention function, which transformers
+- `inference.packed.layout.current_layout`: an attention function, which transformers
   calls, knows where the texts of the batch lie.
 """

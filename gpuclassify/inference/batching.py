@@ -1,4 +1,4 @@
-"""Longest first, cut by a token budget, padded to the batch's longest row, and back in order."""
+"""Longest first, cut by a token budget, and padded to the longest row on the device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,56 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from gpuclassify.inference.device import to_device
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.to_device import StagedTokens, to_device
+from gpuclassify.tokenizing.token_batch import TokenBatch
 
 # A row shorter than this share of the batch's width begins a new batch, if this one is enough.
 MOST_PADDED_SHARE = 0.9
 # A packed batch is a rectangle around its layers: at most so many times its tokens.
 MOST_RECTANGLE = 2
+
+
+@dataclass(frozen=True)
+class StagedTokens:
+    """A TokenBatch on a device; what sizes batches stays on the host.
+
+    Attributes
+    ----------
+    ids : Tensor of int32, shape (tokens,)
+    offsets : ndarray of int64, shape (texts + 1,)
+        Text i has ``ids[offsets[i]:offsets[i + 1]]``.
+    type_ids : Tensor of int32, shape (tokens,), optional
+    """
+
+    ids: torch.Tensor
+    offsets: np.ndarray
+    type_ids: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, int64 (texts,)."""
+        return np.diff(self.offsets)
+
+
+def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
+    """Bring `tokens` to the device, beside what it is running."""
+    if not tokens.is_on_host:
+        return StagedTokens(_for_current_stream(tokens.ids).to(device), tokens.offsets)
+    types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
+    return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
+
+
+def _for_current_stream(ids: torch.Tensor) -> torch.Tensor:
+    """The ids, which the default stream of their device has made or is about to make."""
+    if ids.is_cuda:
+        current = torch.cuda.current_stream(ids.device)
+        current.wait_stream(torch.cuda.default_stream(ids.device))
+        ids.record_stream(current)
+    return ids
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.inference.batching import PaddedBatch, cut_batches, pad
+from gpuclassify.inference.batching import PaddedBatch, StagedTokens, cut_batches, pad
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.to_device import StagedTokens
 
 SUPPORTED_VERSION = "0.0.9"
 _importing = threading.Lock()

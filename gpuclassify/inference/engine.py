@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,23 +18,17 @@ from gpuclassify.inference.batching import (
     cut_batches,
     longest_first,
     pad,
+    stage,
 )
 from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
-from gpuclassify.inference.device_use import torch_peak, watched
+from gpuclassify.inference.device import alone, holding, run_in_streams, stream_count, watched
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halve_on_oom
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
-from gpuclassify.inference.process_setting import gpu_settings
-from gpuclassify.inference.streams import run_in_streams, stream_count
-from gpuclassify.inference.to_device import stage
 from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.workers.device_errors import with_memory_released
 from gpuclassify.workers.run_context import RunStats, advance
-
-# One forward at a time on a device: two would compete for its memory.
-_device_locks: dict[tuple[str, int], threading.Lock] = {}
 
 
 @dataclass(frozen=True)
@@ -89,35 +82,25 @@ def run(
     NotPackableError
         The settings ask for an engine that the model does not run on.
     """
-    with watched(model.device, stats):
-        return _run(model, key, blocks, settings, stats)
-
-
-def _run(
-    model: LoadedModel,
-    key: Hashable,
-    blocks: Iterable[TokenBatch],
-    settings: BatchSettings,
-    stats: RunStats,
-) -> np.ndarray:
     outputs: list[torch.Tensor] = []
     places: list[np.ndarray] = []
     texts = 0
-    for tokens in filter(len, blocks):
+    with watched(model.device, stats):
+        for tokens in filter(len, blocks):
+            with _device_for(model, settings, stats):
+                for together in _groups(model, tokens):
+                    part = tokens if len(together) == len(tokens) else tokens.take(together)
+                    for rows, values in _run_batches(model, key, part, settings, stats):
+                        outputs.append(values)
+                        places.append(together[rows] + texts)
+                        advance(len(rows))
+            texts += len(tokens)
+            stats.tokens += int(tokens.offsets[-1])
+        if not outputs:
+            return np.zeros((0, model.output_size), dtype=np.float32)
         with _device_for(model, settings, stats):
-            for together in _groups(model, tokens):
-                part = tokens if len(together) == len(tokens) else tokens.take(together)
-                for rows, values in _run_batches(model, key, part, settings, stats):
-                    outputs.append(values)
-                    places.append(together[rows] + texts)
-                    advance(len(rows))
-        texts += len(tokens)
-        stats.tokens += int(tokens.offsets[-1])
-    if not outputs:
-        return np.zeros((0, model.output_size), dtype=np.float32)
-    with _device_for(model, settings, stats):
-        # Outputs stay on the device until here: one copy instead of one wait for every batch.
-        fetched = torch.cat(outputs).cpu().numpy()
+            # Outputs stay on the device until here: one copy instead of one wait for every batch.
+            fetched = torch.cat(outputs).cpu().numpy()
     result = np.empty((texts, fetched.shape[1]), dtype=fetched.dtype)
     result[np.concatenate(places)] = fetched  # of a row that ran twice, the later outputs
     return result
@@ -125,37 +108,10 @@ def _run(
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
     """Outputs of one text in a batch of its own, float32 (outputs,)."""
-    with _alone(model.device, model.dtype):
+    with alone(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
         return model.forward(batch, side)[0].cpu().numpy()
-
-
-def device_lock(device: torch.device) -> threading.Lock:
-    """The device's lock, the same one for "cuda" and "cuda:0"."""
-    return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
-
-
-@contextlib.contextmanager
-def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """The device alone, for inference in a precision; `stats` get the wait and what it takes."""
-    started = time.perf_counter()
-    with _alone(device, dtype), torch_peak(device, stats):
-        taken = time.perf_counter()
-        stats.wait_device_seconds += taken - started
-        yield
-        stats.model_seconds += time.perf_counter() - taken
-
-
-@contextlib.contextmanager
-def _alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    with device_lock(device), gpu_settings(device, dtype), torch.inference_mode():
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                # cuBLAS makes one for each thread. In the middle of a forward it would say of a
-                # lack of memory that it is not initialized, as it says of a broken device.
-                with_memory_released(torch.cuda.current_blas_handle)
-        yield
 
 
 @contextlib.contextmanager

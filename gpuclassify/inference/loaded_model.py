@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from gpuclassify.inference.batching import PaddedBatch, pad
+from gpuclassify.inference.batching import PaddedBatch, StagedTokens, pad, stage
 from gpuclassify.inference.memory import ScoreRule
-from gpuclassify.inference.module_checks import (
-    config_of,
-    fresh_copy,
-    makeup_of,
-    probe_lengths,
-    scales_positions,
-)
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
-from gpuclassify.inference.packed.packed_layers import NotPackableError, PackedLayers
-from gpuclassify.inference.packed.packing_check import find_packed_layers
-from gpuclassify.inference.packed.speed_up import speed_up_deberta
-from gpuclassify.inference.to_device import StagedTokens, stage
+from gpuclassify.inference.packed.fused_attention import speed_up_deberta
+from gpuclassify.inference.packed.packed_layers import (
+    NotPackableError,
+    PackedLayers,
+    find_packed_layers,
+)
 from gpuclassify.models.checkpoint import (
     LINEAR_HEAD,
     SEQUENCE_CLASSIFICATION,
@@ -41,8 +39,8 @@ from gpuclassify.models.loading import (
     load_module,
     load_tokenizer,
     longest_input,
-    refuse_wrong_outputs,
 )
+from gpuclassify.models.networks import refuse_wrong_outputs
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_batch import flat_batch
 from gpuclassify.workers.device_errors import (
@@ -53,14 +51,20 @@ from gpuclassify.workers.device_errors import (
 
 logger = logging.getLogger(__name__)
 
-
-class PrecisionError(CheckpointError):
-    """A model cannot be run in a precision."""
-
-
+# Words in the names of settings that say how far attention or a convolution reaches.
+_REACHES = ("window", "chunk", "block_size", "local_attention", "stride")
+_WITHOUT_REACH = 16
+_BEYOND_REACH = (23, 7)
+_SHORT = 5
+# Kinds of rotary positions whose frequencies follow from the longest row of a batch.
+_SCALED_BY_LENGTH = {"dynamic", "longrope"}
 # In parts of the outputs' size.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
+
+
+class PrecisionError(CheckpointError):
+    """A model cannot be run in a precision."""
 
 
 @dataclass
@@ -158,7 +162,7 @@ class LoadedModel:
         layout: Any = contextlib.nullcontext()
         if batch.is_packed:
             layout = self.packed_layers().running(batch.lengths, batch.width, self.device)
-        module = fresh_copy(self.module) if self.adapts_to_length else self.module
+        module = _fresh_copy(self.module) if self.adapts_to_length else self.module
         with layout:
             return self._outputs(module, inputs)
 
@@ -201,7 +205,7 @@ class LoadedModel:
         CheckpointError
             The module gives the same text other outputs each time.
         """
-        is_own = self.identity is None or config_of(self.module) is None
+        is_own = self.identity is None or _config_of(self.module) is None
         if is_own or fast_encoder(self.module) is not None:
             return False
         return with_memory_released(self._measure_adapting)
@@ -258,7 +262,7 @@ class LoadedModel:
             return encoder
         if self.adapts_to_length:
             raise NotPackableError("it runs texts of other lengths in other ways")
-        tokens = self.probe(probe_lengths(config_of(self.module), self.max_tokens))
+        tokens = self.probe(_probe_lengths(_config_of(self.module), self.max_tokens))
 
         def forward(rows: slice) -> torch.Tensor:
             numbers = np.arange(len(tokens))[rows]
@@ -278,11 +282,11 @@ class LoadedModel:
 
     @torch.inference_mode()
     def _measure_adapting(self) -> bool:
-        config = config_of(self.module)
-        if scales_positions(config):
+        config = _config_of(self.module)
+        if _scales_positions(config):
             return True
-        tokens = self.probe(probe_lengths(config, self.max_tokens))
-        first, other = fresh_copy(self.module), fresh_copy(self.module)
+        tokens = self.probe(_probe_lengths(config, self.max_tokens))
+        first, other = _fresh_copy(self.module), _fresh_copy(self.module)
 
         def run(module: nn.Module, row: int) -> torch.Tensor:
             batch = pad(tokens, np.array([row]), self.pad_id)
@@ -295,11 +299,11 @@ class LoadedModel:
                 "takes one (Reformer's is hash_seed), or use another model"
             )
         run(first, len(tokens) - 1)
-        return makeup_of(first) != makeup_of(self.module)
+        return _makeup_of(first) != _makeup_of(self.module)
 
     @torch.inference_mode()
     def _measure_padding(self, side: str) -> bool:
-        tokens = self.probe(probe_lengths(config_of(self.module), self.max_tokens))
+        tokens = self.probe(_probe_lengths(_config_of(self.module), self.max_tokens))
         numbers = np.arange(len(tokens))
         together, *alone = (
             self.forward(pad(tokens, rows, self.pad_id, side), side)
@@ -388,8 +392,6 @@ def load_model(
 
 def _backbone(module: nn.Module) -> nn.Module:
     """The transformers model within a module, or the module itself if there is none."""
-    from transformers import PreTrainedModel
-
     return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
 
 
@@ -431,3 +433,54 @@ def _counted_id(checkpoint: Checkpoint, config: Any) -> int | None:
     if checkpoint.layout != SEQUENCE_CLASSIFICATION or not config.is_encoder_decoder:
         return None
     return config.eos_token_id if isinstance(config.eos_token_id, int) else None
+
+
+def _config_of(module: nn.Module) -> Any:
+    """The configuration of the transformers model within a module; None if there is none."""
+    models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
+    return next((model.config for model in models), None)
+
+
+def _probe_lengths(config: Any, most: int) -> list[int]:
+    """Lengths of texts that go beyond every local reach that a text of `most` tokens exceeds.
+
+    Two long ones and a short one.
+    """
+    reaches = [
+        value
+        for name, value in _settings(config)
+        if isinstance(value, int) and 0 < value < most and any(word in name for word in _REACHES)
+    ]
+    farthest = max(reaches, default=_WITHOUT_REACH)
+    return [min(farthest + more, most) for more in _BEYOND_REACH] + [min(_SHORT, most)]
+
+
+def _scales_positions(config: Any) -> bool:
+    """Whether a row's positions mean something else beside a longer row."""
+    return any(
+        name in ("rope_type", "type") and value in _SCALED_BY_LENGTH
+        for name, value in _settings(config)
+    )
+
+
+def _fresh_copy(module: nn.Module) -> Any:
+    """The module, to be changed by running it; weights and buffers are shared."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _makeup_of(module: nn.Module) -> Any:
+    """Equal as long as running a module changes neither its parts nor its configuration."""
+    return [(type(part), getattr(part, "config", None)) for part in module.modules()]
+
+
+def _settings(config: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of every setting, of those within others too."""
+    pending = [] if config is None else list(config.to_dict().items())
+    for name, value in pending:
+        if isinstance(value, dict):
+            pending.extend(value.items())
+        elif isinstance(value, list | tuple):
+            pending.extend((name, item) for item in value)
+        else:
+            yield str(name), value

@@ -250,7 +250,7 @@ class NetworkRunner(Runner):
 
     def device_and_dtype(self) -> tuple[Any, Any]:
         """The torch device and dtype that the model runs on and in, in this process."""
-        from gpuclassify.models.precision import pick_device, pick_dtype
+        from gpuclassify.inference.device import pick_device, pick_dtype
 
         device = pick_device(self.options.device)
         return device, pick_dtype(self.options, device)
@@ -269,7 +269,9 @@ class NetworkRunner(Runner):
         """Whether the texts of `frame` stay on the GPU, for a tokenizer that runs there."""
         if self.options.tokenizer == "gpu":
             self._refuse_changed_texts()
-        return not self.changes_texts and is_for_gpu(self.options, frame)
+        return not self.changes_texts and is_for_gpu(
+            self.options, frame, lambda: self.device_and_dtype()[0].type
+        )
 
     @property
     def changes_texts(self) -> bool:

@@ -24,7 +24,12 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
     position_limit,
 )
-from gpuclassify.models.networks import FirstTokenHead, PooledEmbedding, PooledHeads
+from gpuclassify.models.networks import (
+    FirstTokenHead,
+    PooledEmbedding,
+    PooledHeads,
+    refuse_wrong_outputs,
+)
 from gpuclassify.models.tensors import (
     LEGACY_BUFFERS,
     LOADED_BY_TRANSFORMERS,
@@ -200,45 +205,6 @@ def check_own_module(checkpoint: Checkpoint, build: Build, unpacks: bool) -> Non
                 f"or pass unpack_inference_batch={not unpacks}"
             ) from err
     refuse_wrong_outputs(module, outputs, 2, checkpoint.output_count)
-
-
-def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int) -> torch.Tensor:
-    """The outputs as (rows, outputs); a module may give one number a row.
-
-    Parameters
-    ----------
-    module : nn.Module
-        For messages.
-    outputs : Tensor, or an output of transformers with logits
-    rows : int
-        Texts that went in.
-    count : int
-        Outputs that a text must have; 0 for any number.
-
-    Raises
-    ------
-    CheckpointError
-        Any other shape.
-    """
-    found = getattr(outputs, "logits", outputs)
-    if not isinstance(found, torch.Tensor):
-        raise CheckpointError(
-            f"{type(module).__name__}.forward gives a {type(outputs).__qualname__}: "
-            "it must return a tensor (texts, outputs)"
-        )
-    if found.shape == (rows,):
-        found = found[:, None]
-    if found.ndim != 2 or len(found) != rows:
-        raise CheckpointError(
-            f"{type(module).__name__}.forward gives a tensor of shape {tuple(found.shape)} "
-            f"for {rows} texts: it must return (texts, outputs)"
-        )
-    if count and found.shape[1] != count:
-        raise CheckpointError(
-            f"{type(module).__name__} gives {found.shape[1]} outputs a text, and config.json "
-            f"names {count} labels: they must be as many"
-        )
-    return found
 
 
 def _build(checkpoint: Checkpoint, build: Build | None) -> nn.Module:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpuclassify.models.checkpoint import CheckpointError
+
 
 def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """The mean of each row's tokens, special ones included, float32 (rows, width of a state).
@@ -131,3 +133,42 @@ class PooledEmbedding(nn.Module):
         """Vectors, float32 (rows, width of a state), from ids and mask (rows, tokens)."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         return self._pool(hidden.last_hidden_state, attention_mask)
+
+
+def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int) -> torch.Tensor:
+    """The outputs as (rows, outputs); a module may give one number a row.
+
+    Parameters
+    ----------
+    module : nn.Module
+        For messages.
+    outputs : Tensor, or an output of transformers with logits
+    rows : int
+        Texts that went in.
+    count : int
+        Outputs that a text must have; 0 for any number.
+
+    Raises
+    ------
+    CheckpointError
+        Any other shape.
+    """
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, torch.Tensor):
+        raise CheckpointError(
+            f"{type(module).__name__}.forward gives a {type(outputs).__qualname__}: "
+            "it must return a tensor (texts, outputs)"
+        )
+    if found.shape == (rows,):
+        found = found[:, None]
+    if found.ndim != 2 or len(found) != rows:
+        raise CheckpointError(
+            f"{type(module).__name__}.forward gives a tensor of shape {tuple(found.shape)} "
+            f"for {rows} texts: it must return (texts, outputs)"
+        )
+    if count and found.shape[1] != count:
+        raise CheckpointError(
+            f"{type(module).__name__} gives {found.shape[1]} outputs a text, and config.json "
+            f"names {count} labels: they must be as many"
+        )
+    return found

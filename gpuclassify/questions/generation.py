@@ -12,10 +12,9 @@ import torch
 
 from gpuclassify.inference.batching import cut_batches, longest_first
 from gpuclassify.inference.budgets import find_budget
-from gpuclassify.inference.device_use import watched
-from gpuclassify.inference.engine import BatchSettings, holding
+from gpuclassify.inference.device import holding, to_device, watched
+from gpuclassify.inference.engine import BatchSettings
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, halve_on_oom
-from gpuclassify.inference.to_device import to_device
 from gpuclassify.questions.decoder import Decoder
 from gpuclassify.questions.prompt_tokens import shared_length
 from gpuclassify.questions.shared_prefix import ATTENTION, Prefix, RowState

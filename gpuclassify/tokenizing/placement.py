@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -56,7 +57,7 @@ def check_tokenizer(options: ModelOptions, checkpoint: Checkpoint) -> None:
         raise refused(options, err) from err
 
 
-def is_for_gpu(options: ModelOptions, frame: Any) -> bool:
+def is_for_gpu(options: ModelOptions, frame: Any, device_type: Callable[[], str]) -> bool:
     """Whether a worker leaves the texts of `frame` on the GPU, for a tokenizer that runs there.
 
     Raises
@@ -66,14 +67,14 @@ def is_for_gpu(options: ModelOptions, frame: Any) -> bool:
     """
     if options.tokenizer == "gpu":
         check_library(options, frame)
-        if not _runs_on_cuda(options):
+        if device_type() != "cuda":
             raise ValueError(
                 f'tokenizer="gpu" makes tokens on a CUDA device, and device={options.device!r} is '
                 f"another one here: {_HOST}"
             )
         return True
     is_considered = options.tokenizer == "auto" and IS_GPU_FASTER and not options.has_windows
-    return is_considered and _is_cudf(frame) and _runs_on_cuda(options)
+    return is_considered and _is_cudf(frame) and device_type() == "cuda"
 
 
 def gpu_tokenizer(on_host: TextTokenizer) -> GpuWordPiece:
@@ -115,12 +116,6 @@ def _build(on_host: TextTokenizer) -> GpuWordPiece | NotEligibleError:
 
 def _is_cudf(frame: Any) -> bool:
     return backend_of(frame).__name__.endswith(".cudf")
-
-
-def _runs_on_cuda(options: ModelOptions) -> bool:
-    from gpuclassify.models.precision import pick_device
-
-    return pick_device(options.device).type == "cuda"
 
 
 __all__ = ["NotEligibleError", "check_library", "check_tokenizer", "gpu_tokenizer", "is_for_gpu"]

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier, classify
 from gpuclassify.frames.texts import DeviceTexts
-from gpuclassify.inference.to_device import stage
+from gpuclassify.inference.batching import stage
 from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer
 from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource, TokenStream

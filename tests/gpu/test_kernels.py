@@ -10,11 +10,12 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from gpuclassify import hub
-from gpuclassify.inference.engine import BatchSettings, holding, run
+from gpuclassify.inference.device import holding
+from gpuclassify.inference.engine import BatchSettings, run
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.packed.disentangled import fast_encoder
 from gpuclassify.inference.packed.fused_attention import FusedAttention
-from gpuclassify.inference.packed.packed_attention import varlen_attn
+from gpuclassify.inference.packed.packed_layers import varlen_attn
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_context import RunStats

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuclassify.inference.batching import cut_batches, longest_first, pad
+from gpuclassify.inference.batching import cut_batches, longest_first, pad, stage
 from gpuclassify.inference.memory import BatchLimits, ScoreRule
-from gpuclassify.inference.to_device import stage
 from gpuclassify.tokenizing.token_batch import TokenBatch
 
 CPU = torch.device("cpu")

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from gpuclassify.inference import crossfit
-from gpuclassify.inference.batching import cut_batches, longest_first, pad
+from gpuclassify.inference.batching import cut_batches, longest_first, pad, stage
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.inference.to_device import stage
 from gpuclassify.tokenizing.token_batch import TokenBatch
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ import time
 import pytest
 import torch
 
-from gpuclassify.inference import device_use
-from gpuclassify.inference.device_use import DeviceSample, note, torch_peak, watched
+from gpuclassify.inference.device import DeviceSample, holding, note, watched
 from gpuclassify.workers.nvml import DriverError, find_device, is_mig
 from gpuclassify.workers.run_context import RunStats, add_up
 
@@ -46,19 +45,18 @@ def watching_threads():
     return [t for t in threading.enumerate() if t.name == "gpuclassify-device-use"]
 
 
-def watch(gpu, monkeypatch):
+def watch(gpu):
     """The stats of a block that lasts until the GPU was asked often, and the block's seconds."""
-    monkeypatch.setattr(device_use, "SAMPLE_SECONDS", 0.01)
     stats, started = RunStats(), time.monotonic()
-    with watched(GPU, stats, gpu):
+    with watched(GPU, stats, gpu, sample_seconds=0.01):
         assert gpu.is_asked_often.wait(60)
     return stats, time.monotonic() - started
 
 
-def test_samples_stand_for_the_whole_block_and_peaks_stay(monkeypatch):
+def test_samples_stand_for_the_whole_block_and_peaks_stay():
     gpu = Gpu(DeviceSample(0.25, 100), DeviceSample(0.25, 900), DeviceSample(0.25, 300))
 
-    stats, elapsed = watch(gpu, monkeypatch)
+    stats, elapsed = watch(gpu)
 
     assert gpu.asked[-1] - gpu.asked[0] <= stats.device_sampled_seconds <= elapsed
     assert stats.device_busy_seconds == pytest.approx(0.25 * stats.device_sampled_seconds)
@@ -74,8 +72,8 @@ def test_a_block_that_is_over_at_once_is_sampled_at_its_end():
     assert stats.device_busy_seconds == stats.device_sampled_seconds > 0
 
 
-def test_of_a_slice_memory_is_known_and_use_is_not_zero(monkeypatch):
-    stats, _ = watch(Gpu(DeviceSample(None, 50)), monkeypatch)
+def test_of_a_slice_memory_is_known_and_use_is_not_zero():
+    stats, _ = watch(Gpu(DeviceSample(None, 50)))
     assert stats.peak_device_bytes == 50
     assert stats.device_sampled_seconds is stats.device_busy_seconds is None
     assert NAMES & set(stats.as_dict()) == {"peak_device_bytes"}
@@ -108,7 +106,7 @@ def test_a_driver_that_does_not_answer_costs_a_run_nothing():
 
 def test_on_a_cpu_nothing_is_asked_and_nothing_is_told():
     stats, gpu = RunStats(), Gpu(DeviceSample(1.0, 1))
-    with watched(CPU, stats, gpu), torch_peak(CPU, stats):
+    with watched(CPU, stats, gpu), holding(CPU, torch.float32, stats):
         pass
     assert gpu.asked == []
     assert not NAMES & set(stats.as_dict())

@@ -23,14 +23,14 @@ from gpuclassify import hub
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.packed import (
     disentangled,
-    disentangled_attention,
     fused_attention,
-    speed_up,
 )
-from gpuclassify.inference.packed.disentangled import DisentangledEncoder, reference_forward
-from gpuclassify.inference.packed.disentangled_attention import DisentangledAttention
-from gpuclassify.inference.packed.fused_attention import FusedAttention
-from gpuclassify.inference.packed.speed_up import speed_up_deberta
+from gpuclassify.inference.packed.disentangled import (
+    DisentangledAttention,
+    DisentangledEncoder,
+    reference_forward,
+)
+from gpuclassify.inference.packed.fused_attention import FusedAttention, speed_up_deberta
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.models.loading import load_module
 
@@ -134,7 +134,7 @@ def test_any_lengths_give_the_states_of_transformers(lengths):
 
 @pytest.mark.parametrize("part_bytes", [1, 40_000, 400_000, 10**9])
 def test_the_size_of_parts_changes_nothing(monkeypatch, part_bytes):
-    monkeypatch.setattr(disentangled_attention, "CPU_PART_BYTES", part_bytes)
+    monkeypatch.setattr(disentangled, "CPU_PART_BYTES", part_bytes)
 
     for lengths in ([60, 3, 59, 41, 8], [140, 2, 77]):
         assert_close(*both(batch(lengths)))
@@ -498,9 +498,9 @@ def test_compiled_attention_gives_the_states_of_transformers(tmp_path, monkeypat
 
 @pytest.mark.usefixtures("uncompiled")
 def test_fused_attention_is_used_where_it_is_the_same_and_faster(monkeypatch, caplog):
-    monkeypatch.setattr(speed_up, "FUSED_DEVICES", {"cpu"})
-    monkeypatch.setattr(speed_up, "FUSED_LENGTHS", (130, 7))
-    time_attention = speed_up._time_attention
+    monkeypatch.setattr(fused_attention, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(fused_attention, "FUSED_LENGTHS", (130, 7))
+    time_attention = fused_attention._time_attention
     used = []
     for fused_seconds in (1.0, 3.0):
         seconds = {DisentangledAttention: 2.0, FusedAttention: fused_seconds}
@@ -508,7 +508,7 @@ def test_fused_attention_is_used_where_it_is_the_same_and_faster(monkeypatch, ca
         def timed(encoder, attention_type, *given, seconds=seconds):
             return time_attention(encoder, attention_type, *given)[0], seconds[attention_type]
 
-        monkeypatch.setattr(speed_up, "_time_attention", timed)
+        monkeypatch.setattr(fused_attention, "_time_attention", timed)
         model = plain_model(**WIDE_HEADS)
         with caplog.at_level(logging.INFO, logger="gpuclassify"):
             speed_up_deberta(model)
@@ -535,8 +535,8 @@ def no_compiler(*_):
     ],
 )
 def test_fused_attention_that_differs_or_fails_is_not_used(monkeypatch, caplog, attend, reason):
-    monkeypatch.setattr(speed_up, "FUSED_DEVICES", {"cpu"})
-    monkeypatch.setattr(speed_up, "FUSED_LENGTHS", (130, 7))
+    monkeypatch.setattr(fused_attention, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(fused_attention, "FUSED_LENGTHS", (130, 7))
     monkeypatch.setattr(fused_attention, "_compiled", lambda is_dynamic: attend)
     model = plain_model()
     with caplog.at_level(logging.INFO, logger="gpuclassify"):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from gpuclassify.inference import engine, to_device
+from gpuclassify.inference import device
 from gpuclassify.inference.engine import BatchSettings, run, run_alone
 from gpuclassify.inference.memory import (
     FOUND_LIMITS,
@@ -269,7 +269,7 @@ def test_a_text_that_does_not_fit_alone_is_an_error_and_frees_the_device(bert, b
     with pytest.raises(DocumentTooLargeError, match="lower max_seq_length"):
         run(watched(bert, capacity=100), key, [bert_tokens], BatchSettings(), RunStats())
 
-    assert not engine.device_lock(bert.device).locked()
+    assert not device.device_lock(bert.device).locked()
 
 
 class Crowded(nn.Module):
@@ -396,7 +396,7 @@ def test_copies_wait_in_line_where_another_allocator_than_torchs_gives_memory(mo
         pytest.fail("a stream of its own")
 
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
-    monkeypatch.setattr(to_device, "_copy_stream", refuse)
-    found = to_device.to_device(np.arange(9, dtype=np.int32), torch.device("cuda"))
+    monkeypatch.setattr(device, "_copy_stream", refuse)
+    found = device.to_device(np.arange(9, dtype=np.int32), torch.device("cuda"))
     assert found.is_cuda
     assert found.tolist() == list(range(9))

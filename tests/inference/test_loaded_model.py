@@ -12,9 +12,8 @@ from torch import nn
 from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassification
 
 from gpuclassify.inference import loaded_model
-from gpuclassify.inference.batching import pad
+from gpuclassify.inference.batching import pad, stage
 from gpuclassify.inference.memory import ScoreRule
-from gpuclassify.inference.to_device import stage
 from gpuclassify.testing import (
     ARCHITECTURES,
     sample_texts,

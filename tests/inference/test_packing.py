@@ -18,10 +18,9 @@ from gpuclassify.inference.batching import MOST_RECTANGLE, cut_batches
 from gpuclassify.inference.engine import BatchSettings, run
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits
 from gpuclassify.inference.packed import layout as layouts
-from gpuclassify.inference.packed import packed_attention as attention
-from gpuclassify.inference.packed.layout import Layout
-from gpuclassify.inference.packed.packed_attention import current_layout, packed_attention
-from gpuclassify.inference.packed.packed_layers import NotPackableError
+from gpuclassify.inference.packed import packed_layers as attention
+from gpuclassify.inference.packed.layout import Layout, current_layout
+from gpuclassify.inference.packed.packed_layers import NotPackableError, packed_attention
 from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_context import RunStats
@@ -313,7 +312,7 @@ def test_texts_that_attention_lets_see_each_other_are_found(model_of, directory_
 
 
 def test_windows_that_attention_forgets_are_found(model_of, monkeypatch):
-    monkeypatch.setattr("gpuclassify.inference.packed.packed_attention._mask", lambda *_: None)
+    monkeypatch.setattr("gpuclassify.inference.packed.packed_layers._mask", lambda *_: None)
 
     assert not fresh(model_of("modernbert"), model_of("modernbert").module).is_packable
     assert fresh(model_of("bert"), model_of("bert").module).is_packable

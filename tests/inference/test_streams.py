@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gpuclassify.inference.streams import run_in_streams
+from gpuclassify.inference.device import run_in_streams
 
 CPU = torch.device("cpu")
 number = contextvars.ContextVar("number", default=0)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpuclassify.inference.engine import BatchSettings, device_lock
+from gpuclassify.inference.device import device_lock
+from gpuclassify.inference.engine import BatchSettings
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.questions import generation
 from gpuclassify.questions.decoder import load_decoder

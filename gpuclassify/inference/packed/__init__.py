@@ -1,1 +1,1 @@
-"""Encoder layers on texts end to end, without padding."""
+"""Encoder layers on texts end to end, without padding; read `layout.py` first."""

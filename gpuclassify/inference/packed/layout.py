@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from gpuclassify.inference.to_device import to_device
+from gpuclassify.inference.device import to_device
 
 _GPU_SHORTEST_SHARE = 0.75
 
@@ -187,3 +190,16 @@ class Layout:
         arrays = (places, is_token, np.flatnonzero(is_token))
         tensors = (to_device(array, self._device) for array in arrays)
         return Group(start, stop, len(lengths), *tensors)
+
+
+current_layout: ContextVar[Layout] = ContextVar("current_layout")
+
+
+@contextlib.contextmanager
+def within(layout: Layout) -> Iterator[None]:
+    """Make it this thread's `current_layout`."""
+    token = current_layout.set(layout)
+    try:
+        yield
+    finally:
+        current_layout.reset(token)

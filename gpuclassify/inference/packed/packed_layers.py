@@ -2,23 +2,58 @@
 
 Before the first layer a batch changes its layout from padded rows to one row of real tokens, and
 after the last layer back. Embeddings, pooling and heads see the rectangle they are written for, so
-nothing need be known of them; the layers between are transformers' own.
+nothing need be known of them; the layers between are transformers' own, with an attention function
+that keeps the texts apart. At load both ways are compared.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedModel
 
-from gpuclassify.inference.packed.layout import Layout
-from gpuclassify.inference.packed.packed_attention import ATTENTION, current_layout, within
-from gpuclassify.inference.shared_context import SharedContext
+from gpuclassify.inference.device import SharedContext
+from gpuclassify.inference.packed.layout import Group, Layout, current_layout, within
+from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn = None  # type: ignore[assignment]
+
+ATTENTION = "gpuclassify_packed"
+
+_VARLEN_ARGUMENTS = {"scale", "window_size"}  # from torch 2.11 on
+_SHARED_HEADS = "enable_gqa"  # from torch 2.12 on, which refuses fewer heads of keys without it
+_VARLEN_DTYPES = (torch.float16, torch.bfloat16)
+_VARLEN_CAPABILITY = (8, 0)
+# What transformers may hand to an attention function without changing what is computed.
+_WITHOUT_EFFECT = {
+    "cache_position",
+    "deterministic",
+    "output_attentions",
+    "output_hidden_states",
+    "position_ids",
+    "return_dict",
+    "use_cache",
+}
+# Root mean squares, in parts of the outputs' size and of how far the states of tokens lie apart.
+_TOLERANCE = 1e-4
+_HALF_PRECISION_TOLERANCE = 0.1
+# In parts of the states' size: where tokens lie closer together, rounding alone moves them so far.
+_ROUNDING = 1e-5
+_HALF_PRECISION_ROUNDING = 1e-2
+_FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+
+Forward = Callable[[slice], torch.Tensor]
 
 
 class NotPackableError(ValueError):
@@ -143,3 +178,221 @@ def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, dict):
         return {name: _change(item, change) for name, item in value.items()}
     return value
+
+
+# The attention function.
+
+
+def packed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function of transformers, for one row of tokens in the `current_layout`."""
+    unknown = {name for name, given in others.items() if given is not None} - _WITHOUT_EFFECT
+    if unknown or attention_mask is not None or dropout:
+        asked = sorted(unknown) or "a mask or dropout"
+        raise NotImplementedError(f"packed attention has no {asked}")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    layout = current_layout.get()
+    is_varlen = _is_varlen_usable(query, key, value)
+    layout.attention = "varlen_attn" if is_varlen else "scaled_dot_product_attention"
+    attend = _varlen if is_varlen else _grouped
+    return attend(layout, query, key, value, scaling, is_causal, sliding_window)[None], None
+
+
+AttentionInterface.register(ATTENTION, packed_attention)
+
+
+def _grouped(
+    layout: Layout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    is_causal: bool,
+    window: int | None,
+) -> torch.Tensor:
+    outputs = []
+    for group in layout.groups:
+        rows = group.rows(query)
+        mask = _mask(group, rows.shape[2], is_causal, window, query.device)
+        output = F.scaled_dot_product_attention(
+            rows,
+            group.rows(key),
+            group.rows(value),
+            attn_mask=mask,
+            is_causal=is_causal and mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        outputs.append(group.tokens(output))
+    return torch.cat(outputs)
+
+
+def _mask(
+    group: Group, width: int, is_causal: bool, window: int | None, device: torch.device
+) -> torch.Tensor | None:
+    """What queries may read, bool (texts or 1, 1, width or 1, width); None where a flag says it."""
+    mask = None
+    if group.is_token is not None and not is_causal:  # a causal text never reads what follows it
+        mask = group.is_token[:, None, None]
+    if window is not None and window < width:
+        order = torch.arange(width, device=device)
+        distance = order[:, None] - order
+        near = (distance < window) & (distance >= (0 if is_causal else 1 - window))
+        mask = near if mask is None else mask & near
+    return mask
+
+
+def _varlen(
+    layout: Layout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    is_causal: bool,
+    window: int | None,
+) -> torch.Tensor:
+    before = -1 if window is None else window - 1
+    longest = int(layout.lengths[0])
+    shared: dict[str, Any] = {_SHARED_HEADS: True} if query.shape[1] != key.shape[1] else {}
+    output = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        layout.ends,
+        layout.ends,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(before, 0 if is_causal else before),
+        **shared,
+    )
+    return cast(torch.Tensor, output)  # without the sums that it can give
+
+
+def _is_varlen_usable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    size = query.shape[-1]
+    return (
+        query.device.type == "cuda"
+        and query.dtype in _VARLEN_DTYPES
+        and size % 8 == 0
+        and size == value.shape[-1] <= 256
+        and _has_varlen(query.device, has_shared_heads=query.shape[1] != key.shape[1])
+    )
+
+
+@functools.cache
+def _has_varlen(device: torch.device, *, has_shared_heads: bool) -> bool:
+    if varlen_attn is None or torch.cuda.get_device_capability(device) < _VARLEN_CAPABILITY:
+        return False
+    needed = _VARLEN_ARGUMENTS | ({_SHARED_HEADS} if has_shared_heads else set())
+    return set(inspect.signature(varlen_attn).parameters) >= needed
+
+
+# Whether outputs stay the same.
+
+
+def find_packed_layers(
+    module: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    lengths: np.ndarray,
+    forward: Forward,
+) -> PackedLayers:
+    """The module's layers, if texts run packed as they run alone.
+
+    Both what comes out of the last layer and what comes out of the module are compared.
+
+    Parameters
+    ----------
+    module : nn.Module
+    device : torch.device
+    dtype : torch.dtype
+        Of the states.
+    lengths : ndarray of int64, shape (texts,)
+        Of ragged texts padded on the right.
+    forward : callable
+        Outputs (texts, outputs) of these rows of the batch, one row without its padding.
+
+    Raises
+    ------
+    NotPackableError
+        They differ, or a layer cannot be run that way.
+    """
+    packed = PackedLayers(module)
+    is_single = dtype == torch.float32
+    tolerance = _TOLERANCE if is_single else _HALF_PRECISION_TOLERANCE
+    rounding = _ROUNDING if is_single else _HALF_PRECISION_ROUNDING
+    outputs, states = _run_alone(packed, len(lengths), forward)
+    try:
+        with packed.running(lengths, int(lengths.max()), device), packed.watching() as seen:
+            together = forward(slice(0, len(lengths)))
+        own = [seen[-1][row, :length] for row, length in enumerate(lengths)]
+        is_equal = len(seen) == packed.calls and _are_close(together, outputs, tolerance)
+        for found, expected in zip(own, states, strict=True):
+            most = max(tolerance * _spread(expected), rounding * _rms(expected))
+            is_equal &= _rms(found - expected) <= most
+    except _FAILURES as err:
+        if is_out_of_memory(err) or is_broken_device(err):
+            raise
+        raise NotPackableError(f"its layers take no packed texts ({err})") from err
+    if not is_equal:
+        raise NotPackableError("its layers let packed texts see each other, or lose positions")
+    packed.is_first_enough = bool(packed.after_attention)
+    packed.is_first_enough &= _is_still_close(packed, lengths, device, forward, outputs, tolerance)
+    return packed
+
+
+def _run_alone(
+    packed: PackedLayers, texts: int, forward: Forward
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Outputs of the texts, and of each the last layer's states (tokens, size)."""
+    outputs, states = [], []
+    for row in range(texts):
+        with packed.watching() as seen:
+            outputs.append(forward(slice(row, row + 1)))
+        if not seen:
+            raise NotPackableError("it does not call its layers one by one")
+        packed.calls = len(seen)
+        states.append(seen[-1][0])
+    return torch.cat(outputs), states
+
+
+def _is_still_close(
+    packed: PackedLayers,
+    lengths: np.ndarray,
+    device: torch.device,
+    forward: Forward,
+    expected: torch.Tensor,
+    tolerance: float,
+) -> bool:
+    try:
+        with packed.running(lengths, int(lengths.max()), device):
+            return _are_close(forward(slice(0, len(lengths))), expected, tolerance)
+    except _FAILURES as err:
+        if is_out_of_memory(err) or is_broken_device(err):
+            raise
+        return False
+
+
+def _are_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return _rms(found - expected) <= tolerance * (1 + float(expected.abs().max()))
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.float().square().mean().sqrt())
+
+
+def _spread(states: torch.Tensor) -> float:
+    """How far apart tokens lie: some dimensions are large in all of them and would hide errors."""
+    return _rms(states.float() - states.float().mean(0))

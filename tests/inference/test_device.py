@@ -6,8 +6,7 @@ import threading
 import pytest
 import torch
 
-from gpuclassify.inference.engine import device_lock, holding
-from gpuclassify.inference.process_setting import ProcessSetting, gpu_settings
+from gpuclassify.inference.device import device_lock, gpu_settings, holding, process_setting
 from gpuclassify.workers.device_errors import is_broken_device
 from gpuclassify.workers.run_context import RunStats
 
@@ -29,7 +28,7 @@ def values():
 
 @pytest.fixture
 def setting(values):
-    return ProcessSetting(lambda: values[-1], values.append, "wanted")
+    return process_setting(lambda: values[-1], values.append, "wanted")
 
 
 def test_a_setting_is_put_back_whatever_happens(setting, values):

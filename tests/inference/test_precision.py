@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from gpuclassify import DistributedDataClassifier
+from gpuclassify.inference.device import pick_dtype
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.precision import pick_dtype
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.testing import sample_texts
 from gpuclassify.testing.architectures import write_sequence_classifier
@@ -69,7 +69,7 @@ def test_a_model_that_half_precision_fails_runs_in_float32_and_says_so_once(
     options = {"model": deberta, "score_field": "scores"}
     expected = DistributedDataClassifier(autocast=False, **options)(frame)
     on_gpu = lambda options, _: getattr(torch, options.dtype or "bfloat16")  # noqa: E731
-    monkeypatch.setattr("gpuclassify.models.precision.pick_dtype", on_gpu)
+    monkeypatch.setattr("gpuclassify.inference.device.pick_dtype", on_gpu)
     for _ in range(2):
         found = DistributedDataClassifier(**options)(frame)
         pd.testing.assert_frame_equal(found, expected)

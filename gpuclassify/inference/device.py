@@ -1,0 +1,372 @@
+"""The device that models run on: picked, held by one thread at a time, set up, fed and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from gpuclassify.inference.memory import CudaMemory
+from gpuclassify.settings.options import ModelOptions
+from gpuclassify.workers.device_errors import with_memory_released
+from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
+from gpuclassify.workers.run_context import RunStats
+
+# The driver renews its figure of how busy a GPU is every 1/6 to 1 second.
+SAMPLE_SECONDS = 0.2
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+# One forward at a time on a device: two would compete for its memory.
+_device_locks: dict[tuple[str, int], threading.Lock] = {}
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device for the setting `device`: "auto" means CUDA, then MPS, then CPU.
+
+    Raises
+    ------
+    ValueError
+        This process has no such device.
+    """
+    if name == "auto":
+        name = "cpu"
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={name!r}, but torch {torch.__version__} sees no CUDA device here: "
+            'run "gpuclassify doctor", or pass device="auto"'
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f'device={name!r}, but there is no MPS device here: pass device="auto"')
+    if device.type == "cuda" and device.index is None:
+        # "cuda" and "cuda:0" are one device, and a model is loaded once a device.
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
+    """The precision of weights and activations.
+
+    ``dtype`` decides if given; else ``autocast`` picks bfloat16 on CUDA devices that have it
+    natively and float16 on older ones. A CPU runs float32: native bfloat16 is slower on some and
+    faster on others, and moves rows over thresholds, so that two machines would disagree.
+    """
+    if options.dtype is not None:
+        return getattr(torch, options.dtype)
+    if not options.autocast or device.type != "cuda":
+        return torch.float32
+    is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if is_native else torch.float16
+
+
+def device_lock(device: torch.device) -> threading.Lock:
+    """The device's lock, the same one for "cuda" and "cuda:0"."""
+    return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
+
+
+@contextlib.contextmanager
+def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """The device alone, for inference in a precision."""
+    with device_lock(device), gpu_settings(device, dtype), torch.inference_mode():
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                # cuBLAS makes one for each thread. In the middle of a forward it would say of a
+                # lack of memory that it is not initialized, as it says of a broken device.
+                with_memory_released(torch.cuda.current_blas_handle)
+        yield
+
+
+@contextlib.contextmanager
+def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
+    """As `alone`; `stats` get the wait, what it takes, and the most memory that torch holds."""
+    started = time.perf_counter()
+    with alone(device, dtype):
+        memory = CudaMemory(device) if device.type == "cuda" else None
+        if memory is not None and not memory.is_counted:
+            memory = None
+        if memory is not None:
+            memory.forget_peak()
+        taken = time.perf_counter()
+        stats.wait_device_seconds += taken - started
+        try:
+            yield
+            stats.model_seconds += time.perf_counter() - taken
+        finally:
+            if memory is not None:
+                stats.raise_peak("peak_torch_bytes", memory.most_held_bytes())
+
+
+# What holds for the whole process while a model runs.
+
+
+class SharedContext:
+    """A context that begins with the first thread that needs it and ends with the last one.
+
+    Parameters
+    ----------
+    begin : callable
+        Gives the context manager, a new one each time.
+    """
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._users = 0
+        self._begun = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it, the context has begun and has not ended."""
+        with self._lock:
+            if not self._users:
+                self._begun.enter_context(self._begin())
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._begun.close()
+
+
+def process_setting(
+    read: Callable[[], Any], write: Callable[[Any], Any], wanted: Any
+) -> SharedContext:
+    """A setting that has one value while any thread wants it so, and then again what it had.
+
+    It holds for everything in the process: a model of the user's own that runs on another thread
+    meanwhile has it too. What another thread sets meanwhile is lost when the last one is done.
+    """
+
+    @contextlib.contextmanager
+    def changed() -> Iterator[None]:
+        before = read()
+        write(wanted)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return SharedContext(changed)
+
+
+# cuDNN's attention, torch's first choice on recent GPUs, makes a plan for every shape that it has
+# not seen: up to half a second for each batch, since hardly two batches have the same shape.
+_no_cudnn_attention = process_setting(
+    torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False
+)
+# cuDNN rounds what float32 convolutions read to TF32, of ten bits, unless it is told not to.
+_convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+_exact_convolutions = process_setting(
+    functools.partial(getattr, _convolutions, "fp32_precision"),
+    functools.partial(setattr, _convolutions, "fp32_precision"),
+    "ieee",
+)
+_one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
+
+
+@contextlib.contextmanager
+def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Within it, a model runs on a GPU without cuDNN's attention, and in float32 if it says so.
+
+    Changes nothing on other devices. In float32, torch refuses to tell the older
+    ``torch.backends.cudnn.allow_tf32`` meanwhile: it would speak for recurrent layers too.
+    """
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(_no_cudnn_attention.held())
+            if dtype == torch.float32:
+                stack.enter_context(_exact_convolutions.held())
+        yield
+
+
+# Several batches at once on a CPU, each on a core of its own.
+
+
+def stream_count(device: torch.device) -> int:
+    """How many batches run at once: on a CPU as many as torch has threads here."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def run_in_streams(
+    run: Callable[[Item], Made], items: Iterable[Item], device: torch.device
+) -> Iterator[Made]:
+    """What ``run(item)`` gives for each item, in their order.
+
+    On a CPU, as many run at once as torch has threads, and torch has one thread in each. A batch
+    that is spread over all cores ends every operation with a wait for the slowest of them, which is
+    long when another program has one of the cores. Until the last item has run, torch has one
+    thread everywhere in the process.
+
+    Parameters
+    ----------
+    run : callable
+        Is called in inference mode, and in copies of the caller's context.
+    items : iterable
+        Taken as they are needed, a few ahead.
+    device : torch.device
+    """
+    threads = stream_count(device)
+    if threads == 1:
+        yield from map(run, items)
+        return
+
+    def run_one(item: Item) -> Made:
+        with torch.inference_mode():
+            return run(item)
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuclassify-batch")
+    with _one_thread.held(), pool:
+        running: deque[Future[Made]] = deque()
+        for item in items:
+            running.append(pool.submit(contextvars.copy_context().run, run_one, item))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The array as a tensor on the device, without waiting for it.
+
+    On CUDA it goes through page-locked memory, which torch keeps for the next copy, on a stream of
+    its own: on the stream of the model it would start only after all that is queued there. With an
+    allocator in torch's place it does, since the memory could be given out again too early.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    if torch.cuda.get_allocator_backend() == "pluggable":
+        # Such an allocator, RMM's among them, knows nothing of `record_stream` below.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    side, current = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(side):
+        copied = tensor.pin_memory().to(device, non_blocking=True)
+    current.wait_stream(side)
+    copied.record_stream(current)  # its memory is given out again only after the model's reads
+    return copied
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+# How busy a GPU is while it works.
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """What the driver tells of a device at one moment.
+
+    Attributes
+    ----------
+    busy_share : float or None
+        Share of the last fraction of a second in which anything ran, 0 to 1; None for a MIG slice,
+        of which the driver does not say.
+    used_bytes : int or None
+        Memory that is taken, by other processes and libraries too.
+    """
+
+    busy_share: float | None
+    used_bytes: int | None
+
+
+Ask = Callable[[], DeviceSample]
+
+
+@contextlib.contextmanager
+def watched(
+    device: torch.device,
+    stats: RunStats,
+    source: Callable[[torch.device], Ask] | None = None,
+    sample_seconds: float = SAMPLE_SECONDS,
+) -> Iterator[None]:
+    """Sample a GPU on a thread while the block runs, and add what is found to `stats`.
+
+    Nothing is added on a CPU, or where the driver does not answer. ``source(device)()`` gives a
+    DeviceSample, and is `nvml_source` by default.
+    """
+    ask = None
+    if device.type == "cuda":
+        try:
+            ask = (source or nvml_source)(device)
+        except DriverError as err:
+            logger.debug("what %s does is not known: %s", device, err)
+    if ask is None:
+        yield
+        return
+    is_over = threading.Event()
+    thread = threading.Thread(
+        target=_sample, args=(ask, stats, is_over, sample_seconds), daemon=True
+    )
+    thread.name = "gpuclassify-device-use"
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
+    """Until it is over, and once more then."""
+    before = time.monotonic()
+    is_last = False
+    while not is_last:
+        is_last = is_over.wait(sample_seconds)
+        now = time.monotonic()
+        note(ask(), now - before, stats)
+        before = now
+
+
+def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
+    """Let `sample` stand for the time since the one before."""
+    stats.raise_peak("peak_device_bytes", sample.used_bytes)
+    if sample.busy_share is not None:
+        busy_seconds = elapsed_seconds * sample.busy_share
+        stats.device_sampled_seconds = (stats.device_sampled_seconds or 0.0) + elapsed_seconds
+        stats.device_busy_seconds = (stats.device_busy_seconds or 0.0) + busy_seconds
+
+
+def nvml_source(device: torch.device) -> Ask:
+    """Asks NVML, which neither waits for the device nor makes a context on it.
+
+    Raises
+    ------
+    DriverError
+        There is no driver to ask, or it does not know the device.
+    """
+    nvml = open_nvml()
+    handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))
+
+    def ask() -> DeviceSample:
+        busy_share = used_bytes = None
+        with contextlib.suppress(nvml.NVMLError):  # as for a slice
+            busy_share = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        with contextlib.suppress(nvml.NVMLError):  # memory shared with the host
+            used_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        return DeviceSample(busy_share, used_bytes)
+
+    return ask
