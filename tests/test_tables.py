@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 import pytest
 
 from gpuclassify import DomainClassifier, Embedder
-from gpuclassify.cluster.slurm import SlurmPlan
 from gpuclassify.dedup.job import DedupSummary
 from gpuclassify.dedup.summary import DuplicatesSummary, Group
 from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
@@ -51,13 +50,11 @@ PLAN = Plan(
     time=TimePlan(Estimate(60.0, 50.0, 70.0), 1.0, 10, 5.0, "tokens", 2), worker_bytes=2**30,
     cluster=None, warnings=(HOSTILE,),
 )  # fmt: skip
-SLURM = SlurmPlan({"walltime": HOSTILE, "worker_extra_args": ["--lifetime"] * 50}, 4, 8, None)
 SHOWN = {
     "job": SUMMARY,
     "duplicates": COUNTED,
     "deduplication": DedupSummary(COUNTED, SUMMARY, {}),
     "plan": PLAN,
-    "slurm": SLURM,
     "classifier": DomainClassifier(filter_by=[HOSTILE], min_confidence=0.5),
     "embedder": Embedder(prompt=HOSTILE * 50),
 }

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
-from collections.abc import Callable
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.cluster.check_options import check_options, check_whole, names_of
-from gpuclassify.cluster.connect import connect
-from gpuclassify.cluster.security import make_security
+from gpuclassify.cluster.security import make_security, warn_if_open
 from gpuclassify.cluster.sizing import (
     AUTO,
     ImpossibleClusterError,
     Size,
+    check_options,
+    check_whole,
     choose_gpus,
     cpu_cluster_options,
     gpu_cluster_options,
     missing_for_gpu,
+    names_of,
     refuse_crowd,
     usable_cores,
 )
@@ -32,6 +34,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
+# How long a scheduler may take to write its file, once the file is there.
+WRITING_SECONDS = 2.0
+
+
+class NoSchedulerError(OSError):
+    """Nothing that speaks Dask's protocol answers at an `address`, which the error keeps."""
+
+    def __init__(
+        self, address: str, instead: str = "start a cluster here with get_client('auto')"
+    ) -> None:
+        super().__init__(
+            f"no Dask scheduler answers at {address}; check that it runs and that this machine "
+            f"reaches its port, or {instead}"
+        )
+        self.address = address
 
 
 @with_plain_values
@@ -140,18 +157,17 @@ def get_client(
     ...     with get_client() as client:
     ...         print(client.dashboard_link)
     """
-    _check_choice(cluster_type)
+    if isinstance(cluster_type, str) and "://" in cluster_type:
+        raise ValueError(f"cluster_type={cluster_type!r} is an address: pass it as address=")
+    check_choice("cluster_type", cluster_type, CLUSTER_TYPES)
     if address is not None or scheduler_file is not None:
         if cluster_type != "auto" or n_workers is not None:
             raise ValueError(
                 "address= and scheduler_file= connect to a cluster that is running; "
                 "cluster_type= and n_workers= start a new one. Give one or the other."
             )
-        from distributed import Client
-
-        check_options(options, [Client], names_of(get_client))
-        return connect(address, scheduler_file, security, options)
-    workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
+        return _connect(address, scheduler_file, security, options)
+    workers: dict[str, Any] = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     memory: dict[str, Any] = {
         "backend": backend,
         "rmm_pool_size": rmm_pool_size,
@@ -169,15 +185,9 @@ def get_client(
     check_whole("threads_per_worker", threads_per_worker)
     gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
     if cluster_type == "cpu":
-        _refuse_backend(backend, survey_gpus)
+        _refuse_backend(backend, None)
         return _start_cpu(workers, options)
     return _start_gpu_or_cpu(cluster_type, workers, memory, options)
-
-
-def _check_choice(cluster_type: str) -> None:
-    if isinstance(cluster_type, str) and "://" in cluster_type:
-        raise ValueError(f"cluster_type={cluster_type!r} is an address: pass it as address=")
-    check_choice("cluster_type", cluster_type, CLUSTER_TYPES)
 
 
 def _start_elsewhere(
@@ -188,8 +198,14 @@ def _start_elsewhere(
     given = {name: size for name, size in memory.items() if size != signature[name].default}
     given |= {name: count for name, count in workers.items() if count is not None} | options
     if cluster_type == "slurm":
-        from gpuclassify.cluster.slurm import start_slurm
-
+        try:
+            from gpuclassify.cluster.slurm import start_slurm
+        except ModuleNotFoundError as err:
+            if err.name != "dask_jobqueue":
+                raise
+            raise RuntimeError(
+                "cluster_type='slurm' needs dask-jobqueue: pip install 'gpuclassify[slurm]'"
+            ) from err
         return start_slurm(given)
     from gpuclassify.cluster.coiled import start_coiled
 
@@ -210,7 +226,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     from distributed import LocalCluster, Nanny, Worker
 
     from gpuclassify.cluster.local import PatientNanny, start
-    from gpuclassify.cluster.plugins import ComputeThreads, KeepFreedMemory
+    from gpuclassify.cluster.preload import ComputeThreads, KeepFreedMemory
 
     check_options(options, [LocalCluster, Nanny, Worker], names_of(get_client))
     arguments, torch_threads = cpu_cluster_options(options, **workers)
@@ -220,11 +236,13 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
     return start(LocalCluster, arguments, [KeepFreedMemory(), ComputeThreads(torch_threads)])
 
 
-def _refuse_backend(backend: str, survey: Callable[[], GpuSurvey]) -> None:
+def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
     """Raise ImpossibleClusterError if workers of this machine shall have frames that it cannot."""
     if backend != "cudf":
         return
-    lacks = "cudf is not installed" if find_spec("cudf") is None else survey().absent_because
+    lacks = "cudf is not installed"
+    if find_spec("cudf") is not None:
+        lacks = (survey or survey_gpus()).absent_because
     if lacks:
         raise ImpossibleClusterError(
             f'backend="cudf" needs a GPU and cudf on the workers, and here {lacks}: leave it out, '
@@ -250,7 +268,7 @@ def _start_gpu_or_cpu(
             "CUDA 12) and a CUDA build of torch, check the driver with nvidia-smi, "
             "or use cluster_type='cpu'."
         )
-    _refuse_backend(memory["backend"], lambda: survey)
+    _refuse_backend(memory["backend"], survey)
     if survey.has_gpu:
         logger.warning(
             "an NVIDIA GPU is here, but no GPU cluster can start: %s. One CPU worker is used; "
@@ -270,7 +288,7 @@ def _start_gpu(
     from distributed import LocalCluster, Nanny, Worker
 
     from gpuclassify.cluster.local import PatientNanny, start
-    from gpuclassify.cluster.plugins import ComputeThreads, TorchMemoryFraction
+    from gpuclassify.cluster.preload import ComputeThreads, TorchMemoryFraction
 
     targets = [LocalCUDACluster, LocalCluster, Nanny, Worker]
     check_options(options, targets, names_of(get_client))
@@ -290,3 +308,110 @@ def _start_gpu(
     # NVML, and so the survey, counts GPUs by bus; CUDA by speed, unless it is told otherwise.
     with config.set({"distributed.nanny.environ.CUDA_DEVICE_ORDER": "PCI_BUS_ID"}):
         return start(LocalCUDACluster, arguments, plugins)
+
+
+def _connect(
+    address: str | None,
+    scheduler_file: str | Path | None,
+    security: Any,
+    options: dict[str, Any],
+) -> Client:
+    """A client of the scheduler at an address or of a file."""
+    from dask import config
+    from dask.utils import parse_timedelta
+    from distributed import Client
+
+    check_options(options, [Client], names_of(get_client))
+    if address is not None and scheduler_file is not None:
+        raise ValueError(
+            f"address={address!r} and scheduler_file={str(scheduler_file)!r} both name a "
+            "scheduler; give one of them"
+        )
+    if security is True:
+        raise ValueError(
+            "security=True makes a new certificate, which a running scheduler does not know; "
+            "give the directory or dict of the certificates that it was started with"
+        )
+    timeout_seconds = parse_timedelta(
+        options.get("timeout") or config.get("distributed.comm.timeouts.connect"), "s"
+    )
+    if scheduler_file is not None:
+        address = _read_scheduler_file(Path(scheduler_file), timeout_seconds)
+    assert address is not None
+    _check_scheme(address)
+    security = make_security(security)
+    _shake_hands(address, security, timeout_seconds)
+    try:
+        client = Client(address, security=security, **options)
+    except OSError as err:
+        raise NoSchedulerError(address) from err
+    warn_if_open(
+        [client.scheduler.address],
+        "Start it with certificates (dask scheduler --protocol tls:// --tls-ca-file ...), and pass "
+        "them as security=",
+    )
+    return client
+
+
+def _check_scheme(address: str) -> None:
+    from distributed.comm.registry import get_backend
+
+    scheme, colon, rest = address.partition("://")
+    try:
+        get_backend(scheme if colon else "tcp")
+    except ValueError as err:
+        raise ValueError(
+            f"address={address!r}: no scheduler speaks {scheme}; use tcp://{rest}, or "
+            f"tls://{rest} where it was started with certificates"
+        ) from err
+
+
+def _shake_hands(address: str, security: Any, timeout_seconds: float) -> None:
+    """Raise unless Dask's protocol is spoken there; a Client waits for an answer for ever."""
+    from distributed import Security
+    from distributed.comm import connect
+    from distributed.utils import LoopRunner, wait_for
+
+    arguments = (security or Security()).get_connection_args("client")
+
+    async def shake_hands() -> None:
+        connecting = connect(address, timeout=timeout_seconds, **arguments)
+        comm = await wait_for(connecting, timeout_seconds)
+        await comm.close()
+
+    try:
+        LoopRunner().run_sync(shake_hands)
+    except TypeError:  # TLS without certificates
+        raise
+    except Exception as err:  # other protocols' answers are read as anything, such as exabytes
+        raise NoSchedulerError(address) from err
+
+
+def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
+    """Return the scheduler's address once the file is there and whole."""
+    found = 0.0  # when it was there first
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            return str(json.loads(path.read_text())["address"])
+        except IsADirectoryError as err:
+            raise ValueError(
+                f"{path} is a directory, and no scheduler file; give the file that "
+                "dask scheduler --scheduler-file wrote"
+            ) from err
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as err:
+            if not isinstance(err, FileNotFoundError):
+                found = found or time.monotonic()
+                deadline = min(deadline, found + WRITING_SECONDS)
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            if isinstance(err, FileNotFoundError):
+                raise FileNotFoundError(
+                    f"no scheduler file {path} after {timeout_seconds:g} seconds; start one with "
+                    f"dask scheduler --scheduler-file {path}"
+                ) from err
+            raise ValueError(
+                f"{path} is not a scheduler file: it has no 'address'; give the file that "
+                "dask scheduler --scheduler-file wrote"
+            ) from err

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.cluster.check_options import check_options
+from gpuclassify.cluster.sizing import check_options
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,29 +30,13 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
 
     One worker a machine, which runs one task at a time with all cores for torch; no GPU for the
     scheduler; an end after 20 idle minutes. The client's ``HF_TOKEN`` goes from here to the
-    cluster (``send_private_envs``), past Coiled, onto no disk.
-
-    Parameters
-    ----------
-    options : mapping
-        Arguments of ``coiled.Cluster``, after a check of their names, and ``private_environ``:
-        a dict of environment variables to send as ``HF_TOKEN`` is.
-    threads_per_worker : int
-        Tasks that a worker runs at a time.
-
-    Raises
-    ------
-    RuntimeError
-        The package coiled is not installed.
-    TypeError
-        An option that ``coiled.Cluster`` does not have; the error names the nearest one.
-    ValueError
-        A secret among the options, which travel through Coiled and are kept there.
+    cluster (``send_private_envs``), past Coiled, onto no disk, and so do the variables of
+    ``private_environ`` among the options, which are else the arguments of ``coiled.Cluster``.
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
     from gpuclassify.cluster.local import own
-    from gpuclassify.cluster.prepare import set_up
+    from gpuclassify.cluster.preload import set_up
 
     def send_and_set_up(client: Client) -> None:
         if private:
@@ -66,18 +50,9 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
 def coiled_arguments(
     options: Mapping[str, Any], *, threads_per_worker: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Build the arguments of ``coiled.Cluster``, and what is sent past Coiled.
+    """The arguments of ``coiled.Cluster``, and variables that are sent past Coiled.
 
-    Returns
-    -------
-    arguments : dict
-    private : dict
-        Environment variables that may be secret.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `start_coiled` does.
+    TypeError: it has no such option; ValueError: one is a secret, which Coiled would keep.
     """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
@@ -96,20 +71,9 @@ def coiled_arguments(
 
 
 def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
-    """Name the first argument of ``coiled.Cluster`` that looks like, or holds, a secret.
+    """The first argument that looks like, or holds, a secret, such as ``"environ.HF_TOKEN"``.
 
-    Parameters
-    ----------
-    options : mapping
-        The arguments.
-    secrets : iterable of str
-        Values that none of them may hold; those under 8 characters are not looked for, since
-        they may occur anywhere.
-
-    Returns
-    -------
-    str or None
-        Such as ``"environ.HF_TOKEN"``.
+    Of `secrets`, those under 8 characters are not looked for, since they may occur anywhere.
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):

@@ -20,7 +20,7 @@ from distributed import Client, Nanny, Status, Worker, WorkerPlugin
 from distributed.deploy import Cluster, SpecCluster
 from distributed.utils import format_dashboard_link, get_ip_interface
 
-from gpuclassify.cluster.plugins import WORKER_TTL_SECONDS, raise_by_value
+from gpuclassify.cluster.preload import WORKER_TTL_SECONDS, raise_by_value
 from gpuclassify.cluster.security import warn_if_open
 
 Result = TypeVar("Result")
@@ -168,22 +168,11 @@ def silence_worker(dask_worker: Worker) -> None:
 def start(
     cluster_class: type[SpecCluster], options: dict[str, Any], plugins: Iterable[WorkerPlugin]
 ) -> OwningClient:
-    """Start a cluster and connect to it.
+    """Start a ``LocalCluster``, or one of a subclass, with plugins on all workers; connect to it.
 
-    Parameters
-    ----------
-    cluster_class : type
-        ``distributed.LocalCluster`` or a subclass.
-    options : dict
-        Its arguments. The dashboard listens where the scheduler does, or with TLS, which it has
-        not, on this machine alone; on port 8787, or any free one where that is taken.
-    plugins : iterable of WorkerPlugin
-        Set up on every worker, and on every worker that joins later.
-
-    Raises
-    ------
-    RuntimeError
-        The cluster does not start, or this is a script that a worker imports again.
+    The dashboard listens where the scheduler does, or with TLS, which it has not, on this machine
+    alone; on port 8787, or any free one where that is taken. RuntimeError: the cluster does not
+    start, or this is a script that a worker imports again.
     """
     refuse_reimported_script()
     raise_by_value()(RESTARTS)
@@ -215,15 +204,7 @@ def start(
 
 
 def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Connect to a cluster that shall end with its client, or with this process.
-
-    Parameters
-    ----------
-    cluster : distributed.deploy.Cluster
-        Closed if this fails.
-    set_up : callable
-        Called with the client.
-    """
+    """Connect to a cluster that shall end with its client, with this process, or if that fails."""
     try:
         client = OwningClient(cluster)
     except BaseException:

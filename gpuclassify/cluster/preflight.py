@@ -34,12 +34,7 @@ class PreflightError(RuntimeError):
 
 
 class MisfitError(RuntimeError):
-    """What a probe raises for something that a row of the table can say.
-
-    Parameters
-    ----------
-    check, found, expected, cure : str
-    """
+    """What a probe raises for something that a row of the table can say."""
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
         super().__init__(check, found, expected, cure)
@@ -56,19 +51,9 @@ class Probe(Protocol):
         """Bring to this machine what it lacks; called on one worker of each."""
 
     def run(self, memory_bytes: int) -> None:
-        """Try the work itself, on every worker.
+        """Try the work itself, on every worker, within so much of the host's memory.
 
-        Parameters
-        ----------
-        memory_bytes : int
-            Host memory that the process may take.
-
-        Raises
-        ------
-        MisfitError
-            Something that a row of the table can say.
-        Exception
-            Whatever else stops the work.
+        Raises `MisfitError`, or whatever else stops the work.
         """
 
 
@@ -191,16 +176,11 @@ class _Check:
         for address, place in self.places.items():
             owner = owners.setdefault(place.device, address)
             if uses_gpu and place.device and owner != address:
-                self._fail(
-                    address,
-                    "GPU",
-                    f"{place.device}, which {owner} uses too",
-                    "one worker for each GPU",
-                    "start workers with dask cuda worker, or set CUDA_VISIBLE_DEVICES for each",
-                )
+                found = f"{place.device}, which {owner} uses too"
+                cure = "start workers with dask cuda worker, or set CUDA_VISIBLE_DEVICES for each"
+                self._fail(address, "GPU", found, "one worker for each GPU", cure)
         if not self.places and not self.rows:
-            present = self.client.nthreads()
-            if any(address in present for address in self.given_up):
+            if not self.given_up.keys().isdisjoint(self.client.nthreads()):
                 self._fail_given_up("an answer", "look at its log, restart it")
             else:  # an adaptive cluster takes idle workers away
                 logger.warning("all workers have left during the check; new ones are not checked")
@@ -233,13 +213,7 @@ class _Check:
         )
 
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
-        """Wait for tasks, by the address of their worker; errors become rows.
-
-        Returns
-        -------
-        dict of str to Any
-            Results of those that succeeded.
-        """
+        """Wait for tasks, by the address of their worker: results; errors become rows."""
         try:
             self._wait_while_there(futures)
             for address, future in futures.items():
@@ -297,6 +271,18 @@ def look_here() -> Place:
     return Place(socket.gethostname(), device_here())
 
 
+def device_here() -> str:
+    """UUID of the GPU that torch would take first; empty without one."""
+    from gpuclassify.workers.nvml import survey_gpus
+
+    gpus = survey_gpus().gpus
+    if not gpus:
+        return ""
+    import torch
+
+    return "" if torch.version.cuda is None else gpus[0].uuid
+
+
 def fetch_here(packed: bytes) -> None:
     """The task of one worker of each machine."""
     cloudpickle.loads(packed).fetch()
@@ -312,18 +298,6 @@ def run_here(packed: bytes, workers_here: int) -> None:
         own_bytes = psutil.Process().memory_info().rss
         free_bytes = max(0, min(free_bytes, limit_bytes - own_bytes))
     cloudpickle.loads(packed).run(free_bytes // workers_here)
-
-
-def device_here() -> str:
-    """UUID of the GPU that torch would take first; empty without one."""
-    from gpuclassify.workers.nvml import survey_gpus
-
-    gpus = survey_gpus().gpus
-    if not gpus:
-        return ""
-    import torch
-
-    return "" if torch.version.cuda is None else gpus[0].uuid
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:

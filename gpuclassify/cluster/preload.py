@@ -1,21 +1,150 @@
-"""``dask worker --preload gpuclassify.cluster.preload``: what `prepare` does, before any task.
+"""What workers and schedulers are set to; ``dask worker --preload gpuclassify.cluster.preload``.
 
-The same goes for ``dask scheduler``, ``dask cuda worker`` and Dask's configuration
-(``distributed.worker.preload``). A worker's threads of torch are the cores that its process may
-use. Where workers share cores, set ``OMP_NUM_THREADS`` (above 1) to the share of each.
+As a preload it does what `prepare` does, before any task; the same goes for ``dask scheduler``,
+``dask cuda worker`` and Dask's configuration (``distributed.worker.preload``). A worker's threads
+of torch are the cores that its process may use. Where workers share cores, set ``OMP_NUM_THREADS``
+(above 1) to the share of each.
 """
 
+import ctypes
+import logging
 import os
+import platform
+from collections.abc import Mapping
+from typing import Any
 
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Worker, WorkerPlugin
 
-from gpuclassify.cluster.plugins import (
-    ALLOWED_FAILURES,
-    COMMUNICATION,
-    WORKER_TTL_SECONDS,
-    raise_by_value,
-    worker_plugins,
-)
+from gpuclassify.cluster.sizing import usable_cores
+
+logger = logging.getLogger(__name__)
+
+# A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
+# is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
+WORKER_TTL_SECONDS = 900.0
+# A task is blamed for each worker that is lost under it, be it by preemption.
+ALLOWED_FAILURES = 10
+COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
+# Parameters of mallopt(3). Releases of glibc before 2.34 refuse thresholds above 32 MiB.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MMAP_THRESHOLDS_BYTES = (1 << 30, 32 << 20)
+TRIM_THRESHOLD_BYTES = 2**31 - 1
+
+
+class ComputeThreads(WorkerPlugin):
+    """Give a worker's process its share of the cores.
+
+    Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, which leaves torch a single thread, and
+    knows nothing of the tokenizers, whose pool would take every core of the machine in each worker.
+    Without `threads`, the cores that the worker may use are divided by the workers `sharing` them.
+    """
+
+    name = "gpuclassify-compute-threads"
+
+    def __init__(self, threads: int | None = None, *, sharing: int = 1) -> None:
+        self.threads = threads
+        self.sharing = sharing
+
+    def setup(self, worker: Worker) -> None:
+        """Set the number for the whole process, in which nothing was tokenized yet."""
+        import torch
+
+        threads = self.threads or max(1, usable_cores() // self.sharing)
+        torch.set_num_threads(threads)
+        if worker.nanny:  # else the process is the user's own
+            os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+
+
+class KeepFreedMemory(WorkerPlugin):
+    """Let a worker process keep freed memory instead of faulting it in for every operation.
+
+    Dask's nanny sets glibc's trim threshold, which makes every large activation a fresh mapping.
+    The price is that a worker holds on to its peak memory. A tensor above the 64 MiB of a heap in
+    a thread's arena is mapped anew all the same; token budgets for CPUs stay below that.
+    Workers without a nanny, and systems without glibc, are left alone.
+    """
+
+    name = "gpuclassify-keep-freed-memory"
+
+    def setup(self, worker: Worker) -> None:
+        """Raise glibc's mmap and trim thresholds in the worker's process."""
+        if not worker.nanny or platform.libc_ver()[0] != "glibc":
+            return
+        mallopt = ctypes.CDLL(None).mallopt
+        is_raised = any(mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS_BYTES)
+        if not (is_raised and mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)):
+            logger.debug("glibc's allocator has refused thresholds on %s", worker.address)
+
+
+class PatientConnections(WorkerPlugin):
+    """Raise a worker's timeouts, for connections made from now on.
+
+    Workers that are threads of the user's process, with its configuration, are left alone.
+    """
+
+    name = "gpuclassify-patient-connections"
+
+    def setup(self, worker: Worker) -> None:
+        """Set the configuration of the worker's process."""
+        if not worker.address.startswith("inproc://"):
+            raise_by_value()(COMMUNICATION)
+
+
+class TorchMemoryFraction(WorkerPlugin):
+    """Bound torch's own allocator, so that cuDF's pool beside it is not starved."""
+
+    name = "gpuclassify-torch-memory-fraction"
+
+    def __init__(self, fraction: float) -> None:
+        self.fraction = fraction
+
+    def setup(self, worker: Worker) -> None:
+        """Set the bound on the one device that the worker sees."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                f"torch {torch.__version__} sees no GPU on worker {worker.address}; install a "
+                "CUDA build of torch that fits the driver, or use cluster_type='cpu'"
+            )
+        torch.cuda.set_per_process_memory_fraction(self.fraction)
+
+
+def raise_by_value() -> Any:
+    """Return a function that travels whole, to schedulers without this package."""
+
+    def raise_settings(
+        communication: Mapping[str, str],
+        ttl_seconds: float = 0,
+        allowed_failures: int = 0,
+        dask_scheduler: Any = None,
+    ) -> None:
+        from dask import config
+        from dask.utils import parse_timedelta
+
+        for name, time in communication.items():
+            if parse_timedelta(config.get(name)) < parse_timedelta(time):
+                config.set({name: time})
+        if dask_scheduler is None:
+            return
+        if dask_scheduler.worker_ttl:  # without one, no worker is given up
+            dask_scheduler.worker_ttl = max(dask_scheduler.worker_ttl, ttl_seconds)
+        dask_scheduler.allowed_failures = max(dask_scheduler.allowed_failures, allowed_failures)
+
+    return raise_settings
+
+
+def worker_plugins(threads: int | None, sharing: int = 1) -> list[WorkerPlugin]:
+    """All that `prepare` changes on workers; parameters as those of `ComputeThreads`."""
+    return [PatientConnections(), ComputeThreads(threads, sharing=sharing), KeepFreedMemory()]
+
+
+def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
+    """Change all that `prepare` changes; parameters as those of `ComputeThreads`."""
+    settings = (COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
+    client.run_on_scheduler(raise_by_value(), *settings)
+    for plugin in worker_plugins(threads, sharing):
+        client.register_plugin(plugin)
 
 
 def dask_setup(service: Scheduler | Worker) -> None:

@@ -63,42 +63,14 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
         )
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads} is below 1; leave it out for the cores' share")
-    sharing = 1 if threads is not None else workers_sharing_cores(client)
-    set_up(client, threads, sharing)
+    from gpuclassify.cluster.preload import set_up
+
+    set_up(client, threads, 1 if threads is not None else _workers_sharing_cores(client))
     return client
 
 
-def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
-    """Change all that `prepare` changes.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    threads : int or None
-        Of torch and of tokenizing in each worker; None for the cores that it may use.
-    sharing : int
-        Workers that share these cores.
-    """
-    from gpuclassify.cluster import plugins
-
-    client.run_on_scheduler(
-        plugins.raise_by_value(),
-        plugins.COMMUNICATION,
-        plugins.WORKER_TTL_SECONDS,
-        plugins.ALLOWED_FAILURES,
-    )
-    for plugin in plugins.worker_plugins(threads, sharing=sharing):
-        client.register_plugin(plugin)
-
-
-def workers_sharing_cores(client: Client) -> int:
-    """The most workers that may use one and the same set of cores.
-
-    Raises
-    ------
-    ValueError
-        No worker is there.
-    """
+def _workers_sharing_cores(client: Client) -> int:
+    """The most workers that may use one and the same set of cores."""
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os
@@ -107,10 +79,10 @@ def workers_sharing_cores(client: Client) -> int:
         affinity = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))
         return socket.gethostname(), tuple(sorted(affinity(0)))
 
-    found = client.run(cores)
-    if not found:
+    places = client.run(cores)
+    if not places:
         raise ValueError(
             "no worker is there yet, so that their share of the cores is unknown; wait for them "
             "with client.wait_for_workers(1), or give threads="
         )
-    return max(Counter(found.values()).values())
+    return max(Counter(places.values()).values())

@@ -26,20 +26,12 @@ PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 
 
 def make_security(settings: Any) -> Security | None:
-    """Turn the `security` of `get_client` into Dask's.
+    """The `security` of `get_client` as Dask's, which refuses connections without TLS.
 
-    Parameters
-    ----------
-    settings : None, bool, path, mapping or distributed.Security
-        True makes a certificate that only this cluster's processes know, in memory. A path names
-        a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``, ``tls.crt`` and
-        ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or the text
-        of certificates.
-
-    Returns
-    -------
-    distributed.Security or None
-        None: nothing was asked for. What is returned refuses connections without TLS.
+    None and False are none. True makes a certificate that only this cluster's processes know, in
+    memory. A path names a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``,
+    ``tls.crt`` and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or
+    the text of certificates.
 
     Raises
     ------
@@ -85,13 +77,7 @@ def make_security(settings: Any) -> Security | None:
 
 
 def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-    """The files of certificate authority, certificate and key in a directory.
-
-    Raises
-    ------
-    FileNotFoundError
-        They are not there, by either of their names.
-    """
+    """The files of certificate authority, certificate and key in a directory."""
     folder = Path(directory).expanduser()
     for names in FILES:
         authority, certificate, key = (folder / name for name in names)
@@ -117,15 +103,7 @@ def _from_mapping(fields: Mapping[str, Any]) -> Security:
 
 
 def make_certificate(folder: Path) -> None:
-    """Make a folder that `make_security` takes, with a certificate for which no other vouches.
-
-    Nobody but its owner may read it.
-
-    Raises
-    ------
-    ImportError
-        Without the package cryptography.
-    """
+    """Make a folder that `make_security` takes, which nobody but its owner may read."""
     made = make_security(True)
     assert made is not None
     folder.mkdir(mode=0o700)
@@ -138,15 +116,7 @@ def make_certificate(folder: Path) -> None:
 
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
-    """Log a warning if others than this machine reach a scheduler that takes any client.
-
-    Parameters
-    ----------
-    addresses : iterable of str
-        Where the scheduler listens, as in ``"tcp://0.0.0.0:8786"``.
-    cure : str
-        What to do about it.
-    """
+    """Log a warning if others than this machine reach a scheduler that takes any client."""
     found = [address for address in addresses if is_open(address)]
     if found:
         logger.warning(

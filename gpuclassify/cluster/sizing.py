@@ -1,10 +1,12 @@
 """How a machine is divided: cores among workers, a GPU between RMM (cuDF's memory) and torch."""
 
+import difflib
 import importlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.checks import BACKENDS, check_choice
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str
@@ -19,14 +21,45 @@ BYTES_PER_WORKER = 8e9
 WORKER_BYTES = 400_000_000
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
-BACKENDS = ("pandas", "cudf")
 AUTO = "auto"  # the shares of a device below
 POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # of RMM's pool, at the start and at most
 TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # beside RMM's pool, and without one
+# Set by get_client itself, or without a meaning for a client that is not asynchronous.
+MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
 
 
 class ImpossibleClusterError(RuntimeError):
     """This machine lacks what the cluster that is asked for needs; nothing has been started."""
+
+
+def check_options(
+    options: Iterable[str], targets: Sequence[Any], also_near: Iterable[str] = ()
+) -> None:
+    """Raise TypeError for names that none of the targets' signatures has, outermost target first.
+
+    It names the nearest that they have, or that are in `also_near`.
+    """
+    accepted = {name for target in targets for name in names_of(target)} - MANAGED_OPTIONS
+    for name in options:
+        if name in accepted:
+            continue
+        near = difflib.get_close_matches(name, sorted(accepted | set(also_near)), n=3)
+        known_by = targets[0].__name__
+        cure = f"did you mean {' or '.join(map(repr, near))}?" if near else f"see {known_by}"
+        raise TypeError(f"get_client() and {known_by} have no option {name!r}; {cure}")
+
+
+def names_of(target: Any) -> list[str]:
+    """The named parameters of a callable."""
+    parameters = inspect.signature(target).parameters.values()
+    return [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> int:
+    """Return `value`, or raise ValueError if it is no whole number of at least that many."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r} is no whole number of {least} or more")
+    return value
 
 
 def usable_cores() -> int:
@@ -41,12 +74,6 @@ def usable_memory() -> float:
     from distributed.system import MEMORY_LIMIT
 
     return float(MEMORY_LIMIT)
-
-
-def cpu_workers(cores: int, memory_bytes: float) -> int:
-    """How many workers share a machine: one for 8 cores, at least two where each gets 8 GB."""
-    by_cores = max(cores // CORES_PER_WORKER, min(cores, FEWEST_WORKERS))
-    return max(1, min(by_cores, int(memory_bytes // BYTES_PER_WORKER)))
 
 
 def refuse_crowd(n_workers: int) -> None:
@@ -82,54 +109,28 @@ def cpu_cluster_options(
     cores: int | None = None,
     memory_bytes: float | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Build the arguments of ``LocalCluster`` and the torch threads of each worker.
+    """The arguments of ``LocalCluster``, and the torch threads of each worker.
 
-    Parameters
-    ----------
-    options : mapping, optional
-        Arguments to pass on as they are.
-    n_workers : int, optional
-        By default what `cpu_workers` gives; one where `options` ask for threads of this process.
-    threads_per_worker : int
-        Tasks that a worker runs at a time.
-    cores : int, optional
-        CPUs to share out; `usable_cores` by default.
-    memory_bytes : float, optional
-        Memory to share out; `usable_memory` by default.
-
-    Returns
-    -------
-    options : dict
-        Arguments of ``distributed.LocalCluster``.
-    torch_threads : int
-        Threads of torch per worker: workers times threads never exceeds `cores`, unless
-        there are more workers than cores.
+    Workers times threads never exceeds `cores`, unless there are more workers than cores. By
+    default a worker has 8 cores, but there are two at least where each gets 8 GB, and one where
+    `options` ask for threads of this process. `cores` and `memory_bytes` are this machine's.
     """
     cores = usable_cores() if cores is None else cores
     if n_workers is None and (options or {}).get("processes") is False:
         n_workers = 1  # models of one process take turns
     elif n_workers is None:
-        n_workers = cpu_workers(cores, usable_memory() if memory_bytes is None else memory_bytes)
+        memory_bytes = usable_memory() if memory_bytes is None else memory_bytes
+        by_cores = max(cores // CORES_PER_WORKER, min(cores, FEWEST_WORKERS))
+        n_workers = max(1, min(by_cores, int(memory_bytes // BYTES_PER_WORKER)))
     workers = {"n_workers": n_workers, "threads_per_worker": threads_per_worker}
     return workers | dict(options or {}), max(1, cores // n_workers)
 
 
 def parse_size(value: Size, name: str) -> int | float:
-    """Turn a size into bytes (int) or a share of the device (float in (0, 1]).
+    """Bytes as an int (``8_000_000_000``, ``"8GB"``), or a share as a float (``0.3``, ``"0.3"``).
 
-    Parameters
-    ----------
-    value : int, float or str
-        Bytes (``8_000_000_000``), text with a unit (``"8GB"``) or a share (``0.3``, ``"0.3"``).
-    name : str
-        The argument's name, for the error.
-
-    Raises
-    ------
-    TypeError
-        `value` is neither a number nor text.
-    ValueError
-        It is not positive, not readable, or a share above 1.
+    Raises TypeError or ValueError that names the argument, unless it is above zero and no share
+    above 1.
     """
     from dask.utils import parse_bytes
 
@@ -160,31 +161,12 @@ def gpu_cluster_options(
     enable_cudf_spill: bool = False,
     device_bytes: int | None = None,
 ) -> tuple[dict[str, Any], float | None]:
-    """Build the arguments of ``LocalCUDACluster`` and torch's memory fraction.
+    """The arguments of ``LocalCUDACluster``, `options` among them, and torch's memory fraction.
 
-    Parameters
-    ----------
-    options : mapping, optional
-        Arguments to pass on as they are; a `device_memory_limit` among them replaces the one
-        chosen here.
-    backend, rmm_pool_size, rmm_maximum_pool_size, rmm_async, torch_memory_fraction, \
-    enable_cudf_spill
-        As in `gpuclassify.cluster.get_client`.
-    device_bytes : int, optional
-        Memory of the smallest GPU in use. Where it is known, shares are handed on as bytes:
-        dask-cuda itself would take them of GPU 0, and of the whole GPU for a MIG slice.
-
-    Returns
-    -------
-    options : dict
-        Arguments of ``dask_cuda.LocalCUDACluster``.
-    torch_fraction : float or None
-        For ``torch.cuda.set_per_process_memory_fraction``; None leaves torch as it is.
-
-    Raises
-    ------
-    ValueError
-        The settings exclude each other, or promise more than 0.95 of the device.
+    The others are as of `get_client`; a fraction of None leaves torch as it is. With
+    `device_bytes`, the memory of the smallest GPU in use, shares are handed on as bytes: dask-cuda
+    itself would take them of GPU 0, and of the whole GPU for a MIG slice. Settings that exclude
+    each other or promise more than 0.95 of the device raise ValueError.
     """
     options = options or {}
     check_choice("backend", backend, BACKENDS)
@@ -210,13 +192,7 @@ def gpu_cluster_options(
 
 
 def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
-    """Return the devices that get a worker each: all of them, or the first `n_workers`.
-
-    Raises
-    ------
-    ValueError
-        There are fewer devices than workers, or whole GPUs beside MIG slices.
-    """
+    """Return the devices that get a worker each: all of them, or the first `n_workers`."""
     if n_workers is not None and n_workers > len(gpus):
         raise ValueError(
             f"n_workers={n_workers}, but {len(gpus)} GPUs are visible and each takes one worker; "

@@ -1,22 +1,39 @@
-"""Workers in Slurm jobs: what the options of `get_client` mean there, and starting them."""
+"""Workers in Slurm jobs by dask-jobqueue, tried before they are submitted, replaced as they end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
+import logging
+import os
 import shlex
+import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from gpuclassify.cluster.check_options import check_options, check_whole
-from gpuclassify.cluster.sizing import CORES_PER_WORKER, gpu_cluster_options
+from dask import config
+from dask.utils import parse_timedelta
+from dask_jobqueue import SLURMCluster
+from dask_jobqueue.core import Job, JobQueueCluster
+from dask_jobqueue.slurm import SLURMJob
+from distributed import Client, Status
+from tornado.ioloop import PeriodicCallback
+
+from gpuclassify.cluster.local import LOOPBACK, dashboard_address, own, unbroken
+from gpuclassify.cluster.preload import TorchMemoryFraction, set_up
+from gpuclassify.cluster.security import make_security, warn_if_open
+from gpuclassify.cluster.sizing import (
+    CORES_PER_WORKER,
+    check_options,
+    check_whole,
+    gpu_cluster_options,
+)
 from gpuclassify.cluster.slurm_script import parse_walltime
-from gpuclassify.pages.tables import html_table
 
-if TYPE_CHECKING:
-    from distributed import Client
+logger = logging.getLogger(__name__)
 
 MEMORY_OPTIONS = (
     "backend", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction",
@@ -38,50 +55,36 @@ CUDA_FLAGS = {
 LEAVE_BEFORE_SHARE, LEAVE_BEFORE_MOST_SECONDS = 0.2, 300.0
 STAGGER_SHARE = 0.2  # of that time, so that workers that started together do not leave together
 LOOK_EVERY_SECONDS = 30.0  # squeue is a load on a controller that everybody shares
+# Rounds in which all jobs end without a worker: a path or a package is wrong on the nodes.
+MOST_FAILED_ROUNDS = 3
+LOG_LINES = 15
 
 
-@dataclass(frozen=True)
-class SlurmPlan:
-    """What is submitted.
+class SlurmPlan(NamedTuple):
+    """What is submitted: arguments of ``dask_jobqueue.SLURMCluster``, and how many jobs.
 
-    Attributes
-    ----------
-    arguments : dict
-        Of ``dask_jobqueue.SLURMCluster``.
-    jobs : int
-        How many; each has the same workers.
-    cores_per_worker : int
-        CPUs for torch and tokenizing in each worker.
-    torch_fraction : float or None
-        Share of its GPU that torch may take; None sets no bound.
+    Each has the same workers, whose torch and tokenizing have so many cores, and whose torch may
+    take that share of its GPU, or all.
     """
 
-    arguments: dict[str, Any] = field(repr=False)
+    arguments: dict[str, Any]
     jobs: int
     cores_per_worker: int
     torch_fraction: float | None
 
-    def _repr_html_(self) -> str:
-        shown = {**vars(self), **self.arguments}
-        return html_table("SlurmPlan", [(k, str(v)) for k, v in shown.items() if k != "arguments"])
 
-
-def start_slurm(options: dict[str, Any]) -> Client:
+def start_slurm(options: Mapping[str, Any]) -> Client:
     """Submit Slurm jobs with workers, and return a client of the scheduler, which runs here.
 
     The scheduler must be reachable from the nodes: see `interface`. Connections are encrypted. The
-    client owns the cluster: closing it cancels the jobs. Jobs that end are replaced.
+    client owns the cluster: closing it cancels the jobs. Jobs that end are replaced. It is returned
+    as soon as the jobs are submitted; they may wait in the queue. ``wait_for_workers`` waits.
 
     Parameters
     ----------
-    options : dict
+    options : mapping
         See `plan_slurm`; also ``look_every_seconds``, the time between two looks at squeue
         (default 30).
-
-    Returns
-    -------
-    distributed.Client
-        As soon as the jobs are submitted; they may wait in the queue. ``wait_for_workers`` waits.
 
     Raises
     ------
@@ -90,22 +93,10 @@ def start_slurm(options: dict[str, Any]) -> Client:
     ValueError
         Options exclude each other or are out of range.
     RuntimeError
-        dask-jobqueue is not installed, sbatch is missing, or Slurm refuses the job.
+        sbatch is missing, or Slurm refuses the job.
     """
-    try:
-        from gpuclassify.cluster.slurm_cluster import ClosingCluster, JobKeeper
-    except ModuleNotFoundError as err:
-        if err.name != "dask_jobqueue":
-            raise
-        raise RuntimeError(
-            "cluster_type='slurm' needs dask-jobqueue: pip install 'gpuclassify[slurm]'"
-        ) from err
-    from gpuclassify.cluster.local import own, unbroken
-    from gpuclassify.cluster.security import warn_if_open
-
     options = dict(options)
     look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
-    check_slurm_options(options)
     plan = plan_slurm(**options)
     cluster = ClosingCluster(**plan.arguments)
     try:
@@ -121,9 +112,6 @@ def start_slurm(options: dict[str, Any]) -> Client:
         raise
 
     def set_up_workers(client: Client) -> None:
-        from gpuclassify.cluster.plugins import TorchMemoryFraction
-        from gpuclassify.cluster.prepare import set_up
-
         set_up(client, plan.cores_per_worker)
         if plan.torch_fraction is not None:
             client.register_plugin(TorchMemoryFraction(plan.torch_fraction))
@@ -146,7 +134,7 @@ def plan_slurm(
     prologue: Iterable[str] = (),
     **options: Any,
 ) -> SlurmPlan:
-    """Translate options into those of ``dask_jobqueue.SLURMCluster``.
+    """Options of `get_client` for Slurm, as those of ``dask_jobqueue.SLURMCluster``.
 
     Parameters
     ----------
@@ -185,14 +173,12 @@ def plan_slurm(
 
     Raises
     ------
-    ValueError
-        Options exclude each other or are out of range.
+    TypeError, ValueError
+        An option does not exist, is out of range, or excludes another one.
     """
-    from dask import config
-
-    from gpuclassify.cluster.local import LOOPBACK, dashboard_address
-    from gpuclassify.cluster.security import make_security
-
+    known = {*MEMORY_OPTIONS, *(CUDA_FLAGS if gpus_per_job else ())}
+    targets = [SLURMCluster, SLURMJob, Job, JobQueueCluster, plan_slurm]
+    check_options([name for name in options if name not in known], targets)
     section = f"jobqueue.{options.get('config_name') or 'slurm'}."
     gpus = check_whole("gpus_per_job", gpus_per_job or 0, 0)
     jobs, workers = _count_jobs(n_workers, gpus, processes)
@@ -244,23 +230,6 @@ def plan_slurm(
     return SlurmPlan(arguments | options, jobs, cores // workers, torch_fraction)
 
 
-def check_slurm_options(options: Mapping[str, Any]) -> None:
-    """Refuse names that neither `plan_slurm` nor dask-jobqueue has.
-
-    Raises
-    ------
-    TypeError
-        With the nearest existing names.
-    """
-    from dask_jobqueue import SLURMCluster
-    from dask_jobqueue.core import Job, JobQueueCluster
-    from dask_jobqueue.slurm import SLURMJob
-
-    known = {*MEMORY_OPTIONS, *(CUDA_FLAGS if options.get("gpus_per_job") else ())}
-    targets = [SLURMCluster, SLURMJob, Job, JobQueueCluster, plan_slurm]
-    check_options([name for name in options if name not in known], targets)
-
-
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
     """Jobs, and workers of each."""
     if gpus and processes not in (None, gpus):
@@ -297,8 +266,6 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
     """Shell lines that make workers leave in time; they hold for dask-cuda's workers too."""
-    from dask.utils import parse_timedelta
-
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
         return []
@@ -314,3 +281,173 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
         )
     variable = "export DASK_DISTRIBUTED__WORKER__LIFETIME__"
     return [f"{variable}DURATION={limit - before:.0f}s", f"{variable}STAGGER={stagger:.0f}s"]
+
+
+class ClosingJob(SLURMJob):
+    """A job whose status says when it is closed, as Dask expects of every job in the end."""
+
+    async def close(self) -> None:
+        """Cancel the job."""
+        await super().close()
+        self.status = Status.closed
+
+
+class ClosingCluster(SLURMCluster):
+    """dask-jobqueue's cluster of such jobs, whose temporary certificates go when it closes."""
+
+    job_cls = ClosingJob
+
+    async def _close(self) -> None:
+        await super()._close()
+        for name in ("ca_file", "cert", "key"):
+            if file := getattr(self, f"_job_{name}", None):
+                file.close()
+
+
+class JobKeeper:
+    """Keeps the number of a cluster's jobs: those that have ended are submitted anew.
+
+    dask-jobqueue itself looks at no job after it was submitted. Here squeue is asked which jobs
+    still wait or run, because that tells of every end: a worker that left before its walltime,
+    preemption, a failed node, scancel, and a job that died before its worker came up.
+
+    Parameters
+    ----------
+    cluster : dask_jobqueue.SLURMCluster
+        Without jobs.
+    look_every_seconds : float
+        Time between two calls of squeue.
+    """
+
+    def __init__(self, cluster: SLURMCluster, look_every_seconds: float) -> None:
+        self.cluster = cluster
+        self.watch = PeriodicCallback(self.replace_ended, look_every_seconds * 1000)
+        self.numbers = itertools.count()
+        self.failed_rounds = 0
+        self.refusal = ""
+
+    def submit(self, jobs: int) -> None:
+        """Submit jobs, after a dry run of their script, and watch them until the cluster closes.
+
+        Raises
+        ------
+        RuntimeError
+            sbatch is missing or refuses the job; in its own words.
+        """
+        script = self.cluster.job_script()
+        refusal = _dry_run(script)
+        if refusal:
+            raise RuntimeError(f"Slurm refuses this job: {refusal}\n\nThe job was:\n{script}")
+        for _ in range(jobs):
+            self._add_job()
+        try:
+            self.cluster.sync(self._settle)
+        except RuntimeError as err:
+            raise RuntimeError(f"Slurm refused a job: {_sbatch_message(err)}") from err
+        self.cluster.loop.add_callback(self.watch.start)
+
+    async def replace_ended(self) -> None:
+        """Submit a job for each one that has ended."""
+        if self.cluster.status != Status.running:
+            self.watch.stop()
+            return
+        known = dict(self.cluster.workers)  # before squeue answers: jobs submitted since have not
+        try:
+            live = await _live_jobs()
+        except (OSError, RuntimeError) as err:
+            logger.warning("cannot ask Slurm for its jobs, trying again: %s", err)
+            return
+        if self.cluster.status != Status.running:
+            return
+        workers = self.cluster.workers
+        ended = {
+            name: job.job_id
+            for name, job in known.items()
+            if job.job_id not in live and workers.get(name) is job
+        }
+        if ended and await self._must_give_up(ended.values()):
+            await self.cluster.close()
+            return
+        for name, job_id in ended.items():
+            if job_id:
+                logger.warning("Slurm job %s has ended; submitting another one", job_id)
+            if self.cluster.worker_spec.pop(name, None) is not None:
+                self._add_job()
+        try:
+            # Workers that Dask's own watch dropped are missing, too.
+            await self._settle()
+        except RuntimeError as err:
+            self.refusal = _sbatch_message(err)
+            logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
+
+    def _add_job(self) -> None:
+        """Want a job under a name that none had before: the scheduler may know one that ended."""
+        wanted = self.cluster.worker_spec
+        names = (f"{self.cluster.name}-{number}" for number in self.numbers)
+        wanted[next(name for name in names if name not in wanted)] = self.cluster.new_spec
+
+    async def _settle(self) -> None:
+        """Close and submit jobs until they are those that are wanted."""
+        await self.cluster
+
+    async def _must_give_up(self, ended: Iterable[str | None]) -> bool:
+        """Tell whether jobs end again and again without a worker, and say why."""
+        if self.cluster.scheduler.workers:
+            self.failed_rounds = 0
+            return False
+        self.failed_rounds += 1
+        if self.failed_rounds <= MOST_FAILED_ROUNDS:
+            return False
+        job_ids = [job_id for job_id in ended if job_id]
+        logger.error(
+            "Slurm jobs ended %d times without a worker, so the cluster is closed. %s",
+            self.failed_rounds,
+            await _end_of_log(job_ids[-1]) if job_ids else f"Slurm refuses them: {self.refusal}",
+        )
+        return True
+
+
+def _dry_run(script: str) -> str:
+    """What sbatch says against a script; empty if nothing."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as err:
+        raise RuntimeError(
+            "sbatch is not here: call get_client('slurm') on a machine that submits jobs, such as "
+            "a login node, with Slurm's commands on PATH"
+        ) from err
+    return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+
+
+def _sbatch_message(error: BaseException) -> str:
+    """sbatch's message within dask-jobqueue's error."""
+    return str(error).rpartition("stderr:\n")[2].strip() or str(error)
+
+
+async def _live_jobs() -> set[str]:
+    """Ids of this user's jobs that wait or run."""
+    return set((await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")).split())
+
+
+async def _output(*command: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(err.decode(errors="replace").strip())
+    return out.decode(errors="replace")
+
+
+async def _end_of_log(job_id: str) -> str:
+    """The end of a job's log, where this machine can read it."""
+    try:
+        shown = await _output("scontrol", "show", "job", job_id)
+        (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)
+        log = Path(path.partition("=")[2])
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except (OSError, RuntimeError, ValueError):
+        return f"See the log of job {job_id}, slurm-{job_id}.out if nothing else is set."
+    return "\n".join([f"{log} ends with:", *lines])

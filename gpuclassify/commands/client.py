@@ -104,7 +104,7 @@ def shown_workers(client: Any) -> str:
 
 def _connect(scheduler: str, options: dict[str, Any]) -> Any:
     from gpuclassify.cluster import get_client
-    from gpuclassify.cluster.connect import NoSchedulerError
+    from gpuclassify.cluster.client import NoSchedulerError
 
     is_file = Path(scheduler).exists()
     if not is_file and ":" not in scheduler:

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.stores import URL, redacted
-from gpuclassify.settings.checks import check_choice, check_count, nearest
+from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, nearest
 from gpuclassify.settings.options import NON_FINITE
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
 from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
-from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
 from gpuclassify.jobs.output.run_key import part_name
@@ -31,7 +30,7 @@ from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps, read_rows
 from gpuclassify.jobs.storage import Place
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.checks import BACKENDS, check_choice
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-BACKENDS = ("pandas", "cudf")
+from gpuclassify.settings.checks import BACKENDS
 
 
 def backend_of(frame: Any) -> ModuleType:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.frames import BACKENDS
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
@@ -14,7 +13,7 @@ from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.settings.checks import check_choice, check_count, with_plain_values
+from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, with_plain_values
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.estimate.result import Plan

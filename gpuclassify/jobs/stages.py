@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.frames import BACKENDS, backend_of, import_cudf
+from gpuclassify.frames import backend_of, import_cudf
 from gpuclassify.jobs.output.run_key import FUNCTION
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.checks import BACKENDS, check_choice
 
 
 @dataclass(frozen=True)

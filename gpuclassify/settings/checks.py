@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 P = ParamSpec("P")
 T = TypeVar("T")
+BACKENDS = ("pandas", "cudf")  # whose frames there are
 _COLLECTIONS = (list, tuple, set, frozenset)
 # What settings are called whose type is one of these.
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}

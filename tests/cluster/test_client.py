@@ -23,7 +23,7 @@ from distributed.core import Status
 from gpuclassify.cluster import get_client
 from gpuclassify.cluster.client import _start_gpu
 from gpuclassify.cluster.local import PatientNanny, start
-from gpuclassify.cluster.plugins import WORKER_TTL_SECONDS
+from gpuclassify.cluster.preload import WORKER_TTL_SECONDS
 from gpuclassify.cluster.sizing import usable_cores
 from gpuclassify.workers.nvml import Gpu, GpuSurvey, survey_gpus
 

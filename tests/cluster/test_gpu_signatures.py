@@ -11,8 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gpuclassify.cluster.check_options import check_options
-from gpuclassify.cluster.sizing import gpu_cluster_options
+from gpuclassify.cluster.sizing import check_options, gpu_cluster_options
 
 DEVICE_BYTES = 100_000_000_000
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 
 from gpuclassify.cluster import get_client, prepare
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.cluster.plugins import (
+from gpuclassify.cluster.preload import (
     ALLOWED_FAILURES,
     COMMUNICATION,
     WORKER_TTL_SECONDS,

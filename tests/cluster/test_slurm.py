@@ -22,19 +22,17 @@ from gpuclassify.cluster import get_client
 from gpuclassify.cluster.security import make_certificate
 from gpuclassify.cluster.slurm import (
     CUDA_FLAGS,
-    check_slurm_options,
+    ClosingCluster,
     cuda_arguments,
     plan_slurm,
     start_slurm,
 )
-from gpuclassify.cluster.slurm_cluster import ClosingCluster
 from gpuclassify.cluster.slurm_script import ScriptSettings, parse_walltime, sbatch_script
 from gpuclassify.commands.slurm_script import slurm_script
 
 
 def job_script(**options):
     """What dask-jobqueue would submit; without a job, nothing of Slurm is called."""
-    check_slurm_options(options)
     plan = plan_slurm(**options)
     with ClosingCluster(**plan.arguments) as cluster:
         return plan, cluster.job_script()
