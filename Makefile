@@ -17,7 +17,7 @@ HERE := not gpu and not rapids and not system and not needs_weights and not faul
 .PHONY: demo test test-all test-system test-rapids test-gpu test-weights test-faults lint docs bench bench-full bench-gpu bench-deduplication clean
 
 demo: $(VENV)/.base
-	$(BIN)/gpuclassify demo $(DEMO_OPTIONS)
+	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
 
 # What every change has to keep: 10 to 20 minutes on two cores.
 test: $(VENV)/.dev

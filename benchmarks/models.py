@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.texts import docstrings
-from gpuclassify.testing import write_sequence_classifier
+from tests.replicas import write_sequence_classifier
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from benchmarks.harness import (
     run_interleaved,
 )
 from benchmarks.models import SHAPES
-from gpuclassify.demo.corpus import Document, collect_documents, split_documents
+from examples.demo.corpus import Document, collect_documents, split_documents
 from gpuclassify.models.networks import PooledEmbedding
 
 QUESTION = "precision"

@@ -33,8 +33,8 @@ from benchmarks.harness import (
 )
 from benchmarks.texts import LENGTHS, docstrings, texts_of_lengths
 from gpuclassify import AegisClassifier
-from gpuclassify.testing import SafetyModels, safety_template, sample_texts, write_safety_models
 from gpuclassify.workers.run_context import collected_stats
+from tests.replicas import SafetyModels, safety_template, sample_texts, write_safety_models
 
 QUESTION = "safety"
 BASELINES = ("plain generate", "plain generate, merged")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.demo.corpus import collect_documents
+from examples.demo.corpus import collect_documents
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpuclassify.testing import (
+from tests.golden import read_cases
+from tests.replicas import (
     write_checkpoint,
     write_gte,
     write_safety_models,
     write_sequence_classifier,
 )
-from tests.golden import read_cases
 
 with contextlib.suppress(ImportError):  # a machine without it runs the other tests
     from hypothesis import HealthCheck, settings

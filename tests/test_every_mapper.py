@@ -18,9 +18,9 @@ from gpuclassify import (
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.testing import safety_template, sample_texts
 from tests.classifiers.test_head_classifier import save_heads
 from tests.oracle import assert_close
+from tests.replicas import safety_template, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 PUBLISHED = [

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from gpuclassify import AegisClassifier, DomainClassifier
-from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
+from tests.replicas import safety_template, sample_texts, write_checkpoint
 
 SERVER = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))
 TOKEN = "hf_plantedplantedplanted"
@@ -25,7 +25,7 @@ SCRIPT = """
     from distributed import Client, LocalCluster
     from gpuclassify import DomainClassifier
     from gpuclassify.cluster.local import PatientNanny
-    from gpuclassify.testing import sample_texts
+    from tests.replicas import sample_texts
 
     if __name__ == "__main__":
         frame = pd.DataFrame({"text": sample_texts(24)})
@@ -165,7 +165,7 @@ SAFETY = """
     import pandas as pd
     from gpuclassify import AegisClassifier, InstructionDataGuardClassifier, classify
     from gpuclassify.hub import ModelAccessError, ModelNotFoundError
-    from gpuclassify.testing import safety_template
+    from tests.replicas import safety_template
 
     def failure(error, **options):
         mapper = AegisClassifier(**NAMES | options)

@@ -18,9 +18,9 @@ from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.mapping.runners import NonFiniteOutputError
-from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
+from tests.replicas import sample_texts, write_sequence_classifier
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuclassify.testing import sample_texts, write_checkpoint
 from tests.processes import wait_until
+from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux does")
 

@@ -16,7 +16,7 @@ from gpuclassify.classifiers import FAMILIES
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.first_rows import first_rows, first_texts
-from gpuclassify.testing import sample_texts
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ODD = "a\nb \x1b[31mc \x9b2J \u202e[bold]"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import gpuclassify
-from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.replicas import sample_texts, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 # Of the repository alone.
@@ -59,7 +59,8 @@ def test_the_wheel_has_every_file_of_the_package(dist):
     with ZipFile(next(dist.glob("*.whl"))) as archive:
         released = set(archive.namelist())
     assert {name for name in tracked_files() if name.startswith("gpuclassify/")} <= released
-    assert not [name for name in released if name.startswith(("tests", "benchmarks", "docs"))]
+    elsewhere = ("benchmarks", "docs", "examples", "tests")
+    assert not [name for name in released if name.startswith(elsewhere)]
 
 
 def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):

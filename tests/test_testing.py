@@ -20,7 +20,7 @@ from transformers import (
     DebertaV2Model,
 )
 
-from gpuclassify.testing import (
+from tests.replicas import (
     ARCHITECTURES,
     FAMILIES,
     FAMILY_LABELS,
@@ -92,7 +92,7 @@ def category_outputs(directory, texts):
 
 def test_importing_loads_no_framework():
     probe = (
-        "import os, sys; before = dict(os.environ); import gpuclassify.testing; "
+        "import os, sys; before = dict(os.environ); import tests.replicas; "
         "assert before == dict(os.environ); "
         "assert not {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)"
     )
@@ -381,7 +381,7 @@ def test_tokenizer_is_trained_on_the_texts_given(tmp_path, checkpoints):
 def test_same_arguments_give_the_same_bytes_in_another_process(tmp_path, checkpoints):
     families = ["domain", "fineweb-edu"]
     script = (
-        "import sys, torch; torch.rand(3); from gpuclassify.testing import write_checkpoint; "
+        "import sys, torch; torch.rand(3); from tests.replicas import write_checkpoint; "
         "[write_checkpoint(f'{sys.argv[1]}/{family}', family) for family in sys.argv[2:]]"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "1"}

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer
 from transformers.utils import logging
 
 from gpuclassify.questions.template import parse_template
-from gpuclassify.testing import safety_template, sample_texts, write_safety_models
+from tests.replicas import safety_template, sample_texts, write_safety_models
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 logging.disable_progress_bar()
@@ -280,7 +280,7 @@ def test_guard_scores_lie_on_both_sides_of_one_half(models, tokenizer):
 SCRIPT = """
     import sys, torch
     torch.rand(3)
-    from gpuclassify.testing import write_safety_models
+    from tests.replicas import write_safety_models
     models = write_safety_models(sys.argv[1])
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from peft import PeftModel

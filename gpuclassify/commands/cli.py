@@ -24,8 +24,6 @@ from gpuclassify.commands.console import (
     ends_when_told,
     error_text,
     open_console,
-    print_summary,
-    quiet_dask,
     with_options,
 )
 from gpuclassify.commands.convert import convert
@@ -105,30 +103,6 @@ def doctor(context: click.Context, as_json: bool) -> None:
             table.add_row(check.name, status, escape(check.found), escape(check.cure))
         open_console().print(table)
     context.exit(FAILED if report.has_problems else 0)
-
-
-@main.command(short_help="Train a small classifier, and run a job with it.")
-@click.option("--directory", default="demo-output", show_default=True, help="Where files go.")
-@click.option("--documents", type=int, help="Most documents to use. Default: all that are found.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def demo(directory: str, documents: int | None, as_json: bool) -> None:
-    """Train a small classifier on docstrings, and run the main job on those it has not seen."""
-    from gpuclassify.demo import run_demo
-
-    quiet_dask()
-    console = open_console(stderr=as_json)
-    result = run_demo(directory, console, max_documents=documents)
-    if as_json:
-        click.echo(json.dumps(result.as_dict()))
-        return
-    print_summary(result.job, console)
-    console.print(
-        f"Held-out accuracy {result.accuracy:.1%} over {result.areas} areas "
-        f"(always the most frequent one: {result.majority_share:.1%}). "
-        f"Labelled documents are in {result.output}, the model is in {result.model}.",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 if __name__ == "__main__":

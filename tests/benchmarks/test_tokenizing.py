@@ -6,9 +6,9 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks import tokenizing
-from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_batch import TokenBatch
+from tests.replicas import sample_texts
 
 TEXTS = sample_texts(20, seed=2)
 

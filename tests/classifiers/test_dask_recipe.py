@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from gpuclassify import FineWebEduClassifier
-from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 RECIPE = """

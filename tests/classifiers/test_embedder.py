@@ -17,9 +17,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from gpuclassify import Embedder
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.testing import sample_texts
 from tests.models.test_loading import rewrite
 from tests.oracle import assert_close, stacked
+from tests.replicas import sample_texts
 from tests.sentence_oracle import encoded, save_sentence_model
 from tests.test_contract import (
     STRING_DTYPES,

@@ -22,12 +22,12 @@ from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.loading import check_tensors
-from gpuclassify.testing import sample_texts
-from gpuclassify.testing.texts import documents_of
-from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.writing import save_model, seeded
 from tests.models.test_loading import described
 from tests.oracle import assert_close, stacked
+from tests.replicas import sample_texts
+from tests.replicas.texts import documents_of
+from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
+from tests.replicas.writing import save_model, seeded
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

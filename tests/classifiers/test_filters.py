@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -29,7 +29,6 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.embedding_head import Backbone, DenseHead
-from gpuclassify.testing import sample_texts
 from tests.oracle import (
     assert_close,
     assert_labels_agree,
@@ -37,6 +36,7 @@ from tests.oracle import (
     probabilities,
     stacked,
 )
+from tests.replicas import sample_texts
 from tests.sentence_oracle import encoded, save_sentence_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

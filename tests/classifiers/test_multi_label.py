@@ -21,8 +21,8 @@ from gpuclassify import (
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.mapping.stage_counts import Stages
-from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_context import run_context
+from tests.replicas import sample_texts, write_sequence_classifier
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 REGISTERS = ["NA", "IN", "in/dtp", "OP", "LY"]  # labels of a hierarchy are just labels

@@ -6,7 +6,6 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.testing import ARCHITECTURES, FAMILY_LABELS, sample_texts
 from tests.oracle import (
     assert_close,
     assert_labels_agree,
@@ -15,6 +14,7 @@ from tests.oracle import (
     raw_outputs,
     stacked,
 )
+from tests.replicas import ARCHITECTURES, FAMILY_LABELS, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

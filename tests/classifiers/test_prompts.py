@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, PromptTaskComplexityClassifier
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.replicas import sample_texts, write_checkpoint
 
 ORDER = [
     "prompt_complexity_score", "task_type_1", "task_type_2", "task_type_prob", "creativity_scope",

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from gpuclassify import DistributedDataClassifier, FormatClassifier, TopicClassifier
-from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 KINDS = {"topic": TopicClassifier, "format": FormatClassifier}

@@ -13,7 +13,7 @@ from gpuclassify.cluster import get_client
 from gpuclassify.cluster.coiled import IDLE_TIMEOUT, coiled_arguments, find_secret
 from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.cluster.sizing import usable_cores
-from gpuclassify.testing import sample_texts
+from tests.replicas import sample_texts
 
 TOKEN = "hf_plantedForCoiled0123456789"
 EXAMPLE = {

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuclassify.testing import sample_texts
 from tests.hub_server import HubServer
 from tests.oracle import assert_close, probabilities, raw_outputs
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.timeout(600)  # Ray and torch start in several processes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.replicas import sample_texts, write_checkpoint
 
 SERVER = runpy.run_path(str(Path(__file__).parents[1] / "hub_server.py"))
 TOKEN = "hf_plantedInManyPlaces0123456789"

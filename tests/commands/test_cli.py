@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gpuclassify.commands.console import print_summary
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.testing import safety_template, sample_texts, write_checkpoint
+from tests.replicas import safety_template, sample_texts, write_checkpoint
 
 
 def run(*arguments, cwd=None, timeout=120):

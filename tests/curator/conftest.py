@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.testing import safety_template, sample_texts
+from tests.replicas import safety_template, sample_texts
 
 TEXTS = [*sample_texts(120, seed=11, max_words=40), "", "天気がいい 🙂"]
 FRAME = pd.DataFrame({"text": pd.array(TEXTS, "str"), "id": range(len(TEXTS))})

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from gpuclassify.demo import corpus
-from gpuclassify.demo.corpus import AREAS, Document, collect_documents, split_documents
+from examples.demo import corpus
+from examples.demo.corpus import AREAS, Document, collect_documents, split_documents
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def sentence(word):
 
 def test_two_processes_collect_the_same_documents_in_the_same_order(documents):
     program = (
-        "import json; from gpuclassify.demo.corpus import collect_documents;"
+        "import json; from examples.demo.corpus import collect_documents;"
         "print(json.dumps([[d.text, d.area, d.module] for d in"
         " collect_documents(max_documents=700)]))"
     )

@@ -6,8 +6,8 @@ import re
 import pandas as pd
 from rich.console import Console
 
-from gpuclassify.demo import run, training
-from gpuclassify.demo.network import Settings
+from examples.demo import run, training
+from examples.demo.network import Settings
 
 
 def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypatch):

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from gpuclassify.demo import training
-from gpuclassify.demo.corpus import Document
-from gpuclassify.demo.training import Settings, cached_model, train, trained_on
+from examples.demo import training
+from examples.demo.corpus import Document
+from examples.demo.training import Settings, cached_model, train, trained_on
 
 TINY = Settings(
     vocabulary=300,
@@ -219,8 +219,8 @@ def test_an_interrupted_training_leaves_nothing_in_the_cache(documents, tmp_path
 def test_a_killed_training_is_not_taken_for_a_model(tmp_path):
     program = f"""
 import os, signal, sys
-from gpuclassify.demo.corpus import Document
-from gpuclassify.demo.training import Settings, cached_model
+from examples.demo.corpus import Document
+from examples.demo.training import Settings, cached_model
 documents = [Document("A mast and a sail.", "A", "a.m"), Document("A rail, a line.", "B", "b.m")]
 settings = Settings(vocabulary=100, width=16, heads=1, steps=1)
 kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from gpuclassify import FastTextClassifier, LanguageIdentifier
-from gpuclassify.testing import sample_texts
 from tests.fasttext_models import KINDS, TEXTS
+from tests.replicas import sample_texts
 
 TOLERANCE = 1e-6  # of a probability
 

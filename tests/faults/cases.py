@@ -57,14 +57,14 @@ def scored(folder):
 
 def classified(folder, **options):
     """Documents, and a model."""
-    from gpuclassify.testing import write_checkpoint
+    from tests.replicas import write_checkpoint
 
     documents(folder, **options)
     write_checkpoint(folder / "model", "fineweb-edu")
 
 
 def annotated(folder):
-    from gpuclassify.testing import write_sequence_classifier
+    from tests.replicas import write_sequence_classifier
 
     write_sequence_classifier(folder / "model", "bert")
     random = np.random.default_rng(5)

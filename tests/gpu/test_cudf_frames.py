@@ -12,8 +12,8 @@ import pytest
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.frames import backend_of
-from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import torch
 from benchmarks.device import WORKSPACE_BYTES
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.device import nvml_source, watched
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import RunStats, collected_stats
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.gpu
 

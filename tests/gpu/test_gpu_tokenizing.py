@@ -12,13 +12,13 @@ from transformers import AutoTokenizer
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier, classify
 from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.inference.batching import stage
-from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.placement import NotEligibleError, gpu_tokenizer
 from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource, TokenStream
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.run_context import RunStats, collected_stats
 from tests.gpu.test_gpu_wordpiece import HARD
 from tests.oracle import assert_close
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.gpu
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import gpu_wordpiece
 from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece, merge
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, pack
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.gpu
 

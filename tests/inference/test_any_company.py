@@ -16,7 +16,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.inference.memory import FOUND_LIMITS
-from gpuclassify.testing import sample_texts, write_checkpoint
 from tests.oracle import (
     TOLERANCE,
     assert_close,
@@ -25,6 +24,7 @@ from tests.oracle import (
     raw_outputs,
     stacked,
 )
+from tests.replicas import sample_texts, write_checkpoint
 
 few_examples = settings(max_examples=10, phases=[Phase.generate])  # to shrink one takes minutes
 SIZE, OVERLAP = 24, 6

@@ -22,8 +22,8 @@ from gpuclassify.inference.memory import (
     ScoreRule,
     cpu_limits,
 )
-from gpuclassify.testing import ARCHITECTURES, sample_texts
 from gpuclassify.workers.run_context import RunStats
+from tests.replicas import ARCHITECTURES, sample_texts
 
 TEXTS = [*sample_texts(30, seed=6, max_words=60), "", " ", "the river " * 400]
 SETTINGS = {

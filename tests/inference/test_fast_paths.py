@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.testing import sample_texts, write_checkpoint
 from tests.oracle import stacked
+from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -14,14 +14,14 @@ from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassificat
 from gpuclassify.inference import loaded_model
 from gpuclassify.inference.batching import pad, stage
 from gpuclassify.inference.memory import ScoreRule
-from gpuclassify.testing import (
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch
+from tests.replicas import (
     ARCHITECTURES,
     sample_texts,
     write_checkpoint,
     write_sequence_classifier,
 )
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import TokenBatch
 
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert"}
 TEXTS = sample_texts(6, seed=4, max_words=30)

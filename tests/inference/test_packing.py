@@ -21,9 +21,9 @@ from gpuclassify.inference.packed import layout as layouts
 from gpuclassify.inference.packed import packed_layers as attention
 from gpuclassify.inference.packed.layout import Layout, current_layout
 from gpuclassify.inference.packed.packed_layers import NotPackableError, packed_attention
-from gpuclassify.testing import ARCHITECTURES, write_sequence_classifier
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_context import RunStats
+from tests.replicas import ARCHITECTURES, write_sequence_classifier
 
 CHANGED = tuple(name for name in ARCHITECTURES if name != "deberta-v2")  # in their layers
 LENGTHS = {

@@ -23,7 +23,7 @@ from gpuclassify.commands.dedup import dedup
 from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.settings import JobSettings, dump_settings, load_settings
-from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.replicas import sample_texts, write_checkpoint
 
 
 @pytest.fixture(scope="module")

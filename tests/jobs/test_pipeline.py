@@ -22,8 +22,8 @@ from gpuclassify.jobs.output.manifest import REPORTS, JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
-from gpuclassify.testing import sample_texts, write_checkpoint
 from gpuclassify.workers import secrets
+from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SECRET = "not-for-anybodys-eyes"

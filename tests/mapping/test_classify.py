@@ -18,9 +18,9 @@ from gpuclassify import (
     classify,
 )
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, stacked
+from tests.replicas import sample_texts, write_sequence_classifier
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [*sample_texts(40, max_words=120), "", None, "twice", "twice"]

@@ -14,8 +14,8 @@ from distributed import Client, LocalCluster
 from gpuclassify import QualityClassifier, classify
 from gpuclassify.jobs.stages import Function
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import collected_stats
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

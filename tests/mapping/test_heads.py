@@ -8,8 +8,8 @@ import pytest
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference import engine
 from gpuclassify.mapping.heads import CategoryHead, Head
-from gpuclassify.testing import sample_texts
 from tests.oracle import stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [*sample_texts(12, seed=4, max_words=40), "river " * 700, None, ""]

@@ -12,9 +12,9 @@ from gpuclassify import (
     FineWebEduClassifier,
     PromptTaskComplexityClassifier,
 )
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SIZE, OVERLAP = 24, 6

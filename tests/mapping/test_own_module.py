@@ -18,8 +18,8 @@ from gpuclassify import DistributedDataClassifier, ModelMapper
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [*sample_texts(20, max_words=40), "", "a"]

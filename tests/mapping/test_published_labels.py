@@ -9,7 +9,7 @@ import pytest
 from gpuclassify import DistributedDataClassifier, DomainClassifier, QualityClassifier
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.testing import category_config, write_checkpoint
+from tests.replicas import category_config, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 FRAME = pd.DataFrame({"text": ["One text.", None]})

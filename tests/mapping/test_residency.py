@@ -13,8 +13,8 @@ from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.inference import loaded_model
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "nothing_resident")
 

@@ -18,8 +18,8 @@ from gpuclassify.classifiers import FAMILIES
 from gpuclassify.hub import ModelChangedError, token_for
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.code_digest import value_digest
-from gpuclassify.testing import FAMILIES as TINY_FAMILIES
-from gpuclassify.testing import sample_texts, write_checkpoint
+from tests.replicas import FAMILIES as TINY_FAMILIES
+from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -13,8 +13,8 @@ from gpuclassify import (
     QualityClassifier,
     to_parquet,
 )
-from gpuclassify.testing import sample_texts
 from tests.oracle import assert_close, probabilities, raw_outputs
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LABELS = ["High", "Medium", "Low"]

@@ -14,9 +14,9 @@ from gpuclassify import (
     classify,
 )
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, probabilities, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SIZE, CHARS = 24, 90

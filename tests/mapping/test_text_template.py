@@ -12,9 +12,9 @@ from gpuclassify import DistributedDataClassifier, DomainClassifier, Embedder, S
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.settings.text_template import fill_template, template_fields
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEMPLATE = "{url}\n\n{text}"

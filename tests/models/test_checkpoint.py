@@ -17,7 +17,7 @@ from gpuclassify.models.checkpoint import (
     read_checkpoint,
 )
 from gpuclassify.models.loading import check_tensors
-from gpuclassify.testing import ARCHITECTURES, FAMILY_LABELS, category_config
+from tests.replicas import ARCHITECTURES, FAMILY_LABELS, category_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertM
 
 from gpuclassify import Deberta, QualityClassifier
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.testing import FAMILY_LABELS, category_config
 from tests.oracle import assert_close, stacked
+from tests.replicas import FAMILY_LABELS, category_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

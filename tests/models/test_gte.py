@@ -17,9 +17,9 @@ from transformers import AutoTokenizer
 from gpuclassify import DistributedDataClassifier, Embedder
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.known_shapes import known_shapes
-from gpuclassify.testing import sample_texts, write_gte
 from tests.models.test_loading import described, rewrite
 from tests.oracle import assert_close, assert_labels_agree, probabilities, stacked
+from tests.replicas import sample_texts, write_gte
 
 pytest.importorskip("transformers.models.gte", reason="younger than transformers 5.0")
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -7,8 +7,8 @@ import pytest
 from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.known_shapes import known_shapes
 from gpuclassify.models.loading import expected_shapes
-from gpuclassify.testing import ARCHITECTURES, FAMILIES
 from tests.models.test_loading import described
+from tests.replicas import ARCHITECTURES, FAMILIES
 
 
 @pytest.fixture

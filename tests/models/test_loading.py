@@ -15,7 +15,7 @@ from gpuclassify.models.loading import (
     load_module,
     load_tokenizer,
 )
-from gpuclassify.testing import ARCHITECTURES
+from tests.replicas import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -20,8 +20,8 @@ from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.questions.template import TemplateError
-from gpuclassify.testing import safety_template, sample_texts
 from gpuclassify.workers.run_context import collected_stats
+from tests.replicas import safety_template, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [

@@ -17,8 +17,8 @@ from gpuclassify import AegisClassifier, InstructionDataGuardClassifier, classif
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.questions import decoder
-from gpuclassify.testing import safety_template, sample_texts
 from tests.oracle import assert_close
+from tests.replicas import safety_template, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [

@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gpuclassify.questions.prompt_tokens import PromptTokenizer
-from gpuclassify.testing import sample_texts
+from tests.replicas import sample_texts
 
 HEAD, TAIL = "Judge this.\n\nUser: ", "\n\nAnswer safe or unsafe. [/INST]"
 TEXTS = ["", " x", "\nx", "9" * 40, "天気🙂" * 20, *sample_texts(20, max_words=80)]

@@ -17,7 +17,7 @@ from gpuclassify.questions.template import (
     parse_template,
     read_template,
 )
-from gpuclassify.testing import safety_template
+from tests.replicas import safety_template
 
 PROMPT = safety_template()
 FOUND = parse_template(PROMPT, "here")

@@ -14,9 +14,9 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.page import page
-from gpuclassify.testing import sample_texts
 from gpuclassify.training.evaluation import evaluate
 from gpuclassify.training.tasks import TASKS
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.system
 BLUE = np.array([0x2F, 0x6F, 0xDE]) / 255  # of bars

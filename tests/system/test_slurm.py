@@ -14,8 +14,8 @@ from gpuclassify import get_client
 from gpuclassify.cluster.slurm_script import parse_walltime
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.commands.slurm_script import slurm_script
-from gpuclassify.testing import sample_texts, write_checkpoint
 from tests.oracle import assert_labels_agree, raw_outputs
+from tests.replicas import sample_texts, write_checkpoint
 from tests.system.slurm_cluster import SlurmCluster, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]

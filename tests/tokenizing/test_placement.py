@@ -35,7 +35,6 @@ from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import load_settings
 from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.mapping.runners import NonFiniteOutputError
-from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing import placement, prefetch
 from gpuclassify.tokenizing.gpu_wordpiece import GpuTokens, offsets_of
 from gpuclassify.tokenizing.placement import NotEligibleError
@@ -45,6 +44,7 @@ from gpuclassify.tokenizing.wordpiece_rules import read_rules
 from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, pack
 from gpuclassify.workers.run_context import RunStats, collected_stats
 from tests.oracle import assert_close, raw_outputs
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

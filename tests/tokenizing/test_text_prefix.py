@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from gpuclassify.testing import ARCHITECTURES, sample_texts
 from gpuclassify.tokenizing.text_prefix import ends_words_in_gaps, prefix_end
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from tests.replicas import ARCHITECTURES, sample_texts
 
 MINILM = "all-MiniLM-L6-v2"
 NAMES = [*ARCHITECTURES, MINILM]

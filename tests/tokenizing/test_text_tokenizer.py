@@ -5,8 +5,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from gpuclassify.testing import ARCHITECTURES, sample_texts
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from tests.replicas import ARCHITECTURES, sample_texts
 
 ODD_TEXTS = [
     " ",

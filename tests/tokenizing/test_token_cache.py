@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from gpuclassify.testing import sample_texts, write_sequence_classifier
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.token_cache import TokenStore, current_store, shared_tokens
+from tests.replicas import sample_texts, write_sequence_classifier
 
 TEXTS = ["", *sample_texts(40, max_words=150)]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TextTokens
 from gpuclassify.tokenizing.windows import aggregate, all_windows, first_windows
+from tests.replicas import sample_texts
 
 TEXTS = ["", *sample_texts(30, max_words=200)]
 

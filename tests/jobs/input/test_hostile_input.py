@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import gpuclassify
+from examples.demo.corpus import _opening
 from gpuclassify.commands.console import ARGUMENT
-from gpuclassify.demo.corpus import _opening
 from gpuclassify.hub.calls import _without_queries
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.jsonl import parse_good

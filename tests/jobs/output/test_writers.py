@@ -12,7 +12,7 @@ import pytest
 
 from gpuclassify import DomainClassifier, to_parquet
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
-from gpuclassify.testing import sample_texts
+from tests.replicas import sample_texts
 
 LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
 

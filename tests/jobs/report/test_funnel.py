@@ -26,7 +26,7 @@ from gpuclassify.mapping.stage_counts import (
     beginning,
     first_reasons,
 )
-from gpuclassify.testing import sample_texts
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SPECIAL = '<script>alert("x")</script> & \u202egnp.exe\u2066 \x07\x00 \ufeff'

@@ -26,7 +26,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
 from gpuclassify.mapping.stage_counts import count_labels
 from gpuclassify.pages.readable import readable_time, short_number
-from gpuclassify.testing import sample_texts
+from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [*sample_texts(50, seed=4), None, "<b>&</b>" + "long " * 800]

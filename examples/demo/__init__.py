@@ -1,5 +1,5 @@
 """The demonstration: a small classifier trained and run on text that is already installed."""
 
-from gpuclassify.demo.run import DemoResult, load_demo, run_demo
+from examples.demo.run import DemoResult, load_demo, run_demo
 
 __all__ = ["DemoResult", "load_demo", "run_demo"]

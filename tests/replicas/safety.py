@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuclassify.questions.template import SafetyTemplate, parse_template
-from gpuclassify.testing.answers import fit_answers
-from gpuclassify.testing.texts import documents_of, sample_texts
-from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.writing import (
+from tests.replicas.answers import fit_answers
+from tests.replicas.texts import documents_of, sample_texts
+from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
+from tests.replicas.writing import (
     empty_directory,
     fit_head,
     save_tensors,

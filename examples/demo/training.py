@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.demo.corpus import Document
-from gpuclassify.demo.network import (
+from examples.demo.corpus import Document
+from examples.demo.network import (
     CLS,
     PAD,
     SEP,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuclassify.models.gte import gte_shapes, gte_sizes
-from gpuclassify.testing.configs import checked_labels
-from gpuclassify.testing.texts import documents_of
-from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.writing import empty_directory, save_tensors, seeded, write_json
+from tests.replicas.configs import checked_labels
+from tests.replicas.texts import documents_of
+from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
+from tests.replicas.writing import empty_directory, save_tensors, seeded, write_json
 
 _CODE = "Alibaba-NLP/new-impl"
 _MODULES = ("Transformer", "Pooling", "Normalize")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.testing.configs import (
+from tests.replicas.configs import (
     EDUCATION,
     FAMILIES,
     FAMILY_LABELS,
@@ -17,9 +17,9 @@ from gpuclassify.testing.configs import (
     education_config,
     prompt_config,
 )
-from gpuclassify.testing.texts import documents_of
-from gpuclassify.testing.tokenizers import trained_tokenizer, write_tokenizer
-from gpuclassify.testing.writing import (
+from tests.replicas.texts import documents_of
+from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
+from tests.replicas.writing import (
     empty_directory,
     fit_head,
     save_model,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.testing.configs import checked_labels
-from gpuclassify.testing.texts import documents_of
-from gpuclassify.testing.tokenizers import KINDS, trained_tokenizer, write_tokenizer
-from gpuclassify.testing.writing import (
+from tests.replicas.configs import checked_labels
+from tests.replicas.texts import documents_of
+from tests.replicas.tokenizers import KINDS, trained_tokenizer, write_tokenizer
+from tests.replicas.writing import (
     empty_directory,
     fit_head,
     save_model,

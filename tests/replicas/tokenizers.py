@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.testing.writing import write_json
+from tests.replicas.writing import write_json
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.demo.corpus import Document, collect_documents, hold_out, split_documents
-from gpuclassify.demo.training import cached_model, is_cached, trained_on
+from examples.demo.corpus import Document, collect_documents, hold_out, split_documents
+from examples.demo.training import cached_model, is_cached, trained_on
 from gpuclassify.pages.readable import readable_time
 
 if TYPE_CHECKING:

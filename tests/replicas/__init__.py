@@ -8,17 +8,17 @@ random; the last layer is fitted so that different texts get clearly different a
 `write_safety_models` writes a decoder that answers a safety prompt, adapters to it and a guard.
 """
 
-from gpuclassify.testing.architectures import ARCHITECTURES, write_sequence_classifier
-from gpuclassify.testing.checkpoints import write_checkpoint
-from gpuclassify.testing.configs import (
+from tests.replicas.architectures import ARCHITECTURES, write_sequence_classifier
+from tests.replicas.checkpoints import write_checkpoint
+from tests.replicas.configs import (
     FAMILIES,
     FAMILY_LABELS,
     category_config,
     education_config,
 )
-from gpuclassify.testing.gte import write_gte
-from gpuclassify.testing.safety import SafetyModels, safety_template, write_safety_models
-from gpuclassify.testing.texts import sample_texts
+from tests.replicas.gte import write_gte
+from tests.replicas.safety import SafetyModels, safety_template, write_safety_models
+from tests.replicas.texts import sample_texts
 
 __all__ = [
     "ARCHITECTURES",
