@@ -7,7 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUICK = ("quickstart.ipynb",)
 
 
@@ -38,7 +39,8 @@ def named(notebook):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", [named(notebook) for notebook in NOTEBOOKS])
-def test_a_notebook_runs_and_shows_what_is_saved(notebook, tmp_path):
+def test_a_notebook_runs_and_shows_what_is_saved(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the folders examples and tests
     saved, run = read(notebook), read(notebook)
     NotebookClient(run, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
     for number, (before, now) in enumerate(zip(saved.cells, run.cells, strict=True)):
