@@ -13,7 +13,7 @@ from gpuclassify import hub
 from gpuclassify.classifiers.embedder import EmbeddingModel, EmbeddingOptions
 from gpuclassify.classifiers.head_options import HeadOptions
 from gpuclassify.hub import Identity
-from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.mapping.pinned_model import PIN, PinnedModel, is_pinned
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
 from gpuclassify.models.embedding_head import CONVERT, Backbone, HeadCheckpoint, read_head

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from gpuclassify.hub.calls import ask
-from gpuclassify.hub.errors import DatasetMissingError, HubBusyError
+from gpuclassify.hub.calls import DatasetMissingError, HubBusyError, ask
 from gpuclassify.workers.secrets import remember_token, token_for
 
 if TYPE_CHECKING:

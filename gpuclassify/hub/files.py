@@ -1,46 +1,59 @@
-"""The files of a model: listed, read and downloaded at its pinned identity."""
+"""The files of a model: listed, read and downloaded at its pinned identity.
+
+Tensors' names and shapes are read from the headers of weights; a model may also be a single file.
+"""
+
+from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from gpuclassify.hub.calls import ask_model, unreachable
-from gpuclassify.hub.errors import HubUnreachableError, ModelChangedError
+from gpuclassify.hub.calls import (
+    HubUnreachableError,
+    ModelChangedError,
+    ModelNotFoundError,
+    ask_model,
+    unreachable,
+)
 from gpuclassify.hub.identity import (
     LOADABLE_PATTERNS,
     PICKLE_PATTERNS,
     Identity,
     Location,
+    absolute,
     cache_folder,
     directory_digest,
     existing_directory,
+    is_directory_name,
+    matches,
+    resolve,
     visible_files,
 )
+from gpuclassify.hub.saving import WEIGHTS as WEIGHTS
 from gpuclassify.workers.secrets import token_for
 
+Result = TypeVar("Result")
+
 INDEX = "model.safetensors.index.json"
+USUAL_NAME = "model.bin"  # under which the Hub expects a model of fastText
+_DIGESTED_BYTES = 65_536  # of a file's beginning
+_BLOCK_BYTES = 2**20  # of a file on the Hub that are asked for at once
+_HOW_TO_CONVERT = """\
+import torch, safetensors.torch as st
+st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
+    "pytorch_model.bin", map_location="cpu", weights_only=True).items()},
+    "model.safetensors", metadata={"format": "pt"})"""
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
     """List all files of a model, sorted, as names relative to it with ``/`` between folders.
 
-    Parameters
-    ----------
-    identity : Identity
-        From `resolve`.
-    cache_dir : str or path, optional
-        As in `resolve`.
-
-    Returns
-    -------
-    list of str
-        Hidden files of a directory are left out.
-
-    Raises
-    ------
-    ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `resolve`.
+    Hidden files of a directory are left out.
     """
     if identity.is_directory:
         return visible_files(Path(identity.name))
@@ -59,30 +72,14 @@ def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list
 def read_text(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> str | None:
-    """Read a text file of a model.
-
-    Parameters
-    ----------
-    identity : Identity
-        From `resolve`.
-    filename : str
-        For example ``"README.md"``.
-    cache_dir : str or path, optional
-        As in `resolve`.
-
-    Returns
-    -------
-    str or None
-        The text with its line ends as ``\n``; None if the model has no such file.
+    """Read a text file of a model, with line ends as ``\\n``; None if it has no such file.
 
     Raises
     ------
     ValueError
         The file is not UTF-8.
-    ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `resolve`.
     """
-    path = local_or_fetched(identity, filename, cache_dir)
+    path = _local_or_fetched(identity, filename, cache_dir)
     if path is None:
         return None
     try:
@@ -94,28 +91,12 @@ def read_text(
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON file of a model.
-
-    Parameters
-    ----------
-    identity : Identity
-        From `resolve`.
-    filename : str
-        For example ``"config.json"``.
-    cache_dir : str or path, optional
-        As in `resolve`.
-
-    Returns
-    -------
-    dict or None
-        The object with its keys in the file's order; None if the model has no such file.
+    """Read a JSON object of a model, its keys in the file's order; None if it has no such file.
 
     Raises
     ------
     ValueError
         The file is not UTF-8, not JSON, or JSON of another kind than an object.
-    ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `resolve`.
     """
     text = read_text(identity, filename, cache_dir=cache_dir)
     if text is None:
@@ -136,31 +117,29 @@ def download(
 ) -> Path:
     """Make a model's files available on this machine.
 
-    Parameters
-    ----------
-    identity : Identity
-        From `resolve`.
-    cache_dir : str or path, optional
-        As in `resolve`.
-    has_weights : bool
-        Fetch the weights too.
+    Only configuration, tokenizer and safetensors files are fetched; a complete snapshot costs no
+    request.
 
     Returns
     -------
     Path
-        The directory itself, or the Hub snapshot at the pinned commit. Only configuration,
-        tokenizer and safetensors files are fetched; a complete snapshot costs no request.
+        The directory itself, or the Hub snapshot at the pinned commit.
 
     Raises
     ------
     ModelChangedError
         The directory's files are not those that the identity was made from.
-    ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `resolve`.
     """
     name, revision = identity.name, identity.revision
     if identity.is_directory:
-        return _unchanged_directory(identity)
+        if directory_digest(name) != revision:
+            raise ModelChangedError(
+                f"the files of {name} on this machine are not those that the work was planned "
+                "with: a name, size, time or safetensors header differs. If the model was "
+                "rewritten, build the classifier and its frame again; if this is a node's own "
+                "copy, copy it with its file times (cp -pr, rsync -a)"
+            )
+        return Path(name)
     if has_weights and (snapshot := _snapshot_if_unplugged(identity, cache_dir)) is not None:
         return snapshot
     from huggingface_hub import snapshot_download
@@ -182,7 +161,263 @@ def download(
     return folder
 
 
-def cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
+# Names and shapes of tensors, without the weights.
+
+
+def read_tensor_shapes(
+    identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of a file, or of the files of the sharded index in its place.
+
+    Raises
+    ------
+    ModelNotFoundError
+        The model has no safetensors weights (pickles are refused), or lacks a shard.
+    ValueError
+        A header or the index is truncated or corrupt; the message names the file.
+    """
+    files = list_files(identity, cache_dir=cache_dir)
+    if filename in files:
+        return _shapes_of_file(identity, filename, cache_dir)
+    if INDEX not in files:
+        raise ModelNotFoundError(_no_safetensors(identity.name, files))
+    weight_map = _weight_map_of(
+        read_json(identity, INDEX, cache_dir=cache_dir) or {}, identity.name
+    )
+    shards = sorted(set(weight_map.values()))
+    if absent := [shard for shard in shards if shard not in files]:
+        raise ModelNotFoundError(
+            f"{INDEX} of {identity.name} names weight files that are not there: {absent}"
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    for shard in shards:
+        shapes.update(_shapes_of_file(identity, shard, cache_dir))
+    if lost := sorted(set(weight_map) - set(shapes)):
+        raise ValueError(
+            f"{INDEX} of {identity.name} names {len(lost)} tensors that its files lack: {lost[:5]}"
+        )
+    return shapes
+
+
+def _no_safetensors(name: str, files: list[str]) -> str:
+    pickles = [file for file in files if matches(file, PICKLE_PATTERNS)]
+    if not pickles:
+        return f"{name} has no {WEIGHTS} and no {INDEX}; its files are {files}"
+    return (
+        f"{name} has its weights only as pickles ({', '.join(pickles)}), which can run any code "
+        f"when they are read and are refused. Convert a copy that you trust:\n{_HOW_TO_CONVERT}\n"
+        "and pass the directory of the new file, with config.json and the tokenizer beside it"
+    )
+
+
+def _shapes_of_file(
+    identity: Identity, filename: str, cache_dir: Location | None
+) -> dict[str, tuple[int, ...]]:
+    if identity.is_directory:
+        return _local_shapes(Path(identity.name, filename))
+    cached = _cached_file(identity, filename, cache_dir)
+    return _local_shapes(cached) if cached else _remote_shapes(identity, filename)
+
+
+def _local_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as err:
+        with path.open("rb") as file:
+            is_pointer = file.read(8) == b"version "
+        cure = "; it is a Git LFS pointer: run `git lfs pull` in its directory"
+        raise ValueError(
+            f"{path} is a truncated or corrupt safetensors file: {err}{cure if is_pointer else ''}"
+        ) from err
+
+
+def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ...]]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, SafetensorsParsingError
+
+    name, revision = identity.name, identity.revision
+
+    def read_header() -> Any:
+        try:
+            return HfApi().parse_safetensors_file_metadata(
+                name, filename, revision=revision, token=token_for(name)
+            )
+        except SafetensorsParsingError:
+            return None
+        except HfHubHTTPError as err:
+            if err.response.status_code != 416:  # the file ends before the range that was asked for
+                raise
+            return None
+
+    header = ask_model(name, revision, read_header)
+    if header is None:
+        raise ValueError(
+            f"{filename} of {name} at {revision} has a truncated or corrupt safetensors header; "
+            "its author has to upload it again"
+        )
+    return {tensor: tuple(entry.shape) for tensor, entry in header.tensors.items()}
+
+
+# Models that are a single file.
+
+
+class ModelFile(NamedTuple):
+    """A model in one file.
+
+    Attributes
+    ----------
+    identity : Identity
+        A commit of the Hub; or the file's directory, with the digest of this file.
+    filename : str
+        Relative to that.
+    """
+
+    identity: Identity
+    filename: str
+
+
+def resolve_file(
+    name: Location,
+    filename: str | None,
+    patterns: Sequence[str],
+    *,
+    revision: str | None = None,
+    cache_dir: Location | None = None,
+) -> ModelFile:
+    """Pin a model that is one file.
+
+    Parameters
+    ----------
+    name : str or path
+        The file, a directory that holds it, or a Hub name.
+    filename : str, optional
+        Which file of the directory or repository. Default: the only one of `patterns`, or of
+        several ``model.bin``.
+    patterns : sequence of str
+        Of such files' names, as the shell has them.
+    revision, cache_dir
+        As in `resolve`.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is none, no file of this name, or several of other names and no `filename`.
+    ModelAccessError, HubUnreachableError, ValueError
+        As in `resolve`.
+    """
+    path = absolute(name)
+    if path.is_file() or is_directory_name(name):
+        if revision is not None:
+            raise ValueError(f"revision={revision!r} names a commit of a Hub model, not of {path}")
+        folder = Identity(str(path.parent if path.is_file() else path), "", is_directory=True)
+        filename = path.name if path.is_file() else _choose(folder, filename, patterns, cache_dir)
+        digest = _file_digest(Path(folder.name, filename))
+        return ModelFile(Identity(folder.name, digest, is_directory=True), filename)
+    identity = resolve(name, revision, cache_dir=cache_dir)
+    return ModelFile(identity, _choose(identity, filename, patterns, cache_dir))
+
+
+def _choose(
+    identity: Identity,
+    filename: str | None,
+    patterns: Sequence[str],
+    cache_dir: Location | None,
+) -> str:
+    files = list_files(identity, cache_dir=cache_dir)
+    fitting = [file for file in files if matches(file, patterns)]
+    chosen = filename or (fitting[0] if len(fitting) == 1 else USUAL_NAME)
+    if chosen in files:
+        return chosen
+    what = f"no file {filename!r}" if filename is not None else f"no one file of {patterns}"
+    raise ModelNotFoundError(
+        f"{identity.name} has {what}; it has {fitting or files}: pass file= with one of them"
+    )
+
+
+def _file_digest(path: Path) -> str:
+    """Digest a file without reading all of it.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    str
+        ``"sha256:"`` and 64 hex digits over its name, size, modification time and beginning.
+    """
+    status = path.stat()
+    digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+    with path.open("rb") as file:
+        digest.update(file.read(_DIGESTED_BYTES))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def read_file(
+    model: ModelFile, read: Callable[[BinaryIO], Result], *, cache_dir: Location | None = None
+) -> Result:
+    """What `read` makes of a model's file; of one on the Hub only what it reads is fetched.
+
+    Parameters
+    ----------
+    model : ModelFile
+    read : callable
+        Gets the file at its beginning, and may be called anew where the Hub did not answer.
+    cache_dir : str or path, optional
+        As in `resolve`.
+
+    Raises
+    ------
+    ModelChangedError, ModelNotFoundError, ModelAccessError, HubUnreachableError
+        As in `fetch_file`.
+    """
+    identity, filename = model
+    if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
+        with fetch_file(model, cache_dir=cache_dir).open("rb") as file:
+            return read(file)
+    from huggingface_hub import HfFileSystem
+
+    name, revision = identity.name, identity.revision
+    files = HfFileSystem(token=token_for(name), skip_instance_cache=True)
+
+    def read_ranges() -> Result:
+        place = f"{name}/{filename}"
+        with files.open(place, revision=revision, block_size=_BLOCK_BYTES) as file:
+            return read(file)
+
+    return ask_model(name, revision, read_ranges)
+
+
+def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
+    """The path of a model's file on this machine, downloaded if it is not there yet.
+
+    Raises
+    ------
+    ModelChangedError
+        The file is not the one that the identity was made from.
+    ModelNotFoundError, ModelAccessError, HubUnreachableError
+        As in `resolve`.
+    """
+    identity, filename = model
+    path = _local_or_fetched(identity, filename, cache_dir)
+    if path is None:
+        raise ModelNotFoundError(f"{identity.name} has no file {filename}")
+    if identity.is_directory and _file_digest(path) != identity.revision:
+        raise ModelChangedError(
+            f"{path} on this machine is not the file that the work was planned with: its size, "
+            "time or beginning differs. If it was written anew, build the classifier and its frame "
+            "again; if this is a node's own copy, copy it with its time (cp -p, rsync -a)"
+        )
+    return path
+
+
+# The cache, and what is fetched of single files.
+
+
+def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
     """A Hub model's file if the cache has it, else None."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -191,7 +426,7 @@ def cached_file(identity: Identity, filename: str, cache_dir: Location | None) -
     return Path(found) if isinstance(found, str) else None
 
 
-def weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
+def _weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
     """Tensor name to file name of a sharded checkpoint; no file name may leave the model."""
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
@@ -203,13 +438,13 @@ def weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
     return files
 
 
-def local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
+def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
     """Path of one small file, fetched if need be; None if the model has no such file."""
     name, revision = identity.name, identity.revision
     if identity.is_directory:
         path = existing_directory(Path(name)) / filename
         return path if path.is_file() else None
-    if (cached := cached_file(identity, filename, cache_dir)) is not None:
+    if (cached := _cached_file(identity, filename, cache_dir)) is not None:
         return cached
     known = _cached_listing(identity, cache_dir)
     if known is not None and filename not in known:
@@ -226,17 +461,6 @@ def local_or_fetched(identity: Identity, filename: str, cache_dir: Location | No
         return Path(path)
 
     return ask_model(name, revision, fetch)
-
-
-def _unchanged_directory(identity: Identity) -> Path:
-    if directory_digest(identity.name) != identity.revision:
-        raise ModelChangedError(
-            f"the files of {identity.name} on this machine are not those that the work was planned "
-            "with: a name, size, time or safetensors header differs. If the model was rewritten, "
-            "build the classifier and its frame again; if this is a node's own copy, copy it with "
-            "its file times (cp -pr, rsync -a)"
-        )
-    return Path(identity.name)
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
@@ -281,5 +505,5 @@ def _is_whole(snapshot: Path) -> bool:
     names = set(visible_files(snapshot))
     if INDEX in names:
         index = json.loads((snapshot / INDEX).read_text(encoding="utf-8"))
-        return names.issuperset(weight_map_of(index, str(snapshot)).values())
+        return names.issuperset(_weight_map_of(index, str(snapshot)).values())
     return any(name.endswith(".safetensors") for name in names)

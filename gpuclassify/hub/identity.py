@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuclassify.hub.calls import ask_model
-from gpuclassify.hub.errors import HubUnreachableError, ModelNotFoundError
+from gpuclassify.hub.calls import HubUnreachableError, ModelNotFoundError, ask_model
 from gpuclassify.hub.saving import finish_saving
 from gpuclassify.workers.secrets import token_for
 

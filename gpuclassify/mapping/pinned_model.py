@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
-from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.models.checkpoint import (
     Checkpoint,
     find_tokenizer,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
-from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import NetworkRunner
 from gpuclassify.questions.lora import (

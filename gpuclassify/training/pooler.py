@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
-from gpuclassify.hub.tensors import WEIGHTS
+from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.embedding_head import DenseHead
 from gpuclassify.training.fitting import Examples, Recipe, layers_of, train_network

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.hub.calls import ask
-from gpuclassify.hub.errors import DatasetAccessError, DatasetMissingError
+from gpuclassify.hub.calls import DatasetAccessError, DatasetMissingError, ask
 from gpuclassify.jobs.files import file_format
 from gpuclassify.workers.secrets import token_for
 

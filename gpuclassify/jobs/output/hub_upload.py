@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.hub.calls import TRIES, ask, wait
-from gpuclassify.hub.errors import HubBusyError, HubRefusedError
+from gpuclassify.hub.calls import TRIES, HubBusyError, HubRefusedError, ask, wait
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.hub_target import Target
 from gpuclassify.jobs.output.manifest import MANIFEST

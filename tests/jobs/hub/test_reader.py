@@ -10,8 +10,8 @@ from hub_client import REPO, TOKEN, assert_clean
 from job_faults import double
 
 from gpuclassify.cluster.local import PatientNanny
+from gpuclassify.hub.calls import DatasetAccessError, DatasetMissingError
 from gpuclassify.hub.dataset_files import hub_uri
-from gpuclassify.hub.errors import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.files import UnreadableInputError, find_files
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.manifest import JobChangedError

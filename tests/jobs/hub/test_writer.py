@@ -19,8 +19,7 @@ from job_faults import double, in_process, write_input
 
 from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.commands.settings import make_writer
-from gpuclassify.hub.calls import TRIES
-from gpuclassify.hub.errors import DatasetAccessError, HubBusyError, HubRefusedError
+from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.manifest import JobChangedError
