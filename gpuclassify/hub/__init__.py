@@ -3,7 +3,8 @@
 A model is named by its Hugging Face Hub name or by a directory; one that is a single file by that
 too. `resolve` and `resolve_file` turn it into an `Identity` once, and everything later
 (configuration, tensor shapes, weights) is read at exactly that identity. Pickled weights are never
-fetched. Tokens live in process memory alone; see `gpuclassify.workers.secrets`.
+fetched. Tokens live in process memory alone; see `gpuclassify.workers.secrets`. Read `identity.py`
+first.
 """
 
 from gpuclassify.hub.calls import HubUnreachableError as HubUnreachableError
@@ -23,6 +24,7 @@ from gpuclassify.hub.identity import PICKLE_PATTERNS as PICKLE_PATTERNS
 from gpuclassify.hub.identity import Identity as Identity
 from gpuclassify.hub.identity import Location as Location
 from gpuclassify.hub.identity import directory_digest as directory_digest
+from gpuclassify.hub.identity import is_commit as is_commit
 from gpuclassify.hub.identity import is_directory_name as is_directory_name
 from gpuclassify.hub.identity import resolve as resolve
 from gpuclassify.workers.secrets import remember_token as remember_token

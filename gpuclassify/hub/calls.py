@@ -42,15 +42,9 @@ class DatasetMissingError(FileNotFoundError):
 
 
 class DatasetAccessError(PermissionError):
-    """A dataset repository is missing or private, or the token may not do this with it.
+    """A dataset repository is missing or private, or the token may not do this with it."""
 
-    Attributes
-    ----------
-    status : int, optional
-        Of the answer.
-    """
-
-    status: int | None = None
+    status: int | None = None  # of the answer
 
 
 class HubRefusedError(RuntimeError):
@@ -62,51 +56,29 @@ class HubUnreachableError(ConnectionError):
 
 
 class HubBusyError(HubUnreachableError):
-    """The Hub does not answer, or asks to come back later; another try may succeed.
+    """The Hub does not answer, or asks to come back later; another try may succeed."""
 
-    Attributes
-    ----------
-    status : int, optional
-        Of its answer; None without one.
-    wait_seconds : float, optional
-        What it asks for.
-    """
-
-    status: int | None = None
-    wait_seconds: float | None = None
+    status: int | None = None  # of its answer; None without one
+    wait_seconds: float | None = None  # what it asks for
 
 
 def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
     """The answer to a call of the client library about the files of a repository.
 
-    Parameters
-    ----------
-    repo : str
-        For messages.
-    call : callable
-        Does no harm when it is made again.
-    tries : int
-        Most calls while the Hub is busy.
+    The call must do no harm when it is made again.
 
     Raises
     ------
     DatasetAccessError, DatasetMissingError, HubRefusedError, HubUnreachableError
         At once.
     HubBusyError
-        After the last try.
+        After so many tries.
     """
     return _ask(call, lambda err: _explain(err, repo), tries)
 
 
 def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
-    """The answer to a call of the client library about a model that is to be loaded.
-
-    Parameters
-    ----------
-    name, revision : str
-        For messages.
-    call, tries
-        As of `ask`.
+    """As `ask`, about a model that is to be loaded.
 
     Raises
     ------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import posixpath
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from gpuclassify.hub.calls import DatasetMissingError, HubBusyError, ask
+from gpuclassify.hub.identity import is_commit
 from gpuclassify.workers.secrets import remember_token, token_for
 
 if TYPE_CHECKING:
@@ -24,17 +24,10 @@ SCHEME = "hf://"
 WHOLE_FILE_BYTES = 8 << 20
 AHEAD_BYTES, LINE_BYTES = 8 << 20, 64 << 10
 TIMEOUT_SECONDS = 60
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def hub_uri(url: str) -> HfUri | None:
-    """The parts of an ``hf://`` URL, its revision filled in; None for other URLs and for buckets.
-
-    Raises
-    ------
-    ValueError
-        It is no URL of a repository; from the client library, with the form that it wants.
-    """
+    """The parts of an ``hf://`` URL, revision filled in; None for other URLs and for buckets."""
     if not url.startswith(SCHEME):
         return None
     from huggingface_hub import parse_hf_uri
@@ -74,11 +67,6 @@ def pinned(urls: Iterable[str], storage_options: dict[str, Any]) -> list[str]:
     """The URLs with the commits that their revisions stand for now; other URLs as they are.
 
     Each revision is looked up once, so that all of the files are of one commit.
-
-    Raises
-    ------
-    DatasetAccessError, DatasetMissingError, HubUnreachableError
-        The Hub does not tell.
     """
     commits: dict[HfUri, str] = {}
     found = []
@@ -97,7 +85,7 @@ def pinned(urls: Iterable[str], storage_options: dict[str, Any]) -> list[str]:
 def is_pinned(url: str) -> bool:
     """Whether a URL names a file of the Hub at a commit."""
     uri = hub_uri(url)
-    return uri is not None and _COMMIT.fullmatch(uri.revision or "") is not None
+    return uri is not None and is_commit(uri.revision)
 
 
 def _commit_of(repo: HfUri, storage_options: dict[str, Any]) -> str:
@@ -121,11 +109,6 @@ def listed(filesystem: Any, url: str, find: Callable[[], Found]) -> Found:
     """What `find` returns, which lists the file system for a URL; retried if that is of the Hub.
 
     The file system itself takes a Hub that is busy for a file that is not there.
-
-    Raises
-    ------
-    DatasetAccessError, DatasetMissingError, HubUnreachableError
-        The Hub does not tell.
     """
     uri = hub_uri(url)
     if uri is None:
@@ -149,16 +132,8 @@ def listed(filesystem: Any, url: str, find: Callable[[], Found]) -> Found:
 class PinnedFile(AbstractBufferedFile):
     """A file at a commit, opened without a request, since its size is known; for reading.
 
-    Parameters
-    ----------
-    url : str
-        With a commit.
-    size_bytes : int
-    filesystem : huggingface_hub.HfFileSystem
-        Its end point and token are taken.
-    ahead_bytes : int, optional
-        How much to fetch beyond what is asked for. Default: all of a small file, `AHEAD_BYTES` of
-        others.
+    `ahead_bytes` are fetched beyond what is asked for. Default: all of a small file,
+    `AHEAD_BYTES` of others.
     """
 
     def __init__(

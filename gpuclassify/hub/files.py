@@ -265,15 +265,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """A model in one file.
-
-    Attributes
-    ----------
-    identity : Identity
-        A commit of the Hub; or the file's directory, with the digest of this file.
-    filename : str
-        Relative to that.
-    """
+    """A model in one file: of a commit, or of a directory with the digest of the file."""
 
     identity: Identity
     filename: str
@@ -287,26 +279,15 @@ def resolve_file(
     revision: str | None = None,
     cache_dir: Location | None = None,
 ) -> ModelFile:
-    """Pin a model that is one file.
+    """Pin a model that is one file, named itself, or by its directory or Hub name.
 
-    Parameters
-    ----------
-    name : str or path
-        The file, a directory that holds it, or a Hub name.
-    filename : str, optional
-        Which file of the directory or repository. Default: the only one of `patterns`, or of
-        several ``model.bin``.
-    patterns : sequence of str
-        Of such files' names, as the shell has them.
-    revision, cache_dir
-        As in `resolve`.
+    Without `filename` it is the only one that fits the shell's `patterns`, or of several
+    ``model.bin``.
 
     Raises
     ------
     ModelNotFoundError
         There is none, no file of this name, or several of other names and no `filename`.
-    ModelAccessError, HubUnreachableError, ValueError
-        As in `resolve`.
     """
     path = absolute(name)
     if path.is_file() or is_directory_name(name):
@@ -338,17 +319,7 @@ def _choose(
 
 
 def _file_digest(path: Path) -> str:
-    """Digest a file without reading all of it.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    str
-        ``"sha256:"`` and 64 hex digits over its name, size, modification time and beginning.
-    """
+    """Digest of a file's name, size, modification time and beginning."""
     status = path.stat()
     digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     with path.open("rb") as file:
@@ -361,18 +332,7 @@ def read_file(
 ) -> Result:
     """What `read` makes of a model's file; of one on the Hub only what it reads is fetched.
 
-    Parameters
-    ----------
-    model : ModelFile
-    read : callable
-        Gets the file at its beginning, and may be called anew where the Hub did not answer.
-    cache_dir : str or path, optional
-        As in `resolve`.
-
-    Raises
-    ------
-    ModelChangedError, ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `fetch_file`.
+    It gets the file at its beginning, and may be called anew where the Hub did not answer.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
@@ -398,8 +358,6 @@ def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
     ------
     ModelChangedError
         The file is not the one that the identity was made from.
-    ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `resolve`.
     """
     identity, filename = model
     path = _local_or_fetched(identity, filename, cache_dir)

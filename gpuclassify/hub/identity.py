@@ -20,13 +20,8 @@ logger = logging.getLogger(__name__)
 Location = str | os.PathLike[str]
 
 LOADABLE_PATTERNS = (
-    "*.json",
-    "*.safetensors",
-    "tokenizer*",
-    "*.txt",
-    "*.model",
-    "vocab*",
-    "merges*",
+    *("*.json", "*.safetensors", "tokenizer*"),
+    *("*.txt", "*.model", "vocab*", "merges*"),
 )
 PICKLE_PATTERNS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.pkl", "*.pickle")
 _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself sets
@@ -34,41 +29,26 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """A model pinned to what it is now.
+    """A model pinned to what it is now."""
 
-    Parameters
-    ----------
-    name : str
-        Hub name, or the absolute, user-expanded path of a directory.
-    revision : str
-        Commit sha of 40 hex digits, or ``"sha256:..."`` (`directory_digest`) of a directory.
-    is_directory : bool
-        Whether `name` is a directory.
-    """
-
-    name: str
-    revision: str
+    name: str  # on the Hub, or the absolute path of a directory
+    revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
     is_directory: bool
 
 
 def resolve(
     name: Location, revision: str | None = None, *, cache_dir: Location | None = None
 ) -> Identity:
-    """Pin a model name to a commit or a digest.
+    """Pin a model's Hub name or directory to a commit or a digest.
 
     Parameters
     ----------
     name : str or path
-        Hub name or directory; see `is_directory_name` for how the two are told apart.
     revision : str, optional
         Branch, tag or commit of a Hub model; ``main`` if None. A full sha costs no request.
     cache_dir : str or path, optional
         Hub cache to use instead of the default one. Without a network, the commit that it last
         knew for `revision` is taken.
-
-    Returns
-    -------
-    Identity
 
     Raises
     ------
@@ -102,7 +82,7 @@ def resolve(
         raise ModelNotFoundError(f"{name} is a file: name the directory that holds the model")
     _check_repo_name(name)
     revision = revision or "main"
-    if re.fullmatch("[0-9a-fA-F]{40}", revision):
+    if is_commit(revision.lower()):
         return Identity(name, revision.lower(), is_directory=False)
     return Identity(name, _commit_of(name, revision, cache_dir), is_directory=False)
 
@@ -110,16 +90,8 @@ def resolve(
 def is_directory_name(name: Location) -> bool:
     """Tell whether a model name means a directory rather than a Hub model.
 
-    Parameters
-    ----------
-    name : str or path
-        What the user passed as ``model=``.
-
-    Returns
-    -------
-    bool
-        True for an existing directory and for a name spelt as a path: absolute, starting with
-        ``~``, ``./`` or ``../``, or with more than one slash.
+    That is an existing directory, and any name spelt as a path: absolute, starting with ``~``,
+    ``./`` or ``../``, or with more than one slash.
     """
     name = os.fspath(name)
     is_spelt_as_path = name in (".", "..") or name.startswith(("~", "./", "../"))
@@ -127,25 +99,17 @@ def is_directory_name(name: Location) -> bool:
     return is_spelt_as_path or (name != "" and Path(name).is_dir())
 
 
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a full commit sha."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
+
+
 def directory_digest(path: Location) -> str:
-    """Digest a model directory without reading its weights.
+    """Digest a model directory without reading its weights: ``"sha256:"`` and 64 hex digits.
 
-    Parameters
-    ----------
-    path : str or path
-        The directory; ``~`` is expanded.
-
-    Returns
-    -------
-    str
-        ``"sha256:"`` and 64 hex digits over name, size and modification time of every file that
-        a loader could read (configuration, tokenizer, safetensors; at any depth), and over the
-        raw safetensors headers. Hidden files, hidden folders and ``__pycache__`` do not count.
-
-    Raises
-    ------
-    ModelNotFoundError
-        `path` is not a directory.
+    Of name, size and modification time of every file that a loader could read (configuration,
+    tokenizer, safetensors; at any depth), and of the raw safetensors headers. Hidden files, hidden
+    folders and ``__pycache__`` do not count.
     """
     folder = absolute(path)
     while True:

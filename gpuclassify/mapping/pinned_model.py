@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import math
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -223,4 +222,4 @@ class PinnedModel:
 
 def is_pinned(name: str, revision: str | None) -> bool:
     """Whether a model is a directory, or its revision a full commit."""
-    return hub.is_directory_name(name) or bool(re.fullmatch("[0-9a-f]{40}", revision or ""))
+    return hub.is_directory_name(name) or hub.is_commit(revision)
