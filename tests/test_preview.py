@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from gpuclassify import DomainClassifier
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.commands.cli import main
+from gpuclassify.commands.preview import first_texts
 from gpuclassify.jobs.files import UnreadableInputError
-from gpuclassify.jobs.input.first_rows import first_rows, first_texts
+from gpuclassify.jobs.input.readers import first_rows
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

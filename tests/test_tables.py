@@ -8,7 +8,7 @@ import pytest
 from gpuclassify import DomainClassifier, Embedder
 from gpuclassify.dedup.job import DedupSummary
 from gpuclassify.dedup.summary import DuplicatesSummary, Group
-from gpuclassify.jobs.estimate.result import ClassifierPlan, Plan, TimePlan
+from gpuclassify.jobs.estimate.plan import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.estimate.sample import Estimate
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages.tables import html_table, text_table
@@ -45,8 +45,8 @@ MODEL = ClassifierPlan(
 )  # fmt: skip
 PLAN = Plan(
     rows=KNOWN, text_bytes=KNOWN, input_bytes=2**20, null_share=0.0, parts=3,
-    mean_part_text_bytes=5.0, largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10,
-    sample_draws=1, seed=0, left_out={}, classifiers=(MODEL,),
+    largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10, left_out={},
+    classifiers=(MODEL,),
     time=TimePlan(Estimate(60.0, 50.0, 70.0), 1.0, 10, 5.0, "tokens", 2), worker_bytes=2**30,
     cluster=None, warnings=(HOSTILE,),
 )  # fmt: skip

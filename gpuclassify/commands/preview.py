@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -60,11 +60,36 @@ def preview(inputs: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 
 def _read(inputs: list[str], limit: int, text_fields: tuple[str, ...]) -> pd.DataFrame:
-    from gpuclassify.jobs.input.first_rows import first_rows, first_texts
+    from gpuclassify.jobs.input.readers import first_rows
 
     if inputs == [STANDARD_INPUT]:
         return first_texts(sys.stdin.buffer, limit, text_fields)
     return first_rows(inputs, limit)
+
+
+def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataFrame:
+    """The first rows of a stream of JSON lines, or of plain lines, each of which is a text.
+
+    Lines are JSON if the first one begins as an object does; plain ones become all of `columns`.
+    """
+    import pyarrow as pa
+
+    from gpuclassify.jobs.files import UnreadableInputError
+    from gpuclassify.jobs.input.parts import Limit, first_lines
+    from gpuclassify.jobs.input.readers import table_of
+    from gpuclassify.jobs.input.schema import to_pandas
+
+    lines, _ = first_lines(stream, Limit(most))
+    if lines.lstrip().startswith(b"{"):
+        return to_pandas(table_of(lines, "standard input"))
+    try:
+        texts = [line.decode().rstrip("\r") for line in lines.split(b"\n") if line.strip()]
+    except UnicodeDecodeError as err:
+        raise UnreadableInputError(
+            f"standard input is not UTF-8 ({err}): convert it, such as with `iconv -f LATIN1 -t "
+            "UTF-8`"
+        ) from err
+    return to_pandas(pa.table(dict.fromkeys(columns, pa.array(texts, pa.string()))))
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:

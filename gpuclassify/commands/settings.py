@@ -259,7 +259,7 @@ class JobSettings:
             options = {name: getattr(self, name) for name in READ}
             reader: Any = make_reader(self.input, fields=read, **options)
         else:
-            from gpuclassify.jobs.input.first_rows import first_rows_lazily
+            from gpuclassify.jobs.input.readers import first_rows_lazily
 
             reader = first_rows_lazily(self.input, self.limit, read)
         stages.insert(0, reader)

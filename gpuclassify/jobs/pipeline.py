@@ -16,7 +16,7 @@ from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, with_plain_values
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.estimate.result import Plan
+    from gpuclassify.jobs.estimate.plan import Plan
 
 
 class Pipeline:
@@ -223,7 +223,7 @@ class Pipeline:
         TypeError, ValueError
             As `prepare` does, and if there are no rows.
         """
-        from gpuclassify.jobs.estimate.forecast import make_plan
+        from gpuclassify.jobs.estimate.plan import make_plan
 
         check_count("sample_rows", sample_rows)
         if not self.stages:

@@ -181,7 +181,7 @@ def _read(
         schema = schema.projected(columns)
     read = file if part.problem is None else None
     with _noticing_changes(read, schema.storage_options):
-        table, problems = read_table(part, schema, spec.on_error)
+        table, problems, _ = read_table(part, schema, spec.on_error)
     chosen = table if columns is None else table.select(list(columns))
     return to_frame(chosen, spec.backend), problems
 

@@ -18,9 +18,14 @@ from distributed import Client
 from gpuclassify import DomainClassifier
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
 from gpuclassify.jobs.input import parts
-from gpuclassify.jobs.input.first_rows import first_rows
 from gpuclassify.jobs.input.parts import read_table
-from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
+from gpuclassify.jobs.input.readers import (
+    FileReader,
+    JsonlReader,
+    ParquetReader,
+    first_rows,
+    read_files,
+)
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 

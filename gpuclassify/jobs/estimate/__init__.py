@@ -1,1 +1,1 @@
-"""What a job will take, from a sample: rows, tokens, time, memory."""
+"""What a job will take, told from a sample: rows, tokens, time, memory; read `plan.py` first."""

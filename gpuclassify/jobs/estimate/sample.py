@@ -1,4 +1,4 @@
-"""A random sample of an input's rows, and what it says about the whole input."""
+"""Rows drawn from places all over an input, and what they say about the whole of it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ from typing import Any, NamedTuple
 
 import dask
 import numpy as np
-import pyarrow as pa
 
-from gpuclassify.jobs.files import (
-    BrokenContentError,
-    UnreadableInputError,
-    compression,
-    decompressed,
-    reading,
-)
-from gpuclassify.jobs.input.jsonl import parse_good
-from gpuclassify.jobs.input.parquet import read_footers
-from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_table, unreadable
-from gpuclassify.jobs.input.schema import to_pandas, with_folder_values
-from gpuclassify.jobs.quarantine import FILE, LINE, Problem, counts_by_kind
+from gpuclassify.jobs.files import UnreadableInputError, compression
+from gpuclassify.jobs.input.find_parts import read_footers
+from gpuclassify.jobs.input.parts import InputParts, Limit, Part, read_table
+from gpuclassify.jobs.input.schema import to_pandas
+from gpuclassify.jobs.quarantine import FILE, Problem, counts_by_kind
 
 # How many stretches to read, and bytes of JSON lines in each: enough that they show how parts
 # differ, few enough to be read in seconds. More of them only where few rows are found.
@@ -33,20 +25,16 @@ FEWEST_ROWS = 100
 MOST_PARTITIONS = 8  # of a Dask frame: nobody knows what computing one takes
 FEWEST_STRETCHES, MOST_BYTES = 4, 1 << 30  # row groups of Parquet are read whole
 BEGINNING_BYTES = 1 << 20  # of a compressed file, which can only be read from its beginning
-STEP_BYTES = 16 << 10
 SPREAD = 2.0  # standard errors to either side: about 95%
+
+Piece = tuple[Any, float]  # a part, a stretch of it or a partition's number, and its size
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its range.
+    """A number, and the range in which it lies about 95 times of 100.
 
-    Attributes
-    ----------
-    value : float
-    low, high : float, optional
-        Where the true number lies, about 95 times of 100; equal if it is known, None if the sample
-        is from a single place and says nothing about it.
+    The ends are equal if it is known, and None if a sample of one place says nothing about it.
     """
 
     value: float
@@ -56,7 +44,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows from all over an input, in draws of which each stands for a share of it.
+    """Rows in draws, of which each stands for a share of the input.
 
     Attributes
     ----------
@@ -70,12 +58,12 @@ class Sample:
         Of the input, what each draw stands for; a draw may have no rows. They add up to 1.
     rows_read : int
         From which those of the frame were drawn.
-    left_out : dict of str to int
-        Files, lines and rows that cannot be read, by kind.
     largest_share : float
         Of the input, what its largest part has.
     is_of_files : bool
         Else parts are partitions of a Dask frame, whose sizes are known only of those drawn.
+    left_out : dict of str to int
+        Files, lines and rows that cannot be read, by kind.
     """
 
     frame: Any
@@ -83,61 +71,44 @@ class Sample:
     draw_of: np.ndarray
     shares: np.ndarray
     rows_read: int
-    left_out: dict[str, int]
     largest_share: float
     is_of_files: bool
+    left_out: dict[str, int]
 
     @property
     def rows(self) -> Estimate:
         """Rows of the input."""
-        found = self._total(np.ones(len(self.frame)), self.rows_read)
-        if found.low == found.high is not None:  # known, but for floating point
-            return Estimate(*[float(round(found.value))] * 3)
-        return found
-
-    def total(self, values: np.ndarray) -> Estimate:
-        """The sum over the whole input of a number of each row, ndarray (rows,)."""
-        return self._total(values, len(values))
+        found = self.total(np.ones(len(self.frame)), self.rows_read)
+        is_known = found.low == found.high is not None
+        return Estimate(*[float(round(found.value))] * 3) if is_known else found
 
     def largest_part(self, values: np.ndarray) -> float:
-        """The sum over the largest part of a number of each row, ndarray (rows,)."""
-        whole = self._wholes(values).max() if not self.is_of_files else self.weights @ values
+        """The sum over the largest part of a number of each row."""
+        whole = self.weights @ values if self.is_of_files else self._wholes(values).max()
         return float(whole * self.largest_share)
 
-    def _wholes(self, values: np.ndarray) -> np.ndarray:
-        """What the whole input's sum would be by each draw alone, float64 (draws,)."""
-        sums = np.bincount(self.draw_of, self.weights * values, minlength=len(self.shares))
-        return sums / self.shares
-
-    def _total(self, values: np.ndarray, rows_known: int) -> Estimate:
-        """The sum, and a range that shrinks with the share of the rows that is known.
+    def total(self, values: np.ndarray, rows_known: int | None = None) -> Estimate:
+        """The sum over the input of a number of each row; known rows narrow its range.
 
         Draws have probabilities proportional to size, so that the mean of their sums by size is
         unbiased (Hansen and Hurwitz; Cochran, "Sampling Techniques", 1977, chapter 9A).
         """
         wholes, value = self._wholes(values), float(self.weights @ values)
-        unknown = max(0.0, 1 - rows_known / self.weights.sum())
-        if unknown < 1e-9:
+        known = len(values) if rows_known is None else rows_known
+        unknown = max(0.0, 1 - known / self.weights.sum())
+        # Draws that agree are of rows of Parquet files, by which they are drawn.
+        if unknown < 1e-9 or (len(wholes) > 1 and np.ptp(wholes) <= 1e-9 * wholes.max()):
             return Estimate(value, value, value)
         if len(wholes) == 1:
             return Estimate(value, None, None)
-        if np.ptp(wholes) <= 1e-9 * wholes.max():  # rows of Parquet files, by which they are drawn
-            return Estimate(value, value, value)
         squares = self.shares @ (wholes - value) ** 2
         error = SPREAD * float(np.sqrt(unknown * squares / (len(wholes) - 1)))
         return Estimate(value, max(0.0, value - error), value + error)
 
-
-class _Picked(NamedTuple):
-    """Rows at random of one stretch of the input: row groups, a byte range or a partition.
-
-    They stand for so many rows and such a share of the input, and are worth so many draws.
-    """
-
-    frame: Any
-    rows: float
-    share: float
-    draws: int
+    def _wholes(self, values: np.ndarray) -> np.ndarray:
+        """What the whole input's sum would be by each draw alone."""
+        sums = np.bincount(self.draw_of, self.weights * values, minlength=len(self.shares))
+        return sums / self.shares
 
 
 def sample_files(
@@ -149,190 +120,59 @@ def sample_files(
     attempts: Iterable[tuple[int, int]] = ATTEMPTS,
     beginning_bytes: int = BEGINNING_BYTES,
 ) -> Sample:
-    """Draw rows from the parts of files.
+    """Draw about so many rows from the parts of files; the same seed draws the same ones.
 
-    Parameters
-    ----------
-    source : InputParts
-    rows : int
-        About how many.
-    seed : int
-        The same one draws the same rows.
-    on_error : {"raise", "quarantine"}
-    attempts : iterable of (int, int)
-        How many stretches to read, and bytes of one of JSON lines; the next are tried where few
-        rows are found.
-    beginning_bytes : int
-        Stored bytes to read of a compressed file.
-
-    Raises
-    ------
-    UnreadableInputError
-        There are no rows, or, unless `on_error` is "quarantine", some cannot be read.
+    Of a large compressed file only the beginning is read: nothing else can be read alone.
     """
     is_parquet = any(part.row_groups is not None for part in source.parts)
     for count, stretch_bytes in attempts:
         rng = np.random.default_rng(seed)
-        sizes, cut, mean_bytes = (
-            _row_groups(source) if is_parquet else _byte_ranges(source, stretch_bytes)
-        )
-        count = min(count, max(FEWEST_STRETCHES, int(MOST_BYTES // mean_bytes)))
-        picks: list[_Picked] = []
+        if is_parquet:
+            parts, cut, group_bytes = _row_groups(source)
+            count = min(count, max(FEWEST_STRETCHES, int(MOST_BYTES // group_bytes)))
+        else:
+            parts, cut = _byte_ranges(source, stretch_bytes)
+        total, rows_read = sum(size for _, size in parts), 0
+        stretches: list[_Stretch] = []
         problems: list[Problem] = []
-        rows_read = 0
-        for part, size, share in _choose(sizes, cut, count, rng):
-            table, found, fraction = _read(part, size, source.schema, on_error, beginning_bytes)
-            own, _ = _pick(to_pandas(table), math.ceil(rows * share), int(rng.integers(2**31)))
-            stands_for = len(table) / fraction * sum(sizes) / size * share
+        for part, size, share in _choose(parts, cut, count, rng):
+            is_packed = compression(part.path) and part.file_bytes is not None
+            limit = Limit(stored_bytes=beginning_bytes) if is_packed else None
+            table, found, read = read_table(part, source.schema, on_error, limit)
             # Several draws of a file's beginning would hide that nothing is known of its rest.
-            draws = round(count * share) if fraction == 1 else 1
-            picks.append(_Picked(own, stands_for, share, draws))
+            own = _pick(to_pandas(table), math.ceil(rows * share), int(rng.integers(2**31)))[0]
+            stands_for = len(table) / read * total / size * share
+            draws = round(count * share) if read == 1 else 1
+            stretches.append(_Stretch(own, stands_for, share, draws))
             problems += found
             rows_read += len(table)
-        if sum(len(pick.frame) for pick in picks) >= min(rows, FEWEST_ROWS):
+        if sum(len(each.frame) for each in stretches) >= min(rows, FEWEST_ROWS):
             break
     left_out = counts_by_kind(problems)
     if broken := sum(part.problem is not None for part in source.parts):
         left_out[FILE] = left_out.get(FILE, 0) + broken
-    return _sample(picks, max(sizes, default=0) / (sum(sizes) or 1), rows_read, left_out, True)
+    largest = max((size for _, size in parts), default=0) / (total or 1)
+    return _sample(stretches, rows_read, largest, True, left_out)
 
 
 def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
-    """Draw rows from some partitions of a Dask frame, each of which is computed.
-
-    Raises
-    ------
-    UnreadableInputError
-        There are no rows.
-    """
-    rng, sizes = np.random.default_rng(seed), [1.0] * frame.npartitions
-    chosen = _choose(sizes, lambda number: [(number, 1.0)], MOST_PARTITIONS, rng)
-    parts = frame.partitions[[number for number, _, _ in chosen]].to_delayed()
+    """Draw rows from some partitions of a Dask frame, each of which is computed."""
+    rng, count = np.random.default_rng(seed), frame.npartitions
+    parts: list[Piece] = [(number, 1.0) for number in range(count)]
+    chosen = _choose(parts, lambda part, size: [(part, size)], MOST_PARTITIONS, rng)
+    delayed = frame.partitions[[number for number, _, _ in chosen]].to_delayed()
     pick = dask.delayed(_pick)
-    tasks = [
-        pick(part, math.ceil(rows * share), int(rng.integers(2**31)))
-        for part, (_, _, share) in zip(parts, chosen, strict=True)
+    picked = dask.compute(
+        *(
+            pick(part, math.ceil(rows * share), int(rng.integers(2**31)))
+            for part, (_, _, share) in zip(delayed, chosen, strict=True)
+        )
+    )
+    stretches = [
+        _Stretch(own, length * count * share, share, round(MOST_PARTITIONS * share))
+        for (own, length), (_, _, share) in zip(picked, chosen, strict=True)
     ]
-    picked = dask.compute(*tasks)
-    picks = [
-        _Picked(own, count * len(sizes) * share, share, round(MOST_PARTITIONS * share))
-        for (own, count), (_, _, share) in zip(picked, chosen, strict=True)
-    ]
-    return _sample(picks, 1 / len(sizes), sum(count for _, count in picked), {}, False)
-
-
-def _choose(
-    sizes: Sequence[float],
-    cut: Callable[[int], list[tuple[Any, float]]],
-    count: int,
-    rng: np.random.Generator,
-) -> list[tuple[Any, float, float]]:
-    """Stretches from all over the input, with their sizes and the shares that they stand for.
-
-    One is drawn in each of `count` equal strata with a probability proportional to its size; a
-    large one may be drawn more often. All are taken where there are no more than `count`.
-
-    Parameters
-    ----------
-    sizes : sequence of float
-        Of all parts.
-    cut : callable
-        Stretches of the part with a number, and their sizes, which add up to the part's.
-    count : int
-    rng : numpy.random.Generator
-    """
-    numbers, total = [number for number, size in enumerate(sizes) if size > 0], sum(sizes)
-    every = ((item, size) for number in numbers for item, size in cut(number) if size > 0)
-    few = list(itertools.islice(every, count + 1))
-    if len(few) <= count:
-        return [(item, size, size / total) for item, size in few]
-    ends = np.cumsum([sizes[number] for number in numbers])
-    chosen: Counter[tuple[int, int]] = Counter()
-    for point in (np.arange(count) + rng.random(count)) * (total / count):
-        place = min(int(np.searchsorted(ends, point, "right")), len(numbers) - 1)
-        inner = ends[place] - sizes[numbers[place]]
-        inner_ends = inner + np.cumsum([size for _, size in cut(numbers[place])])
-        index = min(int(np.searchsorted(inner_ends, point, "right")), len(inner_ends) - 1)
-        chosen[numbers[place], index] += 1
-    return [(*cut(part)[index], times / count) for (part, index), times in chosen.items()]
-
-
-def _row_groups(source: InputParts) -> tuple[list[float], Callable[[int], Any], float]:
-    """Rows of the parts of Parquet files, what cuts one into row groups, and bytes of a group."""
-    footers = read_footers(source.files, source.schema.storage_options)
-    rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
-
-    def cut(number: int) -> list[tuple[Part, float]]:
-        path, groups = source.parts[number].path, source.parts[number].row_groups or ()
-        return [(Part(path, row_groups=(group,)), float(rows[path][group])) for group in groups]
-
-    sizes = [sum(size for _, size in cut(number)) for number in range(len(source.parts))]
-    group_bytes = [own for end in footers for own in end.group_bytes]
-    return sizes, cut, max(1.0, sum(group_bytes) / max(1, len(group_bytes)))
-
-
-def _byte_ranges(
-    source: InputParts, most_bytes: int
-) -> tuple[list[float], Callable[[int], Any], float]:
-    """Stored bytes of the parts of JSON lines, what cuts one into ranges, and bytes of a range.
-
-    Where the size of a file is unknown, all parts count alike and are read whole.
-    """
-    stored = {file.path: file.size_bytes for file in source.files}
-    is_sized = None not in stored.values()
-
-    def size(part: Part) -> float:
-        length = stored[part.path] if part.length is None else part.length
-        return 0.0 if part.problem is not None else float(length or 0) if is_sized else 1.0
-
-    def cut(number: int) -> list[tuple[Part, float]]:
-        part = source.parts[number]
-        if part.length is None or not is_sized:
-            return [(part, sizes[number])]
-        ranges = range(0, part.length, -(-part.length // -(-part.length // most_bytes)))
-        return [
-            (replace(part, start=part.start + low, length=length), float(length))
-            for low in ranges
-            for length in [min(ranges.step, part.length - low)]
-        ]
-
-    sizes = [size(part) for part in source.parts]
-    return sizes, cut, float(most_bytes)
-
-
-def _read(
-    part: Part, size: float, schema: InputSchema, on_error: str, beginning_bytes: int
-) -> tuple[pa.Table, list[Problem], float]:
-    """Rows of a part, what cannot be read, and which fraction of the part that is.
-
-    Of a large compressed file only the beginning is read: nothing else can be read alone.
-    """
-    codec = compression(part.path)
-    if codec is None or size <= beginning_bytes:
-        return *read_table(part, schema, on_error), 1.0
-    table, problems, fraction = schema.arrow.empty_table(), [], 1.0
-    lines, place = bytearray(), 0
-    try:
-        with (
-            reading(part.path, schema.storage_options) as file,
-            decompressed(file, codec) as stream,
-        ):
-            while more := stream.read(STEP_BYTES):
-                # Stored bytes are read ahead: when more are asked for, those before are used up.
-                if file.tell() > place >= beginning_bytes and b"\n" in lines:
-                    fraction = place / size
-                    del lines[lines.rfind(b"\n") + 1 :]
-                    break
-                place = file.tell()
-                lines += more
-        table, bad = parse_good(bytes(lines), 0, schema.arrow, schema.is_projected)
-        table = with_folder_values(table, schema.folder_fields, part.path)
-        problems = [Problem(LINE, str(part), line.reason, offset=line.offset) for line in bad]
-    except BrokenContentError as err:
-        problems, fraction = [Problem(FILE, str(part), str(err))], 1.0
-    if problems and on_error == "raise":
-        raise unreadable(part, problems[0])
-    return table, problems, fraction
+    return _sample(stretches, sum(length for _, length in picked), 1 / count, False, {})
 
 
 def _pick(frame: Any, most: int, seed: int) -> tuple[Any, int]:
@@ -341,39 +181,109 @@ def _pick(frame: Any, most: int, seed: int) -> tuple[Any, int]:
     return frame.iloc[order[:most]], len(frame)
 
 
+class _Stretch(NamedTuple):
+    """Rows at random of a stretch that stands for others, and how often it was drawn."""
+
+    frame: Any
+    stands_for: float
+    share: float
+    draws: int
+
+
 def _sample(
-    picks: list[_Picked],
-    largest_share: float,
-    rows_read: int,
-    left_out: dict[str, int],
-    is_of_files: bool,
+    stretches: list[_Stretch], rows_read: int, largest: float, is_of_files: bool, left_out: Any
 ) -> Sample:
     from dask.dataframe.dispatch import concat
 
-    frames = [pick.frame for pick in picks if len(pick.frame)]
-    if not frames:
+    frames, weights, shares = [], [], []
+    for frame, stands_for, share, draws in stretches:
+        rows = max(1, len(frame))
+        for draw in np.array_split(np.arange(len(frame)), max(1, min(draws, len(frame)))):
+            frames.append(frame.iloc[draw])
+            weights.append(stands_for / rows)
+            shares.append(share * len(draw) / rows if len(frame) else share)
+    lengths = [len(frame) for frame in frames]
+    if not any(lengths):
         counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
         raise UnreadableInputError(
             f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
             "look at its files"
         )
-    weights, draw_of = [], []
-    shares: list[float] = []
-    for pick in picks:
-        count = len(pick.frame)
-        draws = max(1, min(pick.draws, count))
-        own = np.arange(count) * draws // max(1, count)
-        weights.append(np.full(count, pick.rows / max(1, count)))
-        draw_of.append(len(shares) + own)
-        part = np.bincount(own, minlength=draws) / count if count else np.ones(1)
-        shares += (pick.share * part).tolist()
     return Sample(
-        concat(frames).reset_index(drop=True),
-        np.concatenate(weights),
-        np.concatenate(draw_of),
+        concat([frame for frame in frames if len(frame)]).reset_index(drop=True),
+        np.repeat(weights, lengths),
+        np.repeat(np.arange(len(lengths)), lengths),
         np.array(shares),
         rows_read,
-        left_out,
-        largest_share,
+        largest,
         is_of_files,
+        left_out,
     )
+
+
+def _choose(
+    parts: Sequence[Piece],
+    cut: Callable[[Any, float], list[Piece]],
+    count: int,
+    rng: np.random.Generator,
+) -> list[tuple[Any, float, float]]:
+    """Stretches from all over the input, with their sizes and the shares that they stand for.
+
+    One is drawn in each of `count` equal strata with a probability proportional to its size; a
+    large one may be drawn more often. All are taken where there are no more than `count`.
+    """
+    ends = np.cumsum([size for _, size in parts])
+    every = itertools.chain.from_iterable(cut(*part) for part in parts)
+    few = list(itertools.islice(every, count + 1))
+    if len(few) <= count:
+        return [(piece, size, size / ends[-1]) for piece, size in few]
+    chosen: Counter[Piece] = Counter()
+    for point in (np.arange(count) + rng.random(count)) * (ends[-1] / count):
+        number = min(int(np.searchsorted(ends, point, "right")), len(parts) - 1)
+        pieces = cut(*parts[number])
+        inner = ends[number] - parts[number][1] + np.cumsum([size for _, size in pieces])
+        chosen[pieces[min(int(np.searchsorted(inner, point, "right")), len(pieces) - 1)]] += 1
+    return [(piece, size, times / count) for (piece, size), times in chosen.items()]
+
+
+def _row_groups(
+    source: InputParts,
+) -> tuple[list[Piece], Callable[[Any, float], list[Piece]], float]:
+    """Parts of Parquet files by rows, what cuts one into row groups, and mean bytes of a group."""
+    footers = read_footers(source.files, source.schema.storage_options)
+    rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
+
+    def cut(part: Part, size: float) -> list[Piece]:
+        held = [(n, float(rows[part.path][n])) for n in part.row_groups or ()]
+        return [(replace(part, row_groups=(n,)), count) for n, count in held if count]
+
+    sized = [(part, sum(size for _, size in cut(part, 0))) for part in source.parts]
+    group_bytes = [size for footer in footers for size in footer.group_bytes]
+    mean_bytes = sum(group_bytes) / max(1, len(group_bytes))
+    return [piece for piece in sized if piece[1]], cut, max(1.0, mean_bytes)
+
+
+def _byte_ranges(
+    source: InputParts, most_bytes: int
+) -> tuple[list[Piece], Callable[[Any, float], list[Piece]]]:
+    """Parts of JSON lines by stored bytes, and what cuts one into ranges.
+
+    Where the size of a file is unknown, all parts count alike and are read whole.
+    """
+    is_sized = all(file.size_bytes is not None for file in source.files)
+
+    def cut(part: Part, size: float) -> list[Piece]:
+        if part.length is None or not is_sized:
+            return [(part, size)]
+        step = -(-part.length // -(-part.length // most_bytes))
+        lengths = [(low, min(step, part.length - low)) for low in range(0, part.length, step)]
+        return [(replace(part, start=part.start + low, length=n), float(n)) for low, n in lengths]
+
+    sized = [
+        (part, float((part.file_bytes if part.length is None else part.length) or 0))
+        for part in source.parts
+        if part.problem is None
+    ]
+    if not is_sized:
+        sized = [(part, 1.0) for part, _ in sized]
+    return [piece for piece in sized if piece[1]], cut

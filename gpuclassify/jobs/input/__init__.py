@@ -1,1 +1,1 @@
-"""What a job reads: files, parts, schema."""
+"""What a job reads: files, their parts and columns; read `parts.py` first."""

@@ -10,17 +10,38 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pandas as pd
+import pyarrow as pa
+
 from gpuclassify.hub.dataset_files import keep_tokens, token_names
-from gpuclassify.jobs.files import JSONL, PARQUET, UnreadableInputError, file_format, find_files
-from gpuclassify.jobs.input.find_parts import PartFinder
-from gpuclassify.jobs.input.parts import InputParts, read_part
-from gpuclassify.jobs.input.schema import named_type
+from gpuclassify.jobs.files import (
+    JSONL,
+    PARQUET,
+    BrokenContentError,
+    UnreadableInputError,
+    file_format,
+    find_files,
+    local_problem,
+)
+from gpuclassify.jobs.input.find_parts import PartFinder, sampled_schema
+from gpuclassify.jobs.input.jsonl import parse_good
+from gpuclassify.jobs.input.parts import (
+    InputParts,
+    Limit,
+    Part,
+    first_of_parquet,
+    read_lines,
+    read_part,
+)
+from gpuclassify.jobs.input.schema import named_type, project, to_pandas
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.settings.checks import check_count, check_flag, check_text, with_plain_values
 from gpuclassify.workers.secrets import share_tokens_with_workers
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
+
+FIRST_ROWS_A_PART = 1_000
 
 
 class FileReader:
@@ -208,6 +229,66 @@ def read_files(
     return dd.from_map(
         read_part, found.parts, schema=found.schema, meta=found.schema.meta(), label="read"
     )
+
+
+def first_rows(
+    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """The first rows of files, without a look at the rest of them.
+
+    Parameters
+    ----------
+    inputs : sequence of str
+        As of `FileReader`.
+    most : int
+    fields : sequence of str, optional
+        Columns to keep. Default: all.
+
+    Raises
+    ------
+    UnreadableInputError
+        Nothing matches, formats are mixed, a column is not there, or what is read is broken.
+    """
+    tables: list[pa.Table] = []
+    for file in find_files(inputs, {}):
+        missing, name = most - sum(map(len, tables)), redacted(file.path)
+        if not missing:
+            break
+        try:
+            if problem := local_problem(file.path):
+                raise BrokenContentError(problem)
+            if file_format(file.path) == PARQUET:
+                tables.append(first_of_parquet(file, {}, missing))
+            else:
+                part = Part(file.path, file_bytes=file.size_bytes)
+                tables.append(table_of(read_lines(part, {}, Limit(missing)).content, name))
+        except BrokenContentError as err:
+            raise UnreadableInputError(f"{name} cannot be read: {err}") from err
+    table = pa.concat_tables(tables, promote_options="permissive")
+    if fields is not None:
+        table = table.select(project(table.schema, list(dict.fromkeys(fields))).names)
+    return to_pandas(table)
+
+
+def first_rows_lazily(
+    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
+) -> dd.DataFrame:
+    """The `first_rows` as a Dask frame, whose key follows from what they hold."""
+    import dask.dataframe as dd
+
+    frame = first_rows(inputs, most, fields)
+    if frame.empty:
+        raise UnreadableInputError("the input has no rows: its files are empty")
+    return dd.from_pandas(frame, npartitions=-(-len(frame) // FIRST_ROWS_A_PART))
+
+
+def table_of(lines: bytes, name: str) -> pa.Table:
+    """Lines of JSON with all of their columns; the error for a bad line begins with `name`."""
+    table, bad = parse_good(lines, 0, sampled_schema([lines]), is_projected=False)
+    for line in bad:
+        number = lines[: line.offset].count(b"\n") + 1
+        raise UnreadableInputError(f"{name}, line {number}: {line.reason}")
+    return table
 
 
 def _names(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:

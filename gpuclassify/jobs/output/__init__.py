@@ -1,1 +1,1 @@
-"""What a job writes: encoding, exactly-once parts, manifest, the Hub."""
+"""What a job writes, exactly once; read `records.py` first."""

@@ -21,14 +21,13 @@ from gpuclassify import (
 )
 from gpuclassify.commands.plan import plan
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.jobs.estimate.forecast import limit_warnings, list_columns
+from gpuclassify.jobs.estimate.plan import SLICES, limit_warnings, list_columns, time_slices
 from gpuclassify.jobs.estimate.sample import (
     FEWEST_ROWS,
     MOST_PARTITIONS,
     Estimate,
     sample_files,
 )
-from gpuclassify.jobs.estimate.trial import SLICES, time_slices
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
