@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
+import posixpath
 import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gpuclassify.jobs.files import JSONL, PARQUET
-from gpuclassify.jobs.output.hub_target import MAIN, MOST_FILES, Target
-from gpuclassify.jobs.output.hub_upload import staged_files, upload_and_commit
-from gpuclassify.jobs.output.manifest import SUCCESS
-from gpuclassify.jobs.output.records import sealed, unsealed
+from gpuclassify.hub.calls import TRIES, ask, wait
+from gpuclassify.hub.errors import (
+    DatasetAccessError,
+    DatasetMissingError,
+    HubBusyError,
+    HubRefusedError,
+)
+from gpuclassify.jobs.execution import run_tasks
+from gpuclassify.jobs.files import JSONL, PARQUET, file_format
+from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
+from gpuclassify.jobs.output.records import parse_record, sealed, unsealed
 from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
-from gpuclassify.jobs.storage import Place
+from gpuclassify.jobs.storage import Directory, Place
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.settings.checks import check_choice
 from gpuclassify.settings.options import NON_FINITE
@@ -23,8 +36,12 @@ from gpuclassify.workers.secrets import (
     remember_token,
     share_tokens_with_workers,
     share_with_workers,
+    token_for,
 )
 
+MAIN = "main"
+MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000
+MOST_INSIDE_BYTES = 1 << 30  # of files that are not large and so travel inside of the commit
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
 
@@ -132,17 +149,7 @@ class HubWriter(FileWriter):
         return False
 
     def check(self, parts: int) -> None:
-        """Raise unless so many parts may go there, as far as a look at it can show.
-
-        Raises
-        ------
-        ValueError
-            They are more than one commit and one folder take.
-        FileExistsError
-            Files of the same split are there, and `overwrite` is false.
-        DatasetAccessError, HubUnreachableError
-            The Hub does not let in, or does not answer.
-        """
+        """Raise unless so many parts may go there, as far as a look at it can show."""
         if parts > MOST_FILES:
             raise ValueError(
                 f"{parts:,} parts are more files than a folder of the Hub takes, {MOST_FILES:,}: "
@@ -158,23 +165,10 @@ class HubWriter(FileWriter):
         return self._commit_of({file.path: file.digest for file in files}) is not None
 
     def upload(self, client: Any, *, restart: bool = False) -> str:
-        """Upload and commit what the job has written.
+        """Upload and commit what the job has written; the address of the commit.
 
-        Parameters
-        ----------
-        client : distributed.Client or None
-        restart : bool
-            Ask the Hub even if an earlier run has made the commit.
-
-        Returns
-        -------
-        str
-            Address of the commit.
-
-        Raises
-        ------
-        FileExistsError, DatasetAccessError, HubRefusedError, HubUnreachableError
-            What is staged and uploaded stays: run the same job again.
+        With `restart`, the Hub is asked even if an earlier run has made the commit. Whatever fails,
+        what is staged and uploaded stays: run the same job again.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
@@ -227,3 +221,260 @@ def _check_names(repo: str, path: str, split: str) -> None:
         raise ValueError(f"split={split!r}: pass letters, digits and underscores, such as 'train'")
     if path.strip("/") and {"", ".", ".."} & {*path.strip("/").split("/")}:
         raise ValueError(f"path={path!r} is no folder of a repository: pass one such as 'data'")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A folder of a dataset repository; settings as of `HubWriter`."""
+
+    repo: str
+    path: str  # empty for the repository's root
+    split: str
+    revision: str
+    endpoint: str
+    private: bool | None = None
+    overwrite: bool = False
+    message: str | None = None
+
+    @property
+    def key(self) -> str:
+        """A short digest that differs between targets."""
+        place = [self.endpoint, self.repo, self.revision, self.path, self.split]
+        return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
+
+    def name(self, number: int, count: int, suffix: str) -> str:
+        """The path of the file with a number, as loaders of datasets expect it."""
+        return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
+
+    def api(self) -> Any:
+        """The client library's `HfApi`, with the token that this process knows."""
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self.endpoint, token=token_for(f"datasets/{self.repo}"))
+
+    def head(self) -> str:
+        """The branch's last commit."""
+        look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
+        return ask(self.repo, lambda: look(self.repo).sha)
+
+    def make(self) -> None:
+        """Create the repository and the branch, unless they are there."""
+        api = self.api()
+        make_repo = functools.partial(api.create_repo, private=self.private)
+        ask(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
+        if self.revision != MAIN:
+            make_branch = functools.partial(api.create_branch, branch=self.revision)
+            ask(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
+
+    def digests(self, commit: str) -> dict[str, str]:
+        """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
+        api = self.api()
+
+        def list_folder() -> dict[str, str]:
+            from huggingface_hub import RepoFile
+
+            entries = api.list_repo_tree(
+                self.repo, self.path or None, revision=commit, repo_type="dataset"
+            )
+            return {
+                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
+                for entry in entries
+                if isinstance(entry, RepoFile)
+            }
+
+        try:
+            return ask(self.repo, list_folder)
+        except DatasetMissingError:
+            return {}  # no such folder
+
+    def foreign_files(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+        """Files of the same split that differ from ours, by digest; see `overwrite`."""
+        names = re.compile(f"{re.escape(self.split)}-[^/]*")
+        found = [
+            path
+            for path, digest in sorted(there.items())
+            if names.fullmatch(posixpath.basename(path))
+            and file_format(path) is not None
+            and ours.get(path) != digest
+        ]
+        if found and not self.overwrite:
+            raise FileExistsError(
+                f"{self.repo} at {self.revision} has {len(found)} files of the split "
+                f"{self.split!r} that are not of this job, such as {found[0]}: choose another "
+                "path= or split=, or replace them (overwrite=True)"
+            )
+        return found
+
+    def check(self, ours: Mapping[str, str]) -> None:
+        """Raise unless an upload may go here; only reads.
+
+        `ours` are digests by path of what an earlier run of the job has uploaded.
+        """
+        from huggingface_hub import get_token
+
+        try:
+            there = self.digests(self.head())
+        except DatasetMissingError:
+            return  # a branch that will be created
+        except DatasetAccessError as err:
+            token = token_for(f"datasets/{self.repo}") or get_token()
+            if err.status != 404 or token is None:
+                raise
+            return  # a repository that will be created
+        self.foreign_files(there, ours)
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A part of the output, and its name on the Hub."""
+
+    name: str  # in the staging directory
+    path: str  # in the repository
+    digest: str  # SHA-256
+
+
+def staged_files(directory: Directory, target: Target, suffix: str) -> list[StagedFile]:
+    """The files of a finished job, except those without rows.
+
+    If no file has rows, the first one stays, for its columns.
+    """
+    records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
+    whole = [record for record in records if record is not None]
+    kept = [record for record in whole if record.rows_out] or whole[:1]
+    return [
+        StagedFile(record.name, target.name(number, len(kept), suffix), record.digest)
+        for number, record in enumerate(kept)
+    ]
+
+
+def upload_and_commit(
+    client: Any, files: Sequence[StagedFile], target: Target, staging: Place
+) -> str:
+    """Upload what the Hub lacks, and make all files visible at once, in the commit returned.
+
+    Workers read the staged files, and the Hub's store takes only those that it does not have.
+    """
+    there = target.digests(target.head())
+    digests = {file.path: file.digest for file in files}
+    calls = ((file, target, staging) for file in files if there.get(file.path) != file.digest)
+    additions, inside_bytes = [], 0
+    for addition, digest in run_tasks(client, upload, calls):
+        inside_bytes += len(addition.path_or_fileobj)
+        if inside_bytes > MOST_INSIDE_BYTES:
+            raise ValueError(
+                f"more than {MOST_INSIDE_BYTES:,} bytes of files would travel inside of the "
+                "commit: add a line such as '*.jsonl filter=lfs diff=lfs merge=lfs -text' to the "
+                "repository's .gitattributes, or write Parquet"
+            )
+        additions.append(addition)
+        digests[addition.path_in_repo] = digest
+    return _commit(additions, digests, target)
+
+
+def upload(file: StagedFile, target: Target, staging: Place) -> tuple[Any, str]:
+    """Upload one file to the Hub's store, if it is a large one; on a worker.
+
+    Returns the commit's operation, without content if that is in the store, and the digest by which
+    the Hub knows the content: SHA-256 of large files, Git's SHA-1 of others.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    directory = staging.open()
+    with _local(directory, file.name) as path:
+        addition = CommitOperationAdd(file.path, path)
+        if addition.upload_info.sha256.hex() != file.digest:
+            raise ValueError(
+                f"{directory}/{file.name} is not what the job wrote: run the same job again, which "
+                "does this part anew, or start over (restart=True)"
+            )
+        with _without_bars():
+            ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
+        if addition.path_or_fileobj == b"":
+            return addition, file.digest
+        content = Path(path).read_bytes()
+    addition.path_or_fileobj = content  # of a small file, for the client to commit
+    return addition, hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _preupload(addition: Any, target: Target) -> None:
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        target.api().preupload_lfs_files(
+            target.repo,
+            [addition],
+            repo_type="dataset",
+            revision=target.revision,
+            num_threads=1,
+            gitignore_content="\n",  # else the repository's own could leave files out silently
+        )
+    except RuntimeError as err:  # what the client library makes of an answer of the store
+        if isinstance(err.__cause__, HTTPError):
+            raise err.__cause__ from None
+        raise
+
+
+def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -> str:
+    """One commit of all files, whoever else commits, and although an answer may be lost."""
+    from huggingface_hub import CommitOperationDelete
+
+    for attempt in range(1, TRIES + 1):
+        head = target.head()
+        there = target.digests(head)
+        foreign = target.foreign_files(there, digests)
+        if not foreign and digests.items() <= there.items():
+            return head  # by an earlier run, or by a try whose answer was lost
+        removals = [CommitOperationDelete(path) for path in foreign if path not in digests]
+        send = functools.partial(
+            target.api().create_commit,
+            target.repo,
+            [*removals, *additions],
+            commit_message=target.message or f"Add {len(digests)} files with gpuclassify",
+            repo_type="dataset",
+            revision=target.revision,
+            parent_commit=head,
+        )
+        try:
+            made = ask(target.repo, send, tries=1).oid
+        except HubBusyError as err:
+            if attempt == TRIES:
+                raise
+            wait(err, attempt)
+            continue
+        if not digests.items() <= target.digests(made).items():
+            raise HubRefusedError(
+                f"the commit {made} of {target.repo} lacks files that were there when this job "
+                "began to upload: run the same job again"
+            )
+        return str(made)
+    raise AssertionError("the last try returns or raises")
+
+
+@contextlib.contextmanager
+def _local(directory: Directory, name: str) -> Iterator[str]:
+    """The path of a file, or of its copy on this machine."""
+    if directory.is_local:
+        yield directory.path(name)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = str(Path(folder, "file"))
+        directory.filesystem.get_file(directory.path(name), copy)
+        yield copy
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bar for each of very many files."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    were_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_disabled:
+            enable_progress_bars()
