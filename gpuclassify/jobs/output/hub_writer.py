@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.hub.calls import TRIES, ask, wait
-from gpuclassify.hub.errors import (
+from gpuclassify.hub.calls import (
+    TRIES,
     DatasetAccessError,
     DatasetMissingError,
     HubBusyError,
     HubRefusedError,
+    ask,
+    wait,
 )
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.files import JSONL, PARQUET, file_format
