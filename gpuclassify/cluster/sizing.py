@@ -1,8 +1,9 @@
-"""How a machine is divided: cores among workers, a GPU between RMM (cuDF's memory) and torch."""
+"""What options mean: names, sizes, a machine's cores among workers, a GPU between RMM and torch."""
 
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,15 @@ POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # of RMM's pool, at the start and at 
 TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # beside RMM's pool, and without one
 # Set by get_client itself, or without a meaning for a client that is not asynchronous.
 MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
+
+# sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+# days-hours:minutes and days-hours:minutes:seconds.
+WITHOUT_DAYS = re.compile(
+    r"(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)|(?P<only>\d+))"
+)
+WITH_DAYS = re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?")
+UNLIMITED = ("infinite", "unlimited")
+SECONDS = {"days": 86_400, "hours": 3_600, "minutes": 60, "only": 60, "seconds": 1}
 
 
 class ImpossibleClusterError(RuntimeError):
@@ -60,6 +70,24 @@ def check_whole(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r} is no whole number of {least} or more")
     return value
+
+
+def parse_walltime(walltime: str) -> int | None:
+    """Seconds of a time limit as Slurm writes it; None is no limit."""
+    text = str(walltime).strip().lower()
+    if text in UNLIMITED:
+        return None
+    match = WITHOUT_DAYS.fullmatch(text) or WITH_DAYS.fullmatch(text)
+    seconds = 0
+    if match:
+        parts = match.groupdict(default="0")
+        seconds = sum(int(number) * SECONDS[unit] for unit, number in parts.items())
+    if seconds <= 0:
+        raise ValueError(
+            f'walltime={walltime!r} is no time limit of Slurm\'s: give minutes ("30"), '
+            '"hours:minutes:seconds" or "days-hours:minutes:seconds"'
+        )
+    return seconds
 
 
 def usable_cores() -> int:

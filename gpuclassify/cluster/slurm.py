@@ -30,8 +30,8 @@ from gpuclassify.cluster.sizing import (
     check_options,
     check_whole,
     gpu_cluster_options,
+    parse_walltime,
 )
-from gpuclassify.cluster.slurm_script import parse_walltime
 
 logger = logging.getLogger(__name__)
 
@@ -310,13 +310,6 @@ class JobKeeper:
     dask-jobqueue itself looks at no job after it was submitted. Here squeue is asked which jobs
     still wait or run, because that tells of every end: a worker that left before its walltime,
     preemption, a failed node, scancel, and a job that died before its worker came up.
-
-    Parameters
-    ----------
-    cluster : dask_jobqueue.SLURMCluster
-        Without jobs.
-    look_every_seconds : float
-        Time between two calls of squeue.
     """
 
     def __init__(self, cluster: SLURMCluster, look_every_seconds: float) -> None:
@@ -327,17 +320,8 @@ class JobKeeper:
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
-        """Submit jobs, after a dry run of their script, and watch them until the cluster closes.
-
-        Raises
-        ------
-        RuntimeError
-            sbatch is missing or refuses the job; in its own words.
-        """
-        script = self.cluster.job_script()
-        refusal = _dry_run(script)
-        if refusal:
-            raise RuntimeError(f"Slurm refuses this job: {refusal}\n\nThe job was:\n{script}")
+        """Submit jobs, after a dry run of their script, and watch them until the cluster closes."""
+        _try_out(self.cluster.job_script())
         for _ in range(jobs):
             self._add_job()
         try:
@@ -353,13 +337,13 @@ class JobKeeper:
             return
         known = dict(self.cluster.workers)  # before squeue answers: jobs submitted since have not
         try:
-            live = await _live_jobs()
+            told = await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")
         except (OSError, RuntimeError) as err:
             logger.warning("cannot ask Slurm for its jobs, trying again: %s", err)
             return
         if self.cluster.status != Status.running:
             return
-        workers = self.cluster.workers
+        live, workers = set(told.split()), self.cluster.workers  # this user's that wait or run
         ended = {
             name: job.job_id
             for name, job in known.items()
@@ -407,8 +391,8 @@ class JobKeeper:
         return True
 
 
-def _dry_run(script: str) -> str:
-    """What sbatch says against a script; empty if nothing."""
+def _try_out(script: str) -> None:
+    """Raise RuntimeError if sbatch is missing or refuses the script, in its own words."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -418,17 +402,14 @@ def _dry_run(script: str) -> str:
             "sbatch is not here: call get_client('slurm') on a machine that submits jobs, such as "
             "a login node, with Slurm's commands on PATH"
         ) from err
-    return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+    if done.returncode:
+        refusal = done.stderr.strip() or f"exit code {done.returncode}"
+        raise RuntimeError(f"Slurm refuses this job: {refusal}\n\nThe job was:\n{script}")
 
 
 def _sbatch_message(error: BaseException) -> str:
     """sbatch's message within dask-jobqueue's error."""
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
-
-
-async def _live_jobs() -> set[str]:
-    """Ids of this user's jobs that wait or run."""
-    return set((await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")).split())
 
 
 async def _output(*command: str) -> str:

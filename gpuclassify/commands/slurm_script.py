@@ -1,15 +1,23 @@
-"""The command of clusters: ``gpuclassify slurm-script``."""
+"""``gpuclassify slurm-script``: one sbatch file that runs a job on nodes of its own.
+
+In it are the scheduler, the workers and the command.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gpuclassify.cluster.security import FILES, certificate_files
+from gpuclassify.cluster.sizing import parse_walltime
 from gpuclassify.commands.classify import classify
 from gpuclassify.commands.console import wrong_call_exits
 
@@ -19,37 +27,333 @@ ELSEWHERE = {
     "workers": "use --nodes, --gpus-per-node and --workers-per-node",
     "scheduler": "the file starts its own scheduler",
 }
+# Tokens of the Hub, and settings of variables that hold one.
+SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\b(HF_TOKEN|HUGGING_FACE_HUB_TOKEN)\s*=\s*\S")
+MEMORY = re.compile(r"[0-9]+([KMGT]B?)?", re.IGNORECASE)  # as sbatch(1) reads --mem
+YAML_END = "END_OF_SETTINGS"
+
+HEADER = """\
+#!/usr/bin/env bash
+# A Slurm job that runs `gpuclassify classify` on {nodes}: a Dask scheduler on the first of
+# them, {workers}, and the command itself.
+# Written by `gpuclassify slurm-script` to be read and edited. Submit it with sbatch.
+#
+# Paths mean the folder that sbatch is called in. All nodes must share it, the input and the output.
+# Nothing secret belongs in here: sbatch hands HF_TOKEN on from your environment, and a login to the
+# Hub (`hf auth login`) holds on every node that shares your home.
+"""
+
+RESTARTS = """\
+
+# After preemption or the loss of a node the job waits in the queue again and goes on in its log.
+# Slurm lets it wait two minutes at least.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# This script (B:) gets USR1 so many seconds before the time limit; see `requeue` below.
+#SBATCH --signal=B:USR1@{requeue_before_seconds}
+"""
+
+SETTINGS = """\
+
+PYTHON={python}
+MOST_RESTARTS={most_restarts} # so that a job that gets nowhere ends some day
+"""
+
+DASK = """\
+
+# Nodes that all read their packages at once from a shared file system answer late.
+export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=120s DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=120s
+# Dask alone would give torch a single thread in each worker.
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK RAYON_NUM_THREADS=$SLURM_CPUS_PER_TASK
+"""
+
+ALLOCATOR = """\
+# Freed memory stays with the worker: mapping it anew for every operation of a model is slow.
+export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483647
+"""
+
+FUNCTIONS = """\
+# The workers of a node share its memory; the scheduler and the command need little.
+MEMORY_LIMIT=auto
+if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then
+    MEMORY_LIMIT=$((SLURM_MEM_PER_NODE / SLURM_NTASKS_PER_NODE))MiB
+fi
+# How workers and the command find the scheduler; a name of its own after every restart.
+rm -rf "$PWD/.gpuclassify-$SLURM_JOB_ID-"* # of runs that Slurm gave no time to finish
+SHARED=$PWD/.gpuclassify-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+SCHEDULER_FILE=$SHARED.json
+
+requeue() { # The time limit is near. What is written stays, so the next run goes on from there.
+    trap '' USR1 TERM # Slurm sends TERM to a job that it puts back into the queue
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "$MOST_RESTARTS" ]; then
+        echo "restarted $MOST_RESTARTS times; submit this file again to go on" >&2
+    elif scontrol requeue "$SLURM_JOB_ID"; then
+        echo "the time limit is near: the job waits in the queue again" >&2
+        exit 0
+    else
+        echo "Slurm does not requeue this job; submit this file again to go on" >&2
+    fi
+    exit 1
+}
+
+finish() { # However the script ends: the scheduler ends, and workers leave with it.
+    trap '' USR1 TERM
+    kill $COMMAND $SCHEDULER 2>/dev/null
+    wait
+    rm -rf "$SHARED".*
+}
+trap requeue USR1
+trap finish EXIT
+"""
+
+TLS = """\
+
+# Every connection has TLS: who can connect to the scheduler runs code as you, and reads tokens.
+{certificates}
+export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=true
+export DASK_DISTRIBUTED__COMM__TLS__CA_FILE=$TLS/{authority}
+for ROLE in SCHEDULER WORKER CLIENT; do
+    export "DASK_DISTRIBUTED__COMM__TLS__${{ROLE}}__CERT=$TLS/{certificate}"
+    export "DASK_DISTRIBUTED__COMM__TLS__${{ROLE}}__KEY=$TLS/{key}"
+done
+"""
+MADE_HERE = """\
+# The certificate is made for this run, in a folder that nobody else may read.
+TLS=$SHARED.tls
+"$PYTHON" -m gpuclassify.cluster.security "$TLS" || exit 1"""
+
+SCHEDULER = """\
+
+# The dashboard has no TLS, and listens on this node alone: ssh -L 8787:127.0.0.1:8787 NODE
+export DASK_LOGGING__DISTRIBUTED=info # with the dashboard's port
+"$PYTHON" -m dask scheduler --port 0 --scheduler-file "$SCHEDULER_FILE" \\
+    --protocol {protocol}:// --dashboard-address 127.0.0.1:8787{interface} &
+SCHEDULER=$!
+until [ -s "$SCHEDULER_FILE" ]; do
+    if ! kill -0 $SCHEDULER 2>/dev/null; then
+        echo "the scheduler did not start" >&2
+        exit 1
+    fi
+    sleep 0.2
+done
+export DASK_LOGGING__DISTRIBUTED=warning
+"""
+
+COMMAND = """\
+
+# The same command continues what an earlier run left. Its exit code is the job's: 0 done, 1 failed,
+# 2 wrong call, 3 done with something left out in quarantine. It runs in the background, because a
+# shell hears signals only while it waits.
+"$PYTHON" -m gpuclassify classify {arguments} \\
+    --scheduler "$SCHEDULER_FILE"{redirect} &
+{settings}COMMAND=$!
+"""
+
+WORKERS = """\
+
+# {comment}
+# Without --name: workers of one name are refused. If all of them end, so does the command.
+(
+    trap : TERM # so as to wait for srun, whose own end Slurm sees to
+    srun {binding}--cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 \\
+        "$PYTHON" -m dask {worker} --scheduler-file "$SCHEDULER_FILE" \\
+        --nthreads 1 --memory-limit "$MEMORY_LIMIT" --death-timeout 900 \\
+        --dashboard-address 127.0.0.1:0{options}
+    kill $COMMAND 2>/dev/null && echo "all workers have ended; the log says why" >&2
+) &
+
+wait $COMMAND
+"""
+
+
+def _option(default: Any, shown: str, *names: str, **option: Any) -> Any:
+    """A setting with the help of its option, which has the setting's name unless it has others."""
+    return field(default=default, metadata={"help": shown, "names": names, "option": option})
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """What the file says: `arguments` of ``gpuclassify classify``, YAML of a job, and the options.
+
+    Raises
+    ------
+    ValueError
+        A number, the memory or the time limit is out of range, something secret would be
+        written, or certificates are for connections without TLS.
+    FileNotFoundError
+        A directory has no certificates.
+    """
+
+    arguments: tuple[str, ...] = ()
+    config: str = ""
+    nodes: int = _option(1, "Nodes.", show_default=True)
+    gpus_per_node: int = _option(0, "Each gets a worker. Default: CPUs.")
+    workers_per_node: int | None = _option(None, "CPU workers of a node. Default: 1.", type=int)
+    cpus_per_task: int = _option(8, "CPUs of a worker.", show_default=True)
+    memory: str | None = _option(None, 'Of each node, such as "64G". Default: the cluster\'s.')
+    walltime: str = _option("01:00:00", "Time limit.", show_default=True)
+    partition: str | None = _option(None, "Default: the cluster's.")
+    account: str | None = _option(None, "Who pays. Default: the cluster's.")
+    job_extra: tuple[str, ...] = _option((), "Any option of sbatch; repeatable.", multiple=True)
+    prologue: tuple[str, ...] = _option(
+        (), 'Shell line, as "module load cuda"; repeatable.', multiple=True
+    )
+    python: str = _option(sys.executable, "On the nodes. Default: the one here.")
+    interface: str | None = _option(
+        None, "Network interface of the nodes, such as ib0. Default: all."
+    )
+    tls: bool = _option(True, "Encrypt all connections.", "--tls/--no-tls", show_default=True)
+    certificates: str | None = _option(
+        None,
+        "With ca.pem, cert.pem and key.pem. Default: the job makes its own, on nodes that have "
+        "gpuclassify[tls].",
+        metavar="DIRECTORY",
+    )
+    worker_options: str = _option("", "More options of dask (cuda) worker.")
+    requeue_before_seconds: int = _option(
+        120,
+        "Seconds before the time limit at which the job goes back to the queue.",
+        "--requeue-before",
+        "requeue_before_seconds",
+        show_default=True,
+    )
+    most_restarts: int = _option(100, "Then the job gives up.", show_default=True)
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "cpus_per_task", "requeue_before_seconds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.gpus_per_node and self.workers_per_node not in (None, self.gpus_per_node):
+            raise ValueError(
+                f"workers_per_node={self.workers_per_node} with gpus_per_node="
+                f"{self.gpus_per_node}: each GPU has one worker; leave workers_per_node out"
+            )
+        if self.memory is not None and not MEMORY.fullmatch(self.memory):
+            raise ValueError(
+                f"memory={self.memory!r} is no size of Slurm's: pass megabytes, or a number with "
+                'K, M, G or T, such as "64G"'
+            )
+        if self.certificates is not None:
+            if not self.tls:
+                raise ValueError("certificates= have no use with tls=False: leave one of them out")
+            certificate_files(self.certificates)
+        limit = parse_walltime(self.walltime)
+        if limit is not None and limit <= self.requeue_before_seconds:
+            raise ValueError(
+                f"walltime={self.walltime!r} leaves no time to work: the job goes back to the "
+                f"queue {self.requeue_before_seconds} seconds before its end"
+            )
+        if SECRET.search(str(astuple(self))):
+            raise ValueError(
+                "there is a token in the settings, and others may read a job's file: set HF_TOKEN "
+                "where you call sbatch, or log in to the Hub with hf auth login"
+            )
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Workers of a node."""
+        return self.gpus_per_node or self.workers_per_node or 1
+
+
+def sbatch_script(settings: ScriptSettings) -> str:
+    """The text of the file.
+
+    Examples
+    --------
+    >>> text = sbatch_script(ScriptSettings(("in/", "out/"), gpus_per_node=4))
+    >>> "#SBATCH --gpus-per-task=1" in text
+    True
+    """
+    interface = f" --interface {shlex.quote(settings.interface)}" if settings.interface else ""
+    prologue = "".join(f"{line}\n" for line in settings.prologue)
+    parts = [
+        _header(settings),
+        RESTARTS.format(requeue_before_seconds=settings.requeue_before_seconds),
+        SETTINGS.format(python=shlex.quote(settings.python), most_restarts=settings.most_restarts),
+        f"\n# The environment; srun hands it on to the workers.\n{prologue}" if prologue else "",
+        DASK,
+        "" if settings.gpus_per_node else ALLOCATOR,
+        FUNCTIONS,
+        _tls(settings),
+        SCHEDULER.format(protocol="tls" if settings.tls else "tcp", interface=interface),
+        _command(settings),
+        _workers(settings, interface),
+    ]
+    return "".join(parts)
+
+
+def _header(settings: ScriptSettings) -> str:
+    nodes = "1 node" if settings.nodes == 1 else f"{settings.nodes} nodes"
+    total = settings.nodes * settings.tasks_per_node
+    count = "1 worker" if total == 1 else f"{total} workers"
+    workers = f"{count}, each with a GPU of its own" if settings.gpus_per_node else count
+    directives = {
+        "job-name": "gpuclassify",
+        "output": "gpuclassify-%j.log",
+        "nodes": settings.nodes,
+        "ntasks-per-node": settings.tasks_per_node,
+        "gpus-per-task": 1 if settings.gpus_per_node else None,
+        "cpus-per-task": settings.cpus_per_task,
+        "mem": settings.memory,
+        "time": settings.walltime,
+        "partition": settings.partition,
+        "account": settings.account,
+    }
+    lines = [f"--{name}={value}" for name, value in directives.items() if value is not None]
+    text = HEADER.format(nodes=nodes, workers=workers)
+    return text + "".join(f"#SBATCH {line}\n" for line in [*lines, *settings.job_extra])
+
+
+def _tls(settings: ScriptSettings) -> str:
+    if not settings.tls:
+        return ""
+    (authority, certificate, key), made = FILES[0], MADE_HERE
+    if settings.certificates is not None:
+        files = certificate_files(settings.certificates)
+        authority, certificate, key = (path.name for path in files)
+        made = f"TLS={shlex.quote(str(files[0].parent.resolve()))}"
+    return TLS.format(certificates=made, authority=authority, certificate=certificate, key=key)
+
+
+def _command(settings: ScriptSettings) -> str:
+    arguments = [shlex.quote(argument) for argument in settings.arguments]
+    if not settings.config:
+        return COMMAND.format(arguments=" ".join(arguments), redirect="", settings="")
+    return COMMAND.format(
+        arguments=" ".join(["--config", "/dev/stdin", *arguments]),
+        redirect=f" <<'{YAML_END}'",
+        settings=f"{settings.config.rstrip()}\n{YAML_END}\n",
+    )
+
+
+def _workers(settings: ScriptSettings, interface: str) -> str:
+    extra = f" \\\n        {settings.worker_options}" if settings.worker_options else ""
+    comment, binding, worker = "One worker in each task.", "", "worker"
+    if settings.gpus_per_node:
+        comment = (
+            "Each task sees one GPU, and has one worker. For frames of cudf add a pool here, "
+            "such as\n# --rmm-pool-size 0.3 --rmm-maximum-pool-size 0.5; without one, torch may "
+            "take all."
+        )
+        binding, worker = "--gpus-per-task=1 ", "cuda worker"
+    return WORKERS.format(
+        comment=comment, binding=binding, worker=worker, options=interface + extra
+    )
+
+
+def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an option for each setting that has help."""
+    for one in reversed([one for one in fields(ScriptSettings) if one.metadata]):
+        names = one.metadata["names"] or ("--" + one.name.replace("_", "-"),)
+        shown = {"default": one.default, "help": one.metadata["help"], **one.metadata["option"]}
+        command = click.option(*names, **shown)(command)
+    return command
 
 
 @click.command("slurm-script", short_help="Write a file for sbatch that runs a job.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- CLASSIFY ARGUMENTS]")
 @click.option("--config", metavar="FILE", help="Settings of the job, written into the file.")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes.")
-@click.option("--gpus-per-node", type=int, default=0, help="Each gets a worker. Default: CPUs.")
-@click.option("--workers-per-node", type=int, help="CPU workers of a node. Default: 1.")
-@click.option("--cpus-per-task", type=int, default=8, show_default=True, help="CPUs of a worker.")
-@click.option("--memory", help='Of each node, such as "64G". Default: the cluster\'s.')
-@click.option("--walltime", default="01:00:00", show_default=True, help="Time limit.")
-@click.option("--partition", help="Default: the cluster's.")
-@click.option("--account", help="Who pays. Default: the cluster's.")
-@click.option("--job-extra", multiple=True, help="Any option of sbatch; repeatable.")
-@click.option("--prologue", multiple=True, help='Shell line, as "module load cuda"; repeatable.')
-@click.option("--python", default=sys.executable, help="On the nodes. Default: the one here.")
-@click.option("--interface", help="Network interface of the nodes, such as ib0. Default: all.")
-@click.option("--tls/--no-tls", default=True, show_default=True, help="Encrypt all connections.")
-@click.option(
-    "--certificates", metavar="DIRECTORY",
-    help="With ca.pem, cert.pem and key.pem. Default: the job makes its own, on nodes that have "
-    "gpuclassify[tls].",
-)  # fmt: skip
-@click.option("--worker-options", default="", help="More options of dask (cuda) worker.")
-@click.option(
-    "--requeue-before", "requeue_before_seconds", type=int, default=120, show_default=True,
-    help="Seconds before the time limit at which the job goes back to the queue.",
-)  # fmt: skip
-@click.option(
-    "--most-restarts", type=int, default=100, show_default=True, help="Then the job gives up."
-)
+@_with_options
 @click.pass_context
 def slurm_script(context: click.Context, arguments: tuple[str, ...], **given: Any) -> None:
     """Print a file for sbatch that runs `gpuclassify classify` on nodes of its own.
@@ -65,7 +369,6 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **given: An
     continues it too. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords and
     signatures of URLs are refused.
     """
-    from gpuclassify.cluster.slurm_script import ScriptSettings, sbatch_script
     from gpuclassify.jobs.stores import URL
 
     with wrong_call_exits():

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from gpuclassify.cluster import get_client
 from gpuclassify.cluster.security import make_certificate
+from gpuclassify.cluster.sizing import parse_walltime
 from gpuclassify.cluster.slurm import (
     CUDA_FLAGS,
     ClosingCluster,
@@ -27,8 +28,7 @@ from gpuclassify.cluster.slurm import (
     plan_slurm,
     start_slurm,
 )
-from gpuclassify.cluster.slurm_script import ScriptSettings, parse_walltime, sbatch_script
-from gpuclassify.commands.slurm_script import slurm_script
+from gpuclassify.commands.slurm_script import ScriptSettings, sbatch_script, slurm_script
 
 
 def job_script(**options):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from distributed import Worker
 
 from gpuclassify import get_client
-from gpuclassify.cluster.slurm_script import parse_walltime
+from gpuclassify.cluster.sizing import parse_walltime
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.commands.slurm_script import slurm_script
 from tests.oracle import assert_labels_agree, raw_outputs

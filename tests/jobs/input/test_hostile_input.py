@@ -116,7 +116,7 @@ def test_a_hostile_text_takes_no_call_longer(name):
 
 
 # Which see options of one's own command, the machine and the package's own docstrings alone.
-OWN = ("cluster/slurm_script.py", "doctor.py", "signatures.py")
+OWN = ("slurm_script.py", "cluster/sizing.py", "doctor.py", "signatures.py")
 
 
 def patterns():
