@@ -57,7 +57,6 @@ SLOW = {
     "cluster/test_preflight.py",
     "cluster/test_prepare.py",
     "cluster/test_ray.py",
-    "dedup/test_dedup_clusters.py",
     "demo/test_run.py",
     "demo/test_training.py",
     "faults/test_faults.py",

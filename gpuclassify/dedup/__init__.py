@@ -1,1 +1,5 @@
-"""Exact, fuzzy and semantic deduplication: which documents are duplicates, and their removal."""
+"""Exact, fuzzy and semantic deduplication of frames; read `duplicates.py` first, then `exact.py`.
+
+Documents get signatures, equal ones make sets of candidates (`find_components` of each way), and
+`groups.py` decides which document of a set stays.
+"""

@@ -28,11 +28,7 @@ KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 class Corpus:
     """The documents to look at, and those of an earlier corpus that they are compared with.
 
-    Attributes
-    ----------
-    dataset : dask.dataframe.DataFrame
-    earlier : dask.dataframe.DataFrame, optional
-        Its partitions are numbered after those of `dataset`.
+    Partitions of the earlier one are numbered after those of the dataset.
     """
 
     dataset: Any
@@ -63,21 +59,9 @@ class Corpus:
     ) -> dd.DataFrame:
         """A lazy frame of ``function(frame, partition, *each[partition], **options)``.
 
-        Files are read anew for every call: see `read_apart`.
-
-        Parameters
-        ----------
-        function : callable
-            Of a partition with `columns`, in the dataset's own library, and its number. It returns
-            a pandas frame.
-        columns : sequence of str
-            Those that are read.
-        *each : sequence
-            A further argument for each partition, possibly delayed.
-        meta : pandas.DataFrame
-            What it returns, without rows.
-        **options
-            Further arguments, the same for all partitions.
+        Files are read anew for every call: see `read_apart`. The function gets a partition with
+        `columns`, in the dataset's own library, its number, and of `each` (such as delayed values)
+        the item of this number; it returns a pandas frame, without rows equal to `meta`.
         """
         call = dask.delayed(function, pure=True)
         frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]
@@ -90,13 +74,7 @@ class Corpus:
 
 
 def as_dask(frame: Any) -> dd.DataFrame:
-    """A Dask frame with its partitions as they are, a plain one as a single partition.
-
-    Raises
-    ------
-    TypeError
-        It is no frame.
-    """
+    """A Dask frame with its partitions as they are, a plain one as a single partition."""
     if isinstance(frame, dd.DataFrame):
         backend_of(frame._meta)
         # Once and for all: with fewer columns Dask may cut it elsewhere, and a filter may take away

@@ -53,16 +53,13 @@ from gpuclassify.settings.signatures import Public, show_settings
 
 Settings = TypeVar("Settings", bound="type[Duplicates]")
 # ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
-Checkpoint = Callable[[str, dd.DataFrame], dd.DataFrame]
+Keep = Callable[[str, dd.DataFrame], dd.DataFrame]
 RESULT_FIELDS = ("group", "keep", "similarity", "is_earlier")
 SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a class of settings take the spellings of `gpuclassify.settings.old_spellings` as well.
-
-    Its signature and docstring tell of today's alone.
-    """
+    """Let a class of settings take `gpuclassify.settings.old_spellings`; it shows today's alone."""
 
     def decorate(settings: Settings) -> Settings:
         create = settings.__init__
@@ -144,7 +141,7 @@ class Duplicates(Public):
         return f"{type(self).__name__}({shown})"
 
     @abstractmethod
-    def find_components(self, corpus: Corpus, keep: Checkpoint) -> dd.DataFrame:
+    def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Sets of documents that may be duplicates.
 
         Returns
@@ -259,7 +256,7 @@ class Duplicates(Public):
             "rename one of them"
         )
 
-    def decisions(self, corpus: Corpus, keep: Checkpoint | None = None) -> dd.DataFrame:
+    def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
         """What becomes of each document that may have a duplicate: see `groups.decide`."""
         keep = keep or _as_it_is
         components = self.find_components(corpus, keep)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gpuclassify.dedup.corpus import Corpus, document_numbers, shuffle
-from gpuclassify.dedup.duplicates import Checkpoint, Duplicates, accepts_old_spellings, group_hashes
+from gpuclassify.dedup.duplicates import Duplicates, Keep, accepts_old_spellings, group_hashes
 from gpuclassify.frames import backend_of
 
 
@@ -27,7 +27,7 @@ class ExactDuplicates(Duplicates):
     >>> ExactDuplicates(id_field="id").remove(ddf)  # doctest: +SKIP
     """
 
-    def find_components(self, corpus: Corpus, keep: Checkpoint) -> dd.DataFrame:
+    def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Documents with equal texts, and the smallest document of each such set."""
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)

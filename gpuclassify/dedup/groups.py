@@ -39,22 +39,9 @@ def take_members(
 ) -> pd.DataFrame:
     """The documents of a partition that may have a duplicate, with what decides among them.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame or cudf.DataFrame
-        The partition.
-    partition : int
-    found : pandas.DataFrame
-        Their ``root``, and ``similarity`` where it is known, by document number.
-    text_field, id_field, keep_by, source_field
-        See `gpuclassify.dedup.duplicates.Duplicates`.
-    has_text : bool
-        Whether the whole text is needed.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Columns ``document``, those of `found`, ``id``, ``rank_0`` and on, ``source`` and ``text``.
+    `found` has their ``root``, and ``similarity`` where it is known, by document number. The result
+    has columns ``document``, those of `found`, ``id``, ``rank_0`` and on, ``source`` and ``text``,
+    which with `has_text` is whole. Others are settings of `Duplicates`.
     """
     found = found[~found.index.duplicated()].sort_index()  # roots may be named more than once
     documents = found.index.to_numpy()
@@ -79,14 +66,7 @@ def ranking(
 ) -> dict[str, Any]:
     """What `ranked` sorts documents by: columns ``id``, ``rank_0`` and on.
 
-    Parameters
-    ----------
-    rows : pandas.DataFrame or cudf.DataFrame
-        The documents.
-    documents : numpy.ndarray
-        Their numbers, int64 (rows,): the ids without `id_field`.
-    text_field, id_field, keep_by
-        See `gpuclassify.dedup.duplicates.Duplicates`.
+    Without `id_field`, ids are the documents' numbers, int64 (rows,).
     """
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
     plain = to_pandas(chosen)
@@ -108,14 +88,9 @@ def decide(
 ) -> pd.DataFrame:
     """Decide for whole sets of candidates which documents stay.
 
-    Parameters
-    ----------
-    members : pandas.DataFrame
-        As `take_members` returns them; documents of one ``root`` are all here.
-    own_partitions : int
-        Documents of later partitions are those of an earlier corpus, which stay.
-    verification : Verification, optional
-        None takes every set as a group.
+    `members` are as `take_members` returns them, all documents of one ``root`` among them; those of
+    partitions after the `own_partitions` are of an earlier corpus, and stay. Without `verification`
+    every set is a group.
 
     Returns
     -------
@@ -209,8 +184,7 @@ def _verified(
     members: pd.DataFrame, starts: np.ndarray, verification: Verification
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each row the row that stays for it, their similarity, and comparisons made."""
-    from gpuclassify.dedup.matching import match_groups
-    from gpuclassify.dedup.ngrams import ngram_sets
+    from gpuclassify.dedup.matching import match_groups, ngram_sets
 
     texts = backend_of(members).text_array(members, "text")
     bounds = np.append(starts, len(members))

@@ -22,7 +22,6 @@ from gpuclassify.frames import backend_of
 
 BLOCK = 512  # windows hashed at a time: all that is known of them stays in 32 KiB of L1
 SLICE = 1024  # texts whose signatures are held at a time: about 1 MB
-DEVICE_NUMBERS = 1 << 24  # of signatures made at a time on a GPU: 64 MB, and 4 bytes a text's byte
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -41,53 +40,28 @@ def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def signatures(
     texts: pa.Array | pa.ChunkedArray, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> np.ndarray:
-    """MinHash signatures, with the parameters of libcudf.
+    """MinHash signatures, uint32 (texts, hashes), with the parameters of libcudf.
 
-    Parameters
-    ----------
-    texts : pyarrow.Array or pyarrow.ChunkedArray
-        Strings of any of Arrow's types.
-    a, b : numpy.ndarray
-        uint32 (hashes,): the hash functions' factors and terms.
-    seed : int
-        Of the windows' hash, below 2**32.
-    width : int
-        Characters of a window.
-
-    Returns
-    -------
-    numpy.ndarray
-        uint32 (texts, hashes). Null and empty texts have no windows, and zeros.
+    `a` and `b` are uint32 (hashes,), the hash functions' factors and terms; `seed` is that of the
+    windows' hash, and `width` a window's characters. Null and empty texts have no windows, and
+    zeros.
     """
+    texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
+    # Read-only, so that one compilation serves all arrays.
+    offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
+    starts = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     result = np.empty((len(texts), len(a)), np.uint32)
-    _fill_signatures(*_buffers(_as_array(texts)), width, np.uint32(seed), a, b, result)
+    _fill_signatures(np.frombuffer(data, np.uint8), starts, width, np.uint32(seed), a, b, result)
     return result
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """A 64-bit key for each band of signatures, which holds the band's number too.
+    """A key for each band of signatures, int64 (texts, bands), which holds the band's number too.
 
     Which band it is, then its numbers one by one are added and go through the finaliser of
     SplitMix64 (Steele, Lea and Flood 2014; the constants of Stafford's mix 13). Two bands that
     differ have the same key by accident with a probability of 2**-64: among n documents, n**2 /
     2**65 pairs a band.
-
-    Parameters
-    ----------
-    signatures : numpy.ndarray
-        uint32 (texts, bands * rows).
-    bands, rows : int
-        Number of bands, and of numbers in each.
-
-    Returns
-    -------
-    numpy.ndarray
-        int64 (texts, bands).
-
-    Raises
-    ------
-    ValueError
-        Signatures of another length.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -104,23 +78,8 @@ def band_keys(
 ) -> np.ndarray:
     """The keys of texts' bands: texts that share one are candidates for near-duplicates.
 
-    Beyond the texts and the result, memory is a few megabytes.
-
-    Parameters
-    ----------
-    texts : pyarrow.Array or pyarrow.ChunkedArray
-        Strings of any of Arrow's types.
-    ngram_chars : int
-        Characters of a window.
-    bands, rows : int
-        Number of bands, and of hash functions in each.
-    seed : int
-        Of the hash functions; see `hash_functions`.
-
-    Returns
-    -------
-    numpy.ndarray
-        int64 (texts, bands). All null and empty texts have the same: the caller leaves them out.
+    int64 (texts, bands). Beyond the texts and the result, memory is a few megabytes. All null and
+    empty texts have the same keys: the caller leaves them out.
     """
     a, b = hash_functions(bands * rows, seed)
     keys = np.empty((len(texts), bands), np.int64)
@@ -131,16 +90,20 @@ def band_keys(
 
 
 def frame_band_keys(
-    frame: Any, column: str, *, ngram_chars: int, bands: int, rows: int, seed: int
+    frame: Any,
+    column: str,
+    *,
+    ngram_chars: int,
+    bands: int,
+    rows: int,
+    seed: int,
+    device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`band_keys` of a pandas or cudf frame's texts, hashed on the host or on the GPU: the same.
 
-    Returns
-    -------
-    keys : numpy.ndarray
-        int64 (rows of the frame, bands).
-    has_text : numpy.ndarray
-        bool (rows of the frame,): false for null and empty texts, whose keys mean nothing.
+    The keys are int64 (rows of the frame, bands); with them comes which rows have a text, for those
+    of null and empty texts mean nothing. On a GPU so many numbers of signatures are made at a time:
+    64 MB, and 4 bytes for each of the texts' bytes.
     """
     backend = backend_of(frame)
     if not backend.__name__.endswith(".cudf"):
@@ -150,7 +113,7 @@ def frame_band_keys(
         return keys, has_text.to_numpy(zero_copy_only=False)
     a, b = hash_functions(bands * rows, seed)
     keys, has_text = np.empty((len(frame), bands), np.int64), np.empty(len(frame), bool)
-    for part in _slices(len(frame), max(1, DEVICE_NUMBERS // len(a))):
+    for part in _slices(len(frame), max(1, device_numbers // len(a))):
         numbers, has_text[part] = backend.text_minhashes(
             frame.iloc[part], column, a, b, seed=a[0], width=ngram_chars
         )
@@ -166,15 +129,6 @@ def _as_array(texts: pa.Array | pa.ChunkedArray) -> pa.LargeStringArray:
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
     return texts.cast(pa.large_string())
-
-
-def _buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """UTF-8 bytes (uint8) and where texts start in them (int64, one more than texts)."""
-    texts = texts.fill_null("")  # a null's bytes are undefined
-    # Read-only, so that one compilation serves all arrays.
-    offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
-    starts = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return np.frombuffer(data, np.uint8), starts
 
 
 @njit(nogil=True, cache=True)

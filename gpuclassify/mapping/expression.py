@@ -1,7 +1,8 @@
 """The lazy frame of a row-wise mapper, as an expression that Dask's optimizer can see into.
 
-The one file that uses private names of Dask. Where a version of Dask lacks one of them its import
+Made of private names of Dask. Where a version of Dask lacks one of them the import of this file
 fails, and `PartitionMap` stays with the frame of `map_partitions`, which gives the same rows.
+(`dedup/corpus.py` and `jobs/output/writers.py` ask Dask's expressions which files a frame reads.)
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ sums, they are those of fewer bits, so that they stay small however many rows an
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from gpuclassify.dedup.corpus import as_dask
+from gpuclassify.dedup.corpus import as_dask, reduce_tree
 from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.settings.checks import nearest, plain_value
 
@@ -29,7 +30,6 @@ MOST_WEIGHT = 1 << 62  # of a group, so that sums of int64 stay exact
 MOST_GROUPS = 1_000
 BYTES = "bytes"  # as a weight: of the text in UTF-8
 ALL = "null"  # the group of rows without one, and of all rows where none are asked for
-ADDED_AT_ONCE = 8  # partitions
 
 # Of the weight in all, the cumulated weights at which quantiles lie: 1 or more each.
 Ranks = Callable[[int], Sequence[int]]
@@ -41,20 +41,12 @@ Key = tuple[str, str]  # of a column, and of a group as `group_key` has it
 class ScoreColumns:
     """Which columns of a frame are ranked, and by what weight and in which groups.
 
-    Attributes
-    ----------
-    names : tuple of str
-        Columns of numbers. Those of float32 or float16 are compared in float32, others in float64.
-    weight : str, optional
-        Column of whole numbers, or "bytes" for those of the text in UTF-8. None counts rows.
-    by : str, optional
-        Column whose values are ranked apart from each other.
-    text_field : str
+    Columns of float32 or float16 are compared in float32, others in float64.
     """
 
     names: tuple[str, ...]
-    weight: str | None = None
-    by: str | None = None
+    weight: str | None = None  # a column of whole numbers, or the text's BYTES; None counts rows
+    by: str | None = None  # the column whose values are ranked apart from each other
     text_field: str = "text"
 
     @property
@@ -96,13 +88,7 @@ class ScoreColumns:
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
     def weights(self, frame: Any) -> np.ndarray:
-        """The weight of each row, int64 (rows,); null is 0.
-
-        Raises
-        ------
-        ValueError
-            One is negative.
-        """
+        """The weight of each row, int64 (rows,), none negative; null is 0."""
         if self.weight is None:
             return np.ones(len(frame), np.int64)
         if self.weight == BYTES:
@@ -147,34 +133,21 @@ def compute_here(tasks: list[Any]) -> Iterable[Any]:
 
 
 def weighted_quantiles(
-    dataset: Any, columns: ScoreColumns, ranks: Ranks, compute: Compute = compute_here
+    dataset: Any,
+    columns: ScoreColumns,
+    ranks: Ranks,
+    compute: Compute = compute_here,
+    most_sums: int = MOST_SUMS,
 ) -> dict[str, dict[str, list[float]]]:
     """The smallest number of a column whose cumulated weight reaches each rank.
 
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
     Null and NaN take no part. The dataset is read twice for columns of float32, and four times for
-    others; more often where the sums of a pass would take more than 32 MB.
+    others; more often where a pass would take more than `most_sums`.
 
-    Parameters
-    ----------
-    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
-    columns : ScoreColumns
-    ranks : callable
-        Of the weight of a group in all.
-    compute : callable
-        Of a list of delayed tasks; gives their results.
-
-    Returns
-    -------
-    dict of str to dict of str to list of float
-        By column and `group_key`, as many numbers as there are ranks. A group without a weight is
-        left out.
-
-    Raises
-    ------
-    TypeError, ValueError
-        See `ScoreColumns.check`; a weight is negative, or there are more than `MOST_GROUPS` groups.
+    By column and `group_key` there are as many numbers as ranks; a group without a weight is left
+    out. Raises what `ScoreColumns` and `add_sums` raise.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -189,13 +162,17 @@ def weighted_quantiles(
         names = tuple(name for name in columns.names if bits[name] > known)
         begins = {key: np.unique(found[key].digits) for key in found if key[0] in names}
         width = min(MOST_BITS, *(bits[name] - known for name in names))
-        (sums,) = compute(
-            [_sum_weights(frame, replace(columns, names=names), begins, known, width)]
-        )
+        sums_of, own = dask.delayed(part_sums, pure=True), replace(columns, names=names)
+        options = {"begins": begins, "known": known, "width": width, "most_sums": most_sums}
+        parts = [sums_of(part, own, **options) for part in frame.to_delayed()]
+        (sums,) = compute([reduce_tree(functools.partial(add_sums, most_sums=most_sums), parts)])
         if not known:
-            found = {key: _begin(ranks, int(own.weights.sum())) for key, own in sums.by_key.items()}
-        for key, own in sums.by_key.items():
-            found[key].descend(own, sums.width)
+            for key, weighed in sums.by_key.items():
+                total = int(weighed.weights.sum())
+                wanted = np.array(ranks(total) if total else [], np.int64)
+                found[key] = _Search(np.zeros(len(wanted), np.uint64), wanted)
+        for key, weighed in sums.by_key.items():
+            found[key].descend(weighed, sums.width)
         known += sums.width
     result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
     for (name, group), search in found.items():
@@ -227,28 +204,24 @@ class _Pass(NamedTuple):
         }
         return _Pass(width, by_key)
 
-    def bounded(self) -> _Pass:
+    def bounded(self, most_sums: int) -> _Pass:
         """The sums of as many bits as memory is given to, one at least."""
         found = self
-        while found.width > 1 and sum(len(own.digits) for own in found.by_key.values()) > MOST_SUMS:
+        while found.width > 1 and found.size() > most_sums:
             found = found.of_width(found.width - 1)
         return found
+
+    def size(self) -> int:
+        """How many sums there are."""
+        return sum(len(own.digits) for own in self.by_key.values())
 
 
 @dataclass
 class _Search:
-    """What is known of the quantiles of one column and group.
+    """What is known of the quantiles of one column and group."""
 
-    Attributes
-    ----------
-    digits : ndarray of uint64, shape (ranks,)
-        The first bits of each.
-    ranks : ndarray of int64, shape (ranks,)
-        Of each, among the numbers that begin so.
-    """
-
-    digits: np.ndarray
-    ranks: np.ndarray
+    digits: np.ndarray  # uint64 (ranks,): the first bits of each
+    ranks: np.ndarray  # int64 (ranks,): of each, among the numbers that begin so
 
     def descend(self, sums: _Sums, width: int) -> None:
         """Learn the next bits, so many."""
@@ -260,34 +233,19 @@ class _Search:
         self.digits = sums.digits[places]
 
 
-def _begin(ranks: Ranks, total: int) -> _Search:
-    found = np.array(ranks(total) if total else [], np.int64)
-    return _Search(np.zeros(len(found), np.uint64), found)
-
-
-def _sum_weights(frame: Any, *settings: Any) -> Any:
-    """Delayed: the weights by column and group, added up on the workers; see `part_sums`."""
-    sums, add = dask.delayed(part_sums, pure=True), dask.delayed(add_sums, pure=True)
-    parts = [sums(part, *settings) for part in frame.to_delayed()]
-    while len(parts) > 1:
-        starts = range(0, len(parts), ADDED_AT_ONCE)
-        parts = [add(parts[start : start + ADDED_AT_ONCE]) for start in starts]
-    return parts[0]
-
-
 def part_sums(
-    frame: Any, columns: ScoreColumns, begins: Mapping[Key, np.ndarray], known: int, width: int
+    frame: Any,
+    columns: ScoreColumns,
+    *,
+    begins: Mapping[Key, np.ndarray],
+    known: int,
+    width: int,
+    most_sums: int,
 ) -> _Pass:
     """What `weighted_quantiles` adds up, of one partition.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame or cudf.DataFrame
-    columns : ScoreColumns
-    begins : mapping of (str, str) to ndarray of uint64
-        By column and group, what the numbers that count begin with, in so many bits as are known.
-    known, width : int
-        Bits that are known, and bits after them that are looked at.
+    Of as many bits as are known, `begins` has by column and group what the numbers that count begin
+    with, uint64; `width` bits after them are looked at.
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
@@ -303,17 +261,11 @@ def part_sums(
             if known:
                 rows &= np.isin(digits >> np.uint64(width), begins[name, group])
             sums[name, group] = _summed(digits[rows], weights[rows])
-    return _Pass(width, sums).bounded()
+    return _Pass(width, sums).bounded(most_sums)
 
 
-def add_sums(parts: Sequence[_Pass]) -> _Pass:
-    """The sums of several partitions.
-
-    Raises
-    ------
-    ValueError
-        They have more than `MOST_GROUPS` groups, or weights of more than `MOST_WEIGHT`.
-    """
+def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
+    """The sums of several partitions; ValueError for too many groups, or too large weights."""
     width = min(part.width for part in parts)
     apart: dict[Key, list[_Sums]] = {}
     for part in parts:
@@ -324,7 +276,7 @@ def add_sums(parts: Sequence[_Pass]) -> _Pass:
         key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
         for key, several in apart.items()
     }
-    return _Pass(width, by_key).bounded()
+    return _Pass(width, by_key).bounded(most_sums)
 
 
 def _refuse_many(groups: Collection[str]) -> None:

@@ -2,10 +2,13 @@
 
 import functools
 import random
+import re
+import string
 
 import dask
 import pandas as pd
 import pytest
+import regex
 
 from gpuclassify import ExactDuplicates, FuzzyDuplicates
 
@@ -78,3 +81,18 @@ def make_corpus():
     frame["quality"] = [words.random() for _ in range(len(frame))]
     frame["source"] = [words.choice(["web", "books", None]) for _ in range(len(frame))]
     return frame
+
+
+SCRIPTS = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
+ALONE = "".join(rf"\p{{Script={script}}}" for script in SCRIPTS)
+GAP = r"\s\x1c-\x1f" + re.escape(string.punctuation)
+TOKEN = regex.compile(f"[{ALONE}]|[^{GAP}{ALONE}]+")
+
+
+def ngrams_of(text, n):
+    """A text's token n-grams, or one of all its tokens if they are fewer."""
+    tokens = TOKEN.findall(text)
+    if not tokens:
+        return {text}
+    size = min(n, len(tokens))
+    return {tuple(tokens[first : first + size]) for first in range(len(tokens) - size + 1)}

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from distributed import Client, LocalCluster
 from scipy.stats import binom
 
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, remove_duplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
-from tests.dedup.known import FUZZY, WAYS, expected, plain
-from tests.dedup.ngram_oracle import ngrams_of
+from tests.dedup.known import FUZZY, WAYS, expected, ngrams_of, plain
 
 
 @WAYS
@@ -27,12 +27,20 @@ def test_every_partitioning_and_order_gives_the_same(way, npartitions, corpus, f
     pd.testing.assert_frame_equal(plain(found), want)
 
 
+@pytest.mark.slow
 @WAYS
-def test_a_plain_frame_is_looked_at_once(way, corpus, frames):
-    found = way(id_field="id", keep_by=["quality"])(frames.plain(corpus))
-    assert isinstance(found, frames.frame_type)
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_cluster_gives_the_same(way, processes, corpus):
     want = expected(corpus, way is ExactDuplicates).astype({"id": "str", "group": "str"})
-    pd.testing.assert_frame_equal(plain(frames.to_pandas(found)), want)
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=processes, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        frame = dd.from_pandas(corpus, npartitions=5)
+        found = way(id_field="id", keep_by=["quality"])(frame)
+        pd.testing.assert_frame_equal(plain(found), want)
 
 
 @WAYS
@@ -460,9 +468,12 @@ def test_a_false_chain_is_one_group_only_without_verification():
 
 @WAYS
 def test_a_column_of_ids_is_taken_where_none_is_named(way, corpus, frames):
+    want = expected(corpus, way is ExactDuplicates).astype({"id": "str", "group": "str"})
     for frame in (frames.plain(corpus), frames.lazy(corpus, 3)):
-        named, unnamed = (frames.to_pandas(each(frame)) for each in (way(id_field="id"), way()))
-        pd.testing.assert_frame_equal(plain(unnamed), plain(named))
+        for duplicates in (way(keep_by="quality"), way(id_field="id", keep_by="quality")):
+            found = duplicates(frame)
+            assert isinstance(found, type(frame))
+            pd.testing.assert_frame_equal(plain(frames.to_pandas(found)), want)
 
 
 @pytest.mark.parametrize("ids", [[1, 1, 2], ["a", None, "b"], [0.5, 1.5, 2.5], [[1], [2], [3]]])

@@ -2,6 +2,7 @@
 
 import json
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -13,8 +14,12 @@ from hypothesis import strategies as st
 from gpuclassify import Pipeline, ScoreBuckets, ScoreEdges, add_buckets, keep_top, score_edges
 from gpuclassify.jobs.input.readers import ParquetReader
 from gpuclassify.jobs.output.writers import ParquetWriter
-from gpuclassify.scores import quantiles
-from gpuclassify.scores.quantiles import ScoreColumns, number_of, ordered_bits
+from gpuclassify.scores.quantiles import (
+    ScoreColumns,
+    number_of,
+    ordered_bits,
+    weighted_quantiles,
+)
 
 ROWS = 5_000
 SHARES = np.arange(1, 20) / 20
@@ -120,21 +125,23 @@ def test_frames_of_either_library_have_the_same_edges_buckets_and_top(corpus, fr
 
 
 @pytest.mark.parametrize("most_sums", [1 << 21, 500, 1])
-def test_more_edges_than_fit_take_more_passes_and_are_the_same(corpus, monkeypatch, most_sums):
-    monkeypatch.setattr("gpuclassify.scores.quantiles.MOST_SUMS", most_sums)
-    sizes = []
+def test_more_edges_than_fit_take_more_passes_and_are_the_same(corpus, most_sums):
+    frame, sizes = corpus.assign(c=corpus["b"].astype(np.float64) / 3), []
 
-    def bounded(sums):
-        found = bounded_before(sums)
-        sizes.append(sum(len(own.digits) for own in found.by_key.values()))
+    def compute(tasks):
+        found = dask.compute(*tasks)
+        sizes.extend(sums.size() for sums in found)
         return found
 
-    bounded_before = quantiles._Pass.bounded
-    monkeypatch.setattr(quantiles._Pass, "bounded", bounded)
-    frame = corpus.assign(c=corpus["b"].astype(np.float64) / 3)
-    found = score_edges(dd.from_pandas(frame, npartitions=9), ["b", "c"], n=N)
+    found = weighted_quantiles(
+        dd.from_pandas(frame, npartitions=9),
+        ScoreColumns(("b", "c")),
+        lambda total: [-(-total * k // N) for k in range(1, N)],
+        compute,
+        most_sums,
+    )
     for name in ("b", "c"):
-        assert found.edges[name]["null"] == expected(frame[name].to_numpy(), np.ones(ROWS))
+        assert found[name]["null"] == expected(frame[name].to_numpy(), np.ones(ROWS))
     assert max(sizes) <= max(most_sums, 4 * N)
 
 
