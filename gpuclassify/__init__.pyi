@@ -43,6 +43,6 @@ from .scores.buckets import add_buckets as add_buckets
 from .scores.buckets import keep_top as keep_top
 from .scores.buckets import score_edges as score_edges
 from .scores.job import AssignBuckets as AssignBuckets
-from .training.head import Head as Head
+from .training.trained_head import Head as Head
 
 __version__: str

@@ -16,7 +16,7 @@ from gpuclassify.frames.texts import Texts
 from gpuclassify.mapping.heads import HEADS, Head
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.models.embedding_head import DenseHead, HeadCheckpoint, load_head
+from gpuclassify.models.trained_head import TrainedHead, TrainedHeadCheckpoint, load_head
 from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, ClassifierOptions
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
@@ -119,6 +119,6 @@ def _with_own_columns(
 
 
 @functools.lru_cache(maxsize=64)
-def _loaded_head(checkpoint: HeadCheckpoint, cache_dir: str | None) -> DenseHead:
+def _loaded_head(checkpoint: TrainedHeadCheckpoint, cache_dir: str | None) -> TrainedHead:
     """The head in memory, once a process."""
     return load_head(checkpoint, cache_dir=cache_dir)

@@ -16,7 +16,7 @@ from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.mapping.pinned_model import PIN, PinnedModel, is_pinned
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
-from gpuclassify.models.embedding_head import CONVERT, Backbone, HeadCheckpoint, read_head
+from gpuclassify.models.trained_head import CONVERT, Backbone, TrainedHeadCheckpoint, read_head
 from gpuclassify.settings.options import setting_names
 
 
@@ -24,11 +24,11 @@ class PinnedHead(PinnedModel):
     """One head, of a directory or the Hub."""
 
     @property
-    def checkpoint(self) -> HeadCheckpoint:
+    def checkpoint(self) -> TrainedHeadCheckpoint:
         """What the head declares, read once."""
-        return cast(HeadCheckpoint, super().checkpoint)
+        return cast(TrainedHeadCheckpoint, super().checkpoint)
 
-    def read(self) -> HeadCheckpoint:
+    def read(self) -> TrainedHeadCheckpoint:
         """Read what the head declares; no weights."""
         name = self.options.model
         if Path(name).is_file():
@@ -127,7 +127,9 @@ class HeadsModel(PinnedModel):
         return (super().key(), *(head.key() for head in heads))
 
 
-def backbone_options(given: HeadOptions, heads: Mapping[str, HeadCheckpoint]) -> EmbeddingOptions:
+def backbone_options(
+    given: HeadOptions, heads: Mapping[str, TrainedHeadCheckpoint]
+) -> EmbeddingOptions:
     """The backbone's settings: those given, else those that the heads were trained with.
 
     Raises
@@ -172,7 +174,7 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     return value
 
 
-def check_width(name: str, head: HeadCheckpoint, width: int, backbone: str) -> None:
+def check_width(name: str, head: TrainedHeadCheckpoint, width: int, backbone: str) -> None:
     """Raise CheckpointError unless the head reads embeddings of `width` numbers."""
     if head.widths[0] != width:
         raise CheckpointError(

@@ -9,12 +9,12 @@ import click
 
 from gpuclassify.commands.console import wrong_call_exits
 from gpuclassify.commands.options import option_table
-from gpuclassify.models.embedding_head import (
+from gpuclassify.models.sentence_transformers import POOLINGS
+from gpuclassify.models.trained_head import (
     HIDDEN_ACTIVATIONS,
     OUTPUT_ACTIVATIONS,
     Backbone,
 )
-from gpuclassify.models.sentence_transformers import POOLINGS
 from gpuclassify.settings.options import ProblemType
 
 HIDDEN = [name for name in HIDDEN_ACTIVATIONS if name]

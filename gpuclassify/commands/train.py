@@ -22,10 +22,10 @@ from gpuclassify.commands.options import (
     option_table,
     read_file_options,
 )
-from gpuclassify.training.settings import Kind, TaskName, check_directory
+from gpuclassify.training import Kind, TaskName
 
 if TYPE_CHECKING:
-    from gpuclassify.training.head import Head
+    from gpuclassify.training.trained_head import Head
 
 KINDS, TASKS = get_args(Kind), get_args(TaskName)
 
@@ -88,7 +88,7 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
 def _train(inputs: list[str], directory: str, given: dict[str, Any]) -> Head:
     from gpuclassify.jobs.input.readers import read_files
     from gpuclassify.jobs.storage import open_directory
-    from gpuclassify.training.head import Head
+    from gpuclassify.training.trained_head import Head, check_directory
 
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():

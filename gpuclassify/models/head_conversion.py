@@ -10,14 +10,14 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuclassify.models.checkpoint import CheckpointError, some_of
-from gpuclassify.models.embedding_head import Backbone, DenseHead
+from gpuclassify.models.trained_head import Backbone, TrainedHead
 from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL, ProblemType, StrPath
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
@@ -27,19 +27,8 @@ WHERE_TENSORS_ARE = ("state_dict", "model_state_dict", "model")
 Layer = tuple[np.ndarray, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Published:
-    """A layout that is published, by the names of its layers and its widths.
-
-    Attributes
-    ----------
-    name : str
-    layers : tuple of str
-        What the tensors of each layer are called.
-    hidden_activation, output_activation : str, optional
-        What no file says: see `DenseHead`.
-    backbone : Backbone
-    """
+class Published(NamedTuple):
+    """A layout that is published, by the names of its layers; and what no file says of it."""
 
     name: str
     layers: tuple[str, ...]
@@ -62,13 +51,7 @@ PUBLISHED = (
         ("layer1", "layer2"),
         "relu",
         None,
-        Backbone(
-            "Snowflake/snowflake-arctic-embed-m-v2.0",
-            pooling="cls",
-            normalize=True,
-            prompt="",
-            max_seq_length=8192,
-        ),
+        Backbone("Snowflake/snowflake-arctic-embed-m-v2.0", None, "cls", True, "", 8192),
     ),
     # epfml/fineweb2-hq, src/fineweb2_hq/mlp.py and xlmr_embeddings.py: 768-256-1 with a ReLU and a
     # dropout, and a sigmoid at the end, on the mean of the first 512 tokens.
@@ -77,13 +60,7 @@ PUBLISHED = (
         ("classifier.0", "classifier.3"),
         "relu",
         "sigmoid",
-        Backbone(
-            "FacebookAI/xlm-roberta-base",
-            pooling="mean",
-            normalize=False,
-            prompt="",
-            max_seq_length=512,
-        ),
+        Backbone("FacebookAI/xlm-roberta-base", None, "mean", False, "", 512),
     ),
 )
 
@@ -97,38 +74,17 @@ def convert_head(
     hidden_activation: str | None = None,
     output_activation: str | None = None,
     backbone: Mapping[str, Any] | None = None,
-) -> tuple[DenseHead, str | None]:
+) -> tuple[TrainedHead, str | None]:
     """Write the head in a file as a directory that `HeadClassifier` reads.
 
-    Parameters
-    ----------
-    source : str or path
-        A ``.pt``, ``.pth``, ``.ckpt`` (Lightning), ``.bin`` or ``.safetensors`` file of the
-        weights and biases of linear layers, or an ``.npz`` with scikit-learn's ``coef_`` and
-        ``intercept_``.
-    directory : str or path
-    labels : sequence of str
-        A name for each output, in order; two for one output that tells two classes apart. Default:
-        "score", of a regression.
-    problem_type : str, optional
-        Default: "single_label_classification" with several labels, else "regression".
-    hidden_activation : {"relu", "tanh"}, optional
-        Default: that of the published layout that the file has.
-    output_activation : {"sigmoid", "none"}, optional
-        Default: as `hidden_activation`, else none.
-    backbone : mapping, optional
-        Values of `Backbone`, which replace those of the published layout.
-
-    Returns
-    -------
-    head : DenseHead
-    layout : str or None
-        The published layout, if the file has one.
+    Returns the head, and the published layout that the file has, if it has one: what is not given
+    is that layout's. Two labels may name one output that tells two classes apart. Of the output,
+    "none" is no activation.
 
     Raises
     ------
     CheckpointError
-        The file holds no such head, or cannot be read without running its code.
+        The file holds no head of linear layers, or cannot be read without running its code.
     ValueError
         Something about the head is neither known nor given.
     """
@@ -145,9 +101,13 @@ def convert_head(
         )
     labels = tuple(labels) or ("score",)
     kind = problem_type or (SINGLE_LABEL if len(labels) > 1 else REGRESSION)
+    if kind == SINGLE_LABEL and len(labels) == 2:
+        last, (weight, bias) = list(layers.items())[-1]
+        if len(weight) == 1:  # the output of the first of two classes is always 0
+            layers[last] = np.vstack([np.zeros_like(weight), weight]), np.append(0, bias)
     has_end = kind == REGRESSION and output_activation != "none"
-    head = DenseHead(
-        layers=_with_both_classes(list(layers.values()), labels, kind),
+    head = TrainedHead(
+        layers=tuple(layers.values()),
         problem_type=kind,
         labels=labels,
         hidden_activation=hidden_activation,
@@ -240,13 +200,7 @@ def _tensors_in(loaded: Any) -> dict[str, np.ndarray]:
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Weights (outputs, inputs) and biases (outputs,) of linear layers, by their names.
-
-    Raises
-    ------
-    CheckpointError
-        There is any other tensor.
-    """
+    """Weights (outputs, inputs) and biases (outputs,) of linear layers by name."""
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
@@ -265,17 +219,6 @@ def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Lay
         )
     zeros = {layer: np.zeros(len(weight), np.float32) for layer, weight in weights.items()}
     return {layer: (weight, (zeros | biases)[layer]) for layer, weight in weights.items()}
-
-
-def _with_both_classes(
-    layers: list[Layer], labels: Sequence[str], kind: ProblemType
-) -> tuple[Layer, ...]:
-    """The layers, with an output of 0 for the first of two classes that one output tells apart."""
-    weight, bias = layers[-1]
-    if kind == SINGLE_LABEL and len(labels) == 2 and len(weight) == 1:
-        zeros = np.zeros_like(weight)
-        layers[-1] = (np.concatenate([zeros, weight]), np.concatenate([[0], bias]))
-    return tuple(layers)
 
 
 def _backbone(given: Mapping[str, Any], published: Published | None) -> Backbone | None:

@@ -37,21 +37,10 @@ _TRANSFORMER_FILES = tuple(
 )
 # Settings of the Transformer module that are read here, or change no embedding of `encode`: some
 # speed the module up, some apply to `encode_query` and `encode_document` only.
-_HARMLESS = {
-    "max_seq_length",
-    "do_lower_case",
-    "unpad_inputs",
-    "query_length",
-    "document_length",
-    "query_expansion",
-}
-_HARMLESS_ARGUMENTS = {
-    "add_pooling_layer",
-    "attn_implementation",
-    "dtype",
-    "torch_dtype",
-    "trust_remote_code",
-}
+_HARMLESS = {"max_seq_length", "do_lower_case", "unpad_inputs"}
+_HARMLESS |= {"query_length", "document_length", "query_expansion"}
+_HARMLESS_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype"}
+_HARMLESS_ARGUMENTS |= {"trust_remote_code"}
 # Other settings, and the value that each must have if it is there.
 _PLAIN = {
     "transformer_task": "feature-extraction",
@@ -70,20 +59,9 @@ def read_embedding_checkpoint(
 ) -> Checkpoint:
     """Describe the model at `identity` as one that embeds texts.
 
-    Parameters
-    ----------
-    identity : Identity
-    pooling : {"mean", "cls", "last"}, optional
-        Instead of what the model's files say.
-    normalize : bool, optional
-        Instead of what the model's files say.
-    cache_dir : str, optional
-
-    Returns
-    -------
-    Checkpoint
-        Without sentence-transformers files, a model pools as that library does then: the last
-        token of a causal language model, the mean of any other, not normalised.
+    `pooling` and `normalize` stand over what the model's files say. Without sentence-transformers
+    files, a model pools as that library does then: the last token of a causal language model, the
+    mean of any other, not normalised.
 
     Raises
     ------
@@ -92,8 +70,7 @@ def read_embedding_checkpoint(
         embeddings than those of sentence-transformers.
     """
     files = _Files(identity, cache_dir)
-    config = files.sizes()
-    modules = files.modules()
+    config, modules = files.sizes(), files.modules()
     pooling_config = files.pooling_config(modules)
     prompts, default_prompt = files.prompts()
     sentence = SentenceModel(

@@ -1,1 +1,10 @@
-"""Heads of one's own: trained on the embeddings of annotated texts, evaluated, and saved."""
+"""Heads of one's own, trained on the embeddings of annotated texts; read `trained_head.py` first.
+
+`annotations.py` reads rows and embeds them, `split.py` parts them, `fitting.py` trains for one of
+the tasks in `tasks.py`, and `evaluation.py` tells what a head is worth.
+"""
+
+from typing import Literal
+
+Kind = Literal["linear", "mlp", "pooler"]
+TaskName = Literal["classes", "multilabel", "regression"]

@@ -32,24 +32,15 @@ _DIGEST = "sha256"
 class Annotations:
     """The rows of a dataset that have a text and a label, in its order.
 
-    Attributes
-    ----------
-    labels : pandas.Series
-        As the column holds them.
-    groups : numpy.ndarray
-        int64 (rows,), equal for rows that belong together: those of one text, and those of one
-        value of the column of groups, if there is one; see `join_groups`.
-    vectors : numpy.ndarray
-        float32 (rows, numbers of an embedding).
-    null_texts, null_labels : int
-        Rows that were left out, for lack of a text, or of a label alone.
+    Groups are equal for rows that belong together: those of one text, and those of one value of the
+    column of groups, if there is one; see `join_groups`.
     """
 
-    labels: pd.Series
-    groups: np.ndarray
-    vectors: np.ndarray
-    null_texts: int
-    null_labels: int
+    labels: pd.Series  # as the column holds them
+    groups: np.ndarray  # int64 (rows,)
+    vectors: np.ndarray  # float32 (rows, numbers of an embedding)
+    null_texts: int  # rows that were left out for lack of a text
+    null_labels: int  # or of a label alone
 
 
 @dataclass(frozen=True)
@@ -66,15 +57,7 @@ class AnnotatedColumns:
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Any) -> None:
-        """Raise unless a plain frame has them.
-
-        Raises
-        ------
-        TypeError
-            The texts are no strings.
-        ValueError
-            A column is not there, or the label is the text.
-        """
+        """Raise unless a plain frame has them, the texts are strings, and no label is the text."""
         known = list(map(str, frame.columns))
         arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
         for argument, name in arguments.items():
@@ -95,23 +78,9 @@ def read_annotations(
     """The labels, groups and embeddings of a dataset.
 
     A lazy dataset is kept by Dask's workers meanwhile, so that what made it runs once; its texts
-    stay there, and numbers come here.
-
-    Parameters
-    ----------
-    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
-    columns : AnnotatedColumns
-    embedder : Embedder
-        Whatever its own text column is called.
-    directory : path, optional
-        Where embeddings are kept, by the digest of the texts in their order, of the embedder's
-        settings, and of the model's commit or directory: what differs in any of these is embedded
-        anew.
-
-    Raises
-    ------
-    TypeError, ValueError
-        See `AnnotatedColumns.check`; or no row has a text and a label.
+    stay there, and numbers come here. The embedder's own text column may have any name. In the
+    directory embeddings are kept by the digest of the texts in their order, of the embedder's
+    settings, and of the model's commit or directory: what differs in any of these is embedded anew.
     """
     is_lazy = dask.is_dask_collection(dataset)
     columns.check(dataset._meta if is_lazy else dataset)

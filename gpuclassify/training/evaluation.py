@@ -1,23 +1,72 @@
-"""What a head's scores are worth, as numbers and as a page."""
+"""What a head's scores are worth: as numbers, as a page, and on the head's card."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuclassify.pages.tables import text_table
 from gpuclassify.settings.options import StrPath
+from gpuclassify.training.split import PARTS
 from gpuclassify.training.tasks import Task, grades_of
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 CURVE_POINTS = 101
 BINS = 24  # of scores, in a picture
 PROBABLE = 0.5  # a label of several is given from this probability on
+MOST_LABELS, MOST_CURVES = 40, 12  # in a table, and as pictures
+FIGURES = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro-F1",
+    "auc": "area under ROC",
+    "f1_at_threshold": "F1",
+    "pearson": "Pearson's correlation",
+    "spearman": "Spearman's correlation",
+    "mean_absolute_error": "mean absolute error",
+    "root_mean_squared_error": "root mean squared error",
+}
+_WHAT = {
+    "linear": "A linear layer",
+    "mlp": "Two layers with a ReLU between them",
+    "pooler": "A BERT's pooler and a linear layer",
+}
+_CARD = """\
+---
+library_name: gpuclassify
+pipeline_tag: text-classification
+---
+# {name}
+
+{what} on embeddings of `{backbone}`, whose own weights are as they were. Labels: {labels}.
+
+```python
+{usage}
+```
+
+## Evaluation
+
+On {test:,} of {rows:,} annotated texts, which took no part in training. `evaluation.html` has
+pictures.
+
+| figure | value |
+|---|---|
+{figures}
+
+## Training
+
+| | |
+|---|---|
+{training}
+"""
 
 
 @dataclass(frozen=True)
@@ -73,9 +122,36 @@ class Evaluation:
 
     def html(self) -> str:
         """The page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.training.page import page
+        most = sorted(self.labels, key=lambda label: -(self.labels[label]["count"] or 0))
+        rows = zip(self.labels, self.confusion or [], strict=False)
+        return _template().render(
+            found=self.as_dict(),
+            names={name: self._figure_name(name) for name in self.summary},
+            labels=[label for label in self.labels if label in most[:MOST_LABELS]],
+            confusion={label: dict(zip(self.labels, row, strict=True)) for label, row in rows},
+            has_areas=any("auc" in figures for figures in self.labels.values()),
+            curves=dict(list(self.curves.items())[:MOST_CURVES]),
+        )
 
-        return page(self.as_dict())
+    def card(self, name: str, record: Mapping[str, Any]) -> str:
+        """The card of the head that it judges, as Markdown: of its directory's name and record."""
+        data = record["data"]
+        return _CARD.format(
+            name=name,
+            what=_WHAT[record["settings"]["kind"]],
+            usage=_usage(name, record),
+            labels=", ".join(record["labels"]),
+            backbone=record["backbone"]["model"],
+            test=data["test"],
+            rows=sum(data[part] for part in PARTS),
+            figures=_table({self._figure_name(k): _shown(v) for k, v in self.summary.items()}),
+            training=_table({k: v for part in self.about.values() for k, v in part.items()}),
+        )
+
+    def _figure_name(self, name: str) -> str:
+        """What people call a figure, and of which labels it is if only of some."""
+        is_of_some = self.threshold is not None and name in ("auc", "f1_at_threshold")
+        return FIGURES[name] + (f", {self.threshold:.3g} or more" if is_of_some else "")
 
     def save(self, path: StrPath) -> None:
         """Write the page to a file."""
@@ -107,20 +183,9 @@ def evaluate(
 ) -> Evaluation:
     """Hold a head's outputs against the labels of the same rows.
 
-    Parameters
-    ----------
-    task : Task
-    outputs : numpy.ndarray
-        float32 (rows, outputs).
-    targets : numpy.ndarray
-        As the task gives them.
-    labels : sequence of str
-        What the outputs are called.
-    bounds : (int, int), optional
-        The lowest and the highest grade that a regression has learned, to which rounded scores are
-        cut; None if its labels were no grades.
-    about : mapping, optional
-        See `Evaluation`.
+    Outputs are float32 (rows, outputs), called `labels`; targets are as the task gives them.
+    `bounds` are the lowest and the highest grade that a regression has learned, to which rounded
+    scores are cut; None if its labels were no grades.
     """
     scores = task.scores(outputs)
     if task.name == "regression":
@@ -186,7 +251,8 @@ def _of_regression(
     curves, areas = _curves_and_areas(scores[:, None], is_high[:, None], [name])
     summary |= {"f1_at_threshold": _f1(is_high, rounded >= threshold), "auc": areas[name]}
     found["summary"] |= summary
-    edges = np.unique(numbers) if rounded is not scores else _tenths(numbers)
+    tenths = np.linspace(numbers.min(), numbers.max(), 10, endpoint=False)
+    edges = tenths if rounded is scores else np.unique(numbers)
     return found | {"curves": curves, "threshold": threshold} | _spread(scores, numbers, edges)
 
 
@@ -213,12 +279,8 @@ def _of_decisions(
 
 
 def _label_figures(precision: float, recall: float, f1: float, count: int) -> dict[str, Any]:
-    return {
-        "count": int(count),
-        "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
-    }
+    figures = {"precision": float(precision), "recall": float(recall), "f1": float(f1)}
+    return {"count": int(count), **figures}
 
 
 def _curves_and_areas(
@@ -246,10 +308,6 @@ def _curve(scores: np.ndarray, is_own: np.ndarray) -> list[list[float]]:
     points = np.stack([thresholds, precision[:-1], recall[:-1], kept], axis=1)
     count = min(CURVE_POINTS, len(points))
     return points[np.linspace(0, len(points) - 1, count).round().astype(int)].tolist()
-
-
-def _tenths(numbers: np.ndarray) -> np.ndarray:
-    return np.linspace(numbers.min(), numbers.max(), 10, endpoint=False)
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
@@ -282,3 +340,37 @@ def _f1(is_right: np.ndarray, is_given: np.ndarray) -> float | None:
 def _mean(values: Any) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+@functools.cache
+def _template() -> Template:
+    from gpuclassify.pages import page_template
+
+    return page_template("gpuclassify", "training", "evaluation.html.j2", figure=_shown)
+
+
+def _shown(value: Any) -> str:
+    """A figure in three digits, or a dash where it is not defined."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _usage(name: str, record: Mapping[str, Any]) -> str:
+    """Code that runs the head."""
+    settings = record["settings"]
+    given = [f"{key}={value!r}" for key, value in record["reading"].items()]
+    if settings["kind"] != "pooler":
+        runner = "HeadClassifier"
+        given.insert(0, f"heads={{{settings['label_field']!r}: {name!r}}}")
+    else:
+        is_number = settings["task"] == "regression"
+        runner = "FineWebEduClassifier" if is_number else "DistributedDataClassifier"
+        given.insert(0, f"model={name!r}")
+    return f"from gpuclassify import {runner}\n\nddf = {runner}({', '.join(given)})(ddf)"
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"| {name} | {str(value).replace('|', chr(92) + '|')} |"
+        for name, value in values.items()
+        if value is not None
+    )

@@ -1,42 +1,44 @@
-"""The layers of a head, fitted to the train part and chosen by the validation part."""
+"""The layers of a head, fitted to the train part and chosen by the validation part.
+
+Of a BERT, the pooler and the classifier may be these layers, as FineWeb-Edu trains them: everything
+else is frozen, so that the state of ``[CLS]``, computed once, is all that training reads.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuclassify.training.tasks import Layer, Task
+from gpuclassify import hub
+from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.hub.files import WEIGHTS
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.trained_head import TrainedHead
+from gpuclassify.training.tasks import Layer, Task, grades_of
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import BertForSequenceClassification
 
 logger = logging.getLogger(__name__)
 
 PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # of a linear head, of which one is chosen
 _LEAST = 1e-6  # a number that varies less is not stretched
+_POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this kind
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows to fit to or to judge by.
+    """Rows to fit to or to judge by."""
 
-    Attributes
-    ----------
-    vectors : numpy.ndarray
-        float32 (rows, numbers of an embedding).
-    targets : numpy.ndarray
-        As the task gives them.
-    weights : numpy.ndarray
-        float32 (rows,).
-    """
-
-    vectors: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
+    vectors: np.ndarray  # float32 (rows, numbers of an embedding)
+    targets: np.ndarray  # as the task gives them
+    weights: np.ndarray  # float32 (rows,)
 
     def take(self, rows: np.ndarray) -> Examples:
         """Some of them."""
@@ -45,21 +47,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: by AdamW, with a learning rate that falls to 0 in a line.
+    """How a network is trained: by AdamW, with a learning rate that falls to 0 in a line."""
 
-    Attributes
-    ----------
-    epochs : int
-        At most.
-    patience : int
-        Epochs without a better one after which training stops.
-    learning_rate : float
-    batch_size : int
-    weight_decay : float
-    """
-
-    epochs: int
-    patience: int
+    epochs: int  # at most
+    patience: int  # epochs without a better one after which training stops
     learning_rate: float
     batch_size: int
     weight_decay: float = 0.0
@@ -77,12 +68,7 @@ def fit_linear(
 ) -> list[Layer]:
     """scikit-learn's linear model, with the penalty of least validation loss.
 
-    Parameters
-    ----------
-    task : Task
-    train, validation : Examples
-    record : dict
-        Gets ``penalty`` and ``losses``, those of the validation part by penalty.
+    The record gets ``penalty`` and ``losses``, those of the validation part by penalty.
     """
     mean, deviation = _spread(train.vectors)
     vectors = (train.vectors - mean) / deviation
@@ -91,7 +77,9 @@ def fit_linear(
     for penalty in PENALTIES:
         weight, bias = task.fit_linear(vectors, train.targets, train.weights, penalty)
         layers = [_unstretched((weight, bias), mean, deviation)]
-        loss = _mean_loss(task, _outputs(layers[0], validation.vectors), validation)
+        weight, bias = layers[0]
+        outputs = (validation.vectors @ weight.T + bias).astype(np.float32)
+        loss = _mean_loss(task, outputs, validation)
         record["losses"][f"{penalty:g}"] = loss
         if best is None or loss < best[0]:
             best = (loss, penalty, layers)
@@ -142,23 +130,8 @@ def train_network(
 ) -> None:
     """Train a network, and leave it as it was after its best epoch.
 
-    Parameters
-    ----------
-    network : nn.Sequential
-        Embeddings to outputs.
-    task : Task
-    train, validation : Examples
-    recipe : Recipe
-    record : dict
-        Gets ``epochs``, the number that ran, and ``best_epoch``, from 1.
-    quality : callable, optional
-        Of the validation part's outputs and targets: the best epoch has most of it. Default: the
-        loss, of which it has least.
-
-    Raises
-    ------
-    ArithmeticError
-        Outputs are not finite after the first epoch.
+    That epoch has most `quality`, of the validation part's outputs and targets; without it, least
+    loss. The record gets ``epochs``, the number that ran, and ``best_epoch``, from 1.
     """
     import torch
 
@@ -221,11 +194,6 @@ def _mean_loss(task: Task, outputs: np.ndarray, examples: Examples) -> float:
     return float(np.average(losses.numpy(), weights=examples.weights))
 
 
-def _outputs(layer: Layer, vectors: np.ndarray) -> np.ndarray:
-    weight, bias = layer
-    return (vectors @ weight.T + bias).astype(np.float32)
-
-
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each number of the vectors, which are trained on without them."""
     deviation = vectors.std(axis=0, dtype=np.float64)
@@ -237,3 +205,117 @@ def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer
     weight, bias = (part.astype(np.float64) for part in layer)
     weight = weight / deviation
     return weight.astype(np.float32), (bias - weight @ mean).astype(np.float32)
+
+
+def pooler_embedder(backbone: Embedder | str) -> Embedder:
+    """An embedder of the state of ``[CLS]``, as a BERT's pooler reads it; raises for any other."""
+    settings: dict[str, Any] = {"pooling": "cls", "normalize": False, "prompt": ""}
+    embedder = backbone if isinstance(backbone, Embedder) else Embedder(model=backbone, **settings)
+    checkpoint = embedder.model.checkpoint
+    sizes, sentence = checkpoint.sizes, sentence_model(checkpoint)
+    if sizes.get("model_type") != "bert":
+        raise CheckpointError(
+            f"{checkpoint.identity.name} is a {sizes.get('model_type')} model, and "
+            'kind="pooler" trains the pooler of a BERT: take kind="mlp"'
+        )
+    if not isinstance(backbone, Embedder):
+        length = sizes["max_position_embeddings"]
+        return Embedder(model=backbone, max_seq_length=length, **settings)
+    if sentence.pooling != "cls" or sentence.is_normalized or embedder.model.prompt:
+        raise ValueError(
+            'a pooler reads the state of [CLS] as it is: pass Embedder(pooling="cls", '
+            'normalize=False, prompt="", ...), or the name of the model alone'
+        )
+    return embedder
+
+
+def fit_pooler(
+    task: Task,
+    train: Examples,
+    validation: Examples,
+    record: dict[str, Any],
+    embedder: Embedder,
+    outputs: Sequence[str],
+    recipe: Recipe,
+    seed: int,
+) -> list[Layer]:
+    """The model's own pooler and a new classifier, trained; grades by the macro-F1 of their scores.
+
+    The best epoch is that of the highest macro-F1 of rounded scores where labels are grades, else
+    of the least loss.
+    """
+    import torch
+    from sklearn.metrics import f1_score
+    from torch import nn
+
+    grades = grades_of(train.targets) if task.name == "regression" else None
+    lowest, highest = grades or (0, 0)
+
+    def macro_f1(scores: np.ndarray, targets: np.ndarray) -> float:
+        rounded = np.clip(np.rint(scores[:, 0]), lowest, highest)
+        return float(f1_score(np.rint(targets), rounded, average="macro"))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _classifier(embedder, task.problem_type, outputs)
+        network = nn.Sequential(model.bert.pooler.dense, nn.Tanh(), model.classifier)
+        quality = None if grades is None else macro_f1
+        train_network(network, task, train, validation, recipe, record, quality)
+    return layers_of(network)
+
+
+def save_classifier(network: TrainedHead, embedder: Embedder, folder: Path) -> None:
+    """Write the whole classifier as a BertForSequenceClassification, and the tokenizer."""
+    import torch
+
+    from gpuclassify.models.loading import quiet_transformers
+
+    model = _classifier(embedder, network.problem_type, network.labels)
+    tensors = {
+        f"{layer}.{kind}": torch.from_numpy(values)
+        for layer, pair in zip(_POOLER, network.layers, strict=True)
+        for kind, values in zip(("weight", "bias"), pair, strict=True)
+    }
+    unknown = model.load_state_dict(tensors, strict=False).unexpected_keys
+    assert not unknown, unknown
+    with quiet_transformers():
+        model.save_pretrained(folder)
+    tokenizer = embedder.model.new_tokenizer()
+    tokenizer.model_max_length = embedder.options.max_seq_length or tokenizer.model_max_length
+    tokenizer.save_pretrained(folder)
+
+
+def read_layers(folder: Path) -> list[Layer]:
+    """Pooler and classifier of a BertForSequenceClassification."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "np") as tensors:
+        return [
+            (tensors.get_tensor(f"{layer}.weight"), tensors.get_tensor(f"{layer}.bias"))
+            for layer in _POOLER
+        ]
+
+
+def _classifier(
+    embedder: Embedder, problem_type: str, labels: Sequence[str]
+) -> BertForSequenceClassification:
+    """The model with the pooler and the classifier that it has, random ones for others, float32."""
+    import torch
+    from transformers import BertForSequenceClassification
+
+    from gpuclassify.models.loading import building_lock, quiet_transformers
+
+    directory = hub.download(embedder.model.identity, cache_dir=embedder.options.cache_dir)
+    with building_lock, quiet_transformers():
+        return BertForSequenceClassification.from_pretrained(
+            directory,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+            problem_type=problem_type,
+            id2label=dict(enumerate(labels)),
+            label2id={label: place for place, label in enumerate(labels)},
+            hidden_dropout_prob=0.0,
+            classifier_dropout=0.0,
+        )

@@ -23,23 +23,8 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
     (scikit-learn's StratifiedGroupKFold takes a millisecond or two a group, which is longer than a
     GPU takes to embed a text.)
 
-    Parameters
-    ----------
-    strata : numpy.ndarray
-        int64 (rows,), from 0: what parts are to have equal shares of. A group's is its commonest.
-    groups : numpy.ndarray
-        int64 (rows,), equal for rows of one group.
-    seed : int
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        For each of `PARTS` int64 positions of its rows, ascending.
-
-    Raises
-    ------
-    ValueError
-        There are fewer than three groups.
+    Strata, int64 (rows,) from 0, are what parts are to have equal shares of; a group's is its
+    commonest. For each of `PARTS` the result has int64 positions of its rows, ascending.
     """
     groups = np.unique(groups, return_inverse=True)[1]
     counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
@@ -134,17 +119,8 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     Texts of few groups are looked at first: one of a great many, such as an error page, would make
     one group of everything.
 
-    Parameters
-    ----------
-    groups, texts : numpy.ndarray
-        int64 (rows,), from 0: equal for rows of one group, and for rows of one text.
-
-    Returns
-    -------
-    groups : numpy.ndarray
-        int64 (rows,).
-    left : int
-        Texts that stand in several of them.
+    Both are int64 (rows,), from 0; equal for rows of one group, and for rows of one text. Returns
+    the groups, and how many texts stand in several of them.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -24,13 +24,7 @@ _SHOWN = 5
 
 
 class Task(ABC):
-    """Labels as targets of training, and what is fitted to them.
-
-    Parameters
-    ----------
-    label_field : str
-        For messages.
-    """
+    """Labels as targets of training, and what is fitted to them; `label_field` is for messages."""
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
@@ -72,14 +66,7 @@ class Task(ABC):
     ) -> Layer:
         """Weight (outputs, numbers) and bias (outputs,) of scikit-learn's linear model.
 
-        Parameters
-        ----------
-        vectors : numpy.ndarray
-            float64 (rows, numbers).
-        targets, weights : numpy.ndarray
-            Of the rows.
-        penalty : float
-            On the squares of the weights, against a sum over rows.
+        The penalty is on the squares of the weights, against a sum over rows.
         """
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:

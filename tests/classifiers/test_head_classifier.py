@@ -28,7 +28,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.embedding_head import Backbone, DenseHead
+from gpuclassify.models.trained_head import Backbone, TrainedHead
 from tests.oracle import (
     assert_close,
     assert_labels_agree,
@@ -80,7 +80,7 @@ def save_heads(folder, width, backbone=None, names=("edu", "topic", "tag")):
         problem_type, labels, hidden, output = kinds[name]
         linears = [layer for layer in networks(width)[name] if isinstance(layer, nn.Linear)]
         layers = [(layer.weight.numpy(), layer.bias.numpy()) for layer in linears]
-        DenseHead(layers, problem_type, labels, hidden, output, backbone).save(folder / name)
+        TrainedHead(layers, problem_type, labels, hidden, output, backbone).save(folder / name)
     return {name: folder / name for name in names}
 
 
@@ -470,7 +470,7 @@ def test_what_is_no_head_is_refused_with_the_cure(heads, tiny, tmp_path):
 
 def test_a_head_whose_outputs_overflow_fails_naming_the_row(tmp_path):
     layers = [(np.full((1, 384), 3e38), [0.0]), ([[1.0]], [3e38])]
-    DenseHead(layers, "regression", ["score"], "relu").save(tmp_path / "large")
+    TrainedHead(layers, "regression", ["score"], "relu").save(tmp_path / "large")
     mapper = HeadClassifier(heads={"large": tmp_path / "large"}, backbone=MINILM)
     with np.errstate(over="ignore"), pytest.raises(NonFiniteOutputError, match=r"'large'.*row"):
         mapper(documents(TEXTS))

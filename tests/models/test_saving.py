@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertMod
 from gpuclassify import Deberta, DistributedDataClassifier, HeadClassifier, hub
 from gpuclassify.hub.saving import replace_file, saving
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.embedding_head import DenseHead, load_head, read_head
+from gpuclassify.models.trained_head import TrainedHead, load_head, read_head
 from tests.kills import is_killed, kills
 from tests.oracle import stacked
 
@@ -32,7 +32,7 @@ def head(labels, width=2):
     """A head whose weights tell which labels they belong to."""
     value = float(sum(map(ord, "".join(labels))))
     layer = np.full((len(labels), width), value), np.zeros(len(labels))
-    return DenseHead((layer,), "single_label_classification", tuple(labels))
+    return TrainedHead((layer,), "single_label_classification", tuple(labels))
 
 
 def labels_of(folder):

@@ -24,7 +24,7 @@ from gpuclassify import (
 )
 from gpuclassify.training.annotations import AnnotatedColumns, read_annotations
 from gpuclassify.training.fitting import PENALTIES, RECIPES
-from gpuclassify.training.head import CARD, PAGE, RECORD
+from gpuclassify.training.trained_head import CARD, PAGE, RECORD
 from tests.kills import kills
 from tests.oracle import assert_close, raw_outputs, stacked
 from tests.sentence_oracle import encoded
@@ -382,7 +382,7 @@ def test_training_leaves_the_random_state_alone(fit):
 
 
 def test_no_host_is_in_two_parts_and_no_text_without_hosts(annotated, monkeypatch):
-    from gpuclassify.training import head as module
+    from gpuclassify.training import trained_head as module
 
     seen = {}
 

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from gpuclassify import hub
 from gpuclassify._version import __version__
-from gpuclassify.classifiers.embedder import Embedder
-from gpuclassify.hub.saving import finish_saving, saving
+from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.hub.saving import CONFIG, finish_saving, saving
 from gpuclassify.models.checkpoint import read_checkpoint
-from gpuclassify.models.embedding_head import Backbone, DenseHead, load_head, read_head
 from gpuclassify.models.tensors import check_digest
-from gpuclassify.settings.checks import with_plain_values
+from gpuclassify.models.trained_head import (
+    Backbone,
+    TrainedHead,
+    load_head,
+    read_head,
+    refuse_other_model,
+)
+from gpuclassify.settings.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    with_plain_values,
+)
 from gpuclassify.settings.options import StrPath
+from gpuclassify.training import Kind, TaskName
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
-from gpuclassify.training.backbone import backbone_of, embedder_of, reading_of
-from gpuclassify.training.card import card
 from gpuclassify.training.evaluation import Evaluation, evaluate
-from gpuclassify.training.fitting import RECIPES, Examples, fit_linear, fit_mlp
-from gpuclassify.training.pooler import fit_pooler, read_layers, save_classifier
-from gpuclassify.training.settings import RECORD, Kind, TaskName, check_directory, check_settings
+from gpuclassify.training.fitting import (
+    RECIPES,
+    Examples,
+    fit_linear,
+    fit_mlp,
+    fit_pooler,
+    pooler_embedder,
+    read_layers,
+    save_classifier,
+)
 from gpuclassify.training.split import refuse_small, split
 from gpuclassify.training.tasks import (
     TASKS,
@@ -38,8 +57,11 @@ from gpuclassify.training.tasks import (
     refuse_untrained,
 )
 
+PACKAGES = ("numpy", "scikit-learn", "torch", "transformers")  # that training is recorded with
 ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
-PAGE, CARD = "evaluation.html", "README.md"
+RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
+# Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
+_READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +73,7 @@ class Head:
 
     Attributes
     ----------
-    network : DenseHead
+    network : TrainedHead
         The layers.
     embedder : Embedder
         What makes the embeddings.
@@ -69,7 +91,7 @@ class Head:
     >>> ddf = HeadClassifier(heads={"quality": "quality-head"})(ddf)  # doctest: +SKIP
     """
 
-    network: DenseHead
+    network: TrainedHead
     embedder: Embedder
     record: dict[str, Any]
 
@@ -154,7 +176,7 @@ class Head:
             "seed": seed,
         }
         check_settings(settings)
-        embedder = embedder_of(backbone, kind)
+        embedder = _embedder_of(backbone, kind)
         columns = AnnotatedColumns(text_field, label_field, group)
         found = read_annotations(annotated, columns, embedder, embeddings)
         return _fit(TASKS[task](label_field), embedder, found, settings)
@@ -249,8 +271,8 @@ class Head:
                 save_classifier(self.network, self.embedder, beside)
             record = json.dumps(self.record, indent=1, ensure_ascii=False)
             (beside / RECORD).write_text(f"{record}\n", encoding="utf-8")
-            text = card(folder.name, self.record, self.evaluation)
-            (beside / CARD).write_text(text, encoding="utf-8")
+            card = self.evaluation.card(folder.name, self.record)
+            (beside / CARD).write_text(card, encoding="utf-8")
             self.evaluation.save(beside / PAGE)
         return folder
 
@@ -285,7 +307,7 @@ class Head:
             task = TASKS[record["settings"]["task"]]
             check_digest(read_checkpoint(identity), folder)
             layers, labels = tuple(read_layers(folder)), tuple(record["labels"])
-            network = DenseHead(layers, task.problem_type, labels, "tanh", backbone=described)
+            network = TrainedHead(layers, task.problem_type, labels, "tanh", backbone=described)
         else:
             network = load_head(read_head(identity))
         hub.download(identity)  # unchanged while it was read
@@ -332,14 +354,15 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
     examples = Examples(found.vectors, targets, _weights(strata, settings["balanced"]))
     train, validation, test = (examples.take(rows) for rows in parts.values())
     training: dict[str, Any] = {}
-    backbone = backbone_of(embedder)
-    network = DenseHead(
+    backbone = _backbone_of(embedder)
+    network = TrainedHead(
         tuple(_layers(task, embedder, train, validation, outputs, settings, training)),
         task.problem_type,
         outputs,
         hidden_activation=ACTIVATIONS[settings["kind"]],
         backbone=backbone,
     )
+    reading = {name: getattr(embedder.options, name) for name in _READING}
     record = {
         "settings": settings,
         "data": {
@@ -353,8 +376,8 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         "grades": grades_of(targets) if task.name == "regression" else None,
         "training": training,
         "backbone": asdict(backbone),
-        "reading": reading_of(embedder),
-        "versions": _versions(),
+        "reading": {k: v for k, v in reading.items() if v != getattr(Embedder.Options, k)},
+        "versions": {"gpuclassify": __version__} | {name: version(name) for name in PACKAGES},
     }
     head = Head(network, embedder, record)
     judged = head._judge(test.vectors, test.targets).as_dict()
@@ -390,11 +413,6 @@ def _weights(strata: np.ndarray, is_balanced: bool) -> np.ndarray:
     return compute_sample_weight("balanced" if is_balanced else None, strata).astype(np.float32)
 
 
-def _versions() -> dict[str, str]:
-    packages = ("numpy", "scikit-learn", "torch", "transformers")
-    return {"gpuclassify": __version__} | {name: version(name) for name in packages}
-
-
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """How a head was trained, as tables for people."""
     named = {name: value for name, value in record["settings"].items() if value is not None}
@@ -404,3 +422,72 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "Settings": {"backbone": record["backbone"]["model"]} | named | trained,
         "Versions": dict(record["versions"]),
     }
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise, before anything is embedded, unless settings have a meaning and training can run."""
+    check_choice("kind", settings["kind"], get_args(Kind))
+    check_choice("task", settings["task"], get_args(TaskName))
+    check_flag("balanced", settings["balanced"])
+    for name in ("hidden_size", "epochs"):
+        check_count(name, settings[name])
+    if (rate := settings["learning_rate"]) is not None:
+        check_number("learning_rate", rate)
+        if not 0 < rate < float("inf"):
+            raise ValueError(f"learning_rate={rate!r} must be above 0, such as 0.001")
+    if settings["kind"] == "mlp" and settings["hidden_size"] is None:
+        raise ValueError('hidden_size=None: kind="mlp" needs a width, such as 256')
+    seed = settings["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be a whole number, 0 or more")
+    given = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
+    if given and settings["kind"] == "linear":
+        raise ValueError(
+            f'{" and ".join(given)} have no meaning for kind="linear", which is not trained in '
+            "epochs: leave them out"
+        )
+    for module in ("scipy", "sklearn"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"Head.fit needs {module}: pip install 'gpuclassify[train]'", name=module
+            )
+
+
+def check_directory(directory: StrPath, kind: Kind) -> Path:
+    """The directory to save a head in; FileExistsError if it must not replace the model there."""
+    folder = Path(os.fspath(directory)).expanduser()
+    finish_saving(folder)
+    if kind != "pooler":
+        refuse_other_model(folder)
+    elif (folder / CONFIG).exists() and not (folder / RECORD).exists():
+        raise FileExistsError(f"{folder} holds another model: name another directory")
+    return folder
+
+
+def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
+    """What embeds for a head: a model by its name, or an embedder with settings of its own."""
+    if not isinstance(backbone, (str, os.PathLike, Embedder)):
+        raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
+    if not isinstance(backbone, Embedder):
+        backbone = os.fspath(backbone)
+    elif backbone.options.text_template is not None:
+        raise ValueError(
+            f"text_template={backbone.options.text_template!r} reads several columns, and training "
+            "reads one: make a column of the filled template, and name it as text_field="
+        )
+    if kind == "pooler":
+        return pooler_embedder(backbone)
+    return backbone if isinstance(backbone, Embedder) else Embedder(model=backbone)
+
+
+def _backbone_of(embedder: Embedder) -> Backbone:
+    """What a head's own files keep of its embedder."""
+    identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
+    return Backbone(
+        model=identity.name,
+        revision=None if identity.is_directory else identity.revision,
+        pooling=sentence.pooling,
+        normalize=sentence.is_normalized,
+        prompt=embedder.model.prompt,
+        max_seq_length=embedder.options.max_seq_length,
+    )

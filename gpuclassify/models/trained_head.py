@@ -47,41 +47,22 @@ CONVERT = "`gpuclassify convert SOURCE DIRECTORY` makes a head's directory of su
 class Backbone:
     """The model whose embeddings a head was trained on, and how it embedded.
 
-    Attributes
-    ----------
-    model : str
-        Hub name or directory.
-    revision : str, optional
-        Commit on the Hub.
-    pooling : {"mean", "cls", "last"}, optional
-        This and what follows: None is as the model's own files have it.
-    normalize : bool, optional
-        Embeddings have length 1.
-    prompt : str, optional
-        Stands before every text.
-    max_seq_length : int, optional
-        Tokens of a text that are read.
+    From `pooling` on, None is as the model's own files have it.
     """
 
-    model: str
-    revision: str | None = None
-    pooling: str | None = None
-    normalize: bool | None = None
-    prompt: str | None = None
-    max_seq_length: int | None = None
+    model: str  # Hub name or directory
+    revision: str | None = None  # commit on the Hub
+    pooling: str | None = None  # "mean", "cls" or "last"
+    normalize: bool | None = None  # embeddings have length 1
+    prompt: str | None = None  # stands before every text
+    max_seq_length: int | None = None  # tokens of a text that are read
 
 
 @dataclass(frozen=True)
-class HeadCheckpoint(Checkpoint):
-    """A head pinned and described, without its weights.
+class TrainedHeadCheckpoint(Checkpoint):
+    """A head pinned and described, without its weights."""
 
-    Attributes
-    ----------
-    widths : tuple of int
-        Numbers of an embedding, of each hidden layer, and outputs.
-    """
-
-    widths: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()  # numbers of an embedding, of each hidden layer, and outputs
 
     @property
     def backbone(self) -> Backbone | None:
@@ -91,7 +72,7 @@ class HeadCheckpoint(Checkpoint):
 
 
 @dataclass(frozen=True, eq=False)
-class DenseHead:
+class TrainedHead:
     """A head in memory.
 
     Attributes
@@ -183,16 +164,8 @@ class DenseHead:
         save_file(self.tensors(), folder / WEIGHTS, metadata={"format": "np"})
 
 
-def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
-    """Describe the head at `identity` by its ``config.json`` and the header of its weights.
-
-    Raises
-    ------
-    CheckpointError
-        No head on embeddings, or tensors, labels and activations that do not fit each other.
-    ModelNotFoundError, ModelAccessError, HubUnreachableError, ValueError
-        See `gpuclassify.hub.read_tensor_shapes`.
-    """
+def read_head(identity: Identity, *, cache_dir: str | None = None) -> TrainedHeadCheckpoint:
+    """Describe the head at `identity` by its ``config.json`` and the header of its weights."""
     name, files = identity.name, hub.list_files(identity, cache_dir=cache_dir)
     if missing := [file for file in (CONFIG, WEIGHTS) if file not in files]:
         pickles = [file for file in files if matches(file, hub.PICKLE_PATTERNS)]
@@ -205,7 +178,7 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
     _check_config(config, name)
     labels = labels_in_order(config, name)
     widths = _check_widths(hub.read_tensor_shapes(identity, cache_dir=cache_dir), labels, name)
-    return HeadCheckpoint(
+    return TrainedHeadCheckpoint(
         identity,
         EMBEDDING_HEAD,
         labels,
@@ -215,16 +188,8 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
     )
 
 
-def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> DenseHead:
-    """The head in memory, with the weights at its pinned identity.
-
-    Raises
-    ------
-    CheckpointError
-        A weight is not finite, or the weights are not those that were saved.
-    ModelChangedError, ModelNotFoundError, ModelAccessError, HubUnreachableError
-        See `gpuclassify.hub.download`.
-    """
+def load_head(checkpoint: TrainedHeadCheckpoint, *, cache_dir: str | None = None) -> TrainedHead:
+    """The head in memory, with the weights at its pinned identity, if they are those saved."""
     from safetensors.numpy import load_file
 
     config = checkpoint.config
@@ -233,7 +198,7 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> De
     tensors = load_file(directory / WEIGHTS)
     if checkpoint.identity.is_directory:
         hub.download(checkpoint.identity)  # unchanged while it was read
-    return DenseHead(
+    return TrainedHead(
         layers=tuple(
             (tensors[f"layers.{place}.weight"], tensors[f"layers.{place}.bias"])
             for place in range(len(checkpoint.widths) - 1)
@@ -282,13 +247,7 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
 def _check_widths(
     shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
 ) -> tuple[int, ...]:
-    """Numbers that go into each layer and come out of the last one.
-
-    Raises
-    ------
-    CheckpointError
-        A tensor is missing, unknown or does not follow from the one before.
-    """
+    """Numbers that go into each layer and come out of the last one, if each follows the other."""
     count = max(len(shapes) // 2, 1)
     weights = [shapes.get(f"layers.{place}.weight", ()) for place in range(count)]
     biases = [shapes.get(f"layers.{place}.bias", ()) for place in range(count)]
@@ -298,8 +257,7 @@ def _check_widths(
             f"the tensors of {name} are {found or 'none'}: a head's are layers.0.weight (outputs, "
             "inputs), layers.0.bias (outputs,), layers.1.weight and so on"
         )
-    outputs = [shape[0] for shape in weights]
-    inputs = [shape[1] for shape in weights]
+    outputs, inputs = zip(*weights, strict=True)
     if outputs[:-1] != inputs[1:] or biases != [(width,) for width in outputs]:
         raise CheckpointError(f"the layers of {name} do not fit each other: {found}")
     if outputs[-1] != len(labels):

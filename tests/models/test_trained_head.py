@@ -11,7 +11,7 @@ from torch import nn
 
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.embedding_head import Backbone, DenseHead, load_head, read_head
+from gpuclassify.models.trained_head import Backbone, TrainedHead, load_head, read_head
 
 BACKBONE = Backbone("a/b", revision="f" * 40, pooling="cls", normalize=True, prompt="query: ")
 EMBEDDINGS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
@@ -25,7 +25,9 @@ def dense(*widths, seed=0):
 
 def head(*widths, **settings):
     labels = [f"l{place}" for place in range(widths[-1])]
-    return DenseHead(dense(*widths), **{"problem_type": "regression", "labels": labels, **settings})
+    return TrainedHead(
+        dense(*widths), **{"problem_type": "regression", "labels": labels, **settings}
+    )
 
 
 def write(folder, *, config=None, tensors=None, without=()):
