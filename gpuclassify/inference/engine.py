@@ -20,11 +20,16 @@ from gpuclassify.inference.batching import (
     pad,
     stage,
 )
-from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device import alone, holding, run_in_streams, stream_count, watched
 from gpuclassify.inference.loaded_model import LoadedModel
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, Budget, halve_on_oom
+from gpuclassify.inference.memory import (
+    FOUND_LIMITS,
+    BatchLimits,
+    MeasuredBudget,
+    find_budget,
+    halve_on_oom,
+)
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
 from gpuclassify.tokenizing.token_batch import TokenBatch
@@ -229,7 +234,7 @@ def _limits(
 
 def _find_budget(
     model: LoadedModel, settings: BatchSettings, side: str, is_packed: bool
-) -> BatchLimits | Budget:
+) -> BatchLimits | MeasuredBudget:
     if model.needs_single_rows or settings.engine == "reference":
         return BatchLimits(model.max_tokens, max_rows=1)
 

@@ -1,14 +1,29 @@
-"""What fits into a batch, and the one policy for what to do when it did not."""
+"""How much memory there is, what batches take of it, and what to do when one did not fit.
+
+On a CPU limits are known. On a GPU a few batches are measured, larger ones are planned for the
+memory that is free, and what was measured is kept for later processes in the user's cache.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
 import threading
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from gpuclassify._version import __version__
+from gpuclassify.models.checkpoint import first_size, state_width
 from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 
 # On a core, batches of 512 to 2,048 tokens are alike; beyond, activations leave the caches. Smaller
@@ -16,10 +31,37 @@ from gpuclassify.workers.device_errors import is_out_of_memory, release_memory
 CPU_MAX_TOKENS = 1_024
 CPU_ENOUGH_TOKENS = 512
 CPU_SCORE_BYTES = 64 * 2**20
+# On a GPU more tokens than this fill the device no better, while padding grows.
+GPU_MAX_TOKENS = 65_536
+GPU_ENOUGH_TOKENS = 16_384
+GPU_SCORE_BYTES = 2 * 2**30
+GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
+# Where torch's memory is not counted, and free memory is not known either: RMM keeps its own.
+GPU_UNMEASURED_TOKENS = 16_384
+GPU_UNMEASURED_SCORE_BYTES = 2**29
+# Large enough that the allocator's rounding, about a megabyte a tensor, is a small part.
+PROBE_TOKENS = 8_192
+PROBE_RATIO = 4  # of the larger batch to the smaller
+# A measurement is not believed to be wrong by more; what runs out beyond has other reasons.
+MOST_SAFETY_PERCENT = 800
 PEAK_ATTEMPTS = 3
 LIVE_SCORE_COPIES = 4  # scores, two relative terms and their softmax are alive together
+# Of a token's width, alive together in a layer: input, residual, three projections, result.
+STATES_A_LAYER = 6
+# What configurations call the width of the feed-forward network.
+INNER_WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim")
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Key = Mapping[str, str | int]
+
+
+class DocumentTooLargeError(MemoryError):
+    """A single text does not fit on the device."""
+
+
+# What a batch may hold.
 
 
 @dataclass(frozen=True)
@@ -98,14 +140,214 @@ class BatchLimits:
         )
 
 
-class Budget(Protocol):
-    """Limits that depend on how much memory is free."""
+def cpu_limits(score_rule: ScoreRule | None = None) -> BatchLimits:
+    """Limits on a CPU, where the caches decide and not the memory."""
+    return BatchLimits(CPU_MAX_TOKENS, score_rule=score_rule, max_score_bytes=CPU_SCORE_BYTES)
+
+
+def unmeasured_limits(score_rule: ScoreRule | None = None) -> BatchLimits:
+    """Limits on a GPU whose memory is not counted."""
+    return _gpu_limits(GPU_UNMEASURED_TOKENS, GPU_UNMEASURED_SCORE_BYTES, score_rule)
+
+
+def plan_limits(
+    batch_memory: BatchMemory, free_bytes: int, score_rule: ScoreRule | None = None
+) -> BatchLimits:
+    """Limits under which no batch of more than one row takes more than its share of free memory."""
+    usable_bytes = _usable_bytes(free_bytes)
+    return _gpu_limits(
+        max(1, min(batch_memory.most_tokens(usable_bytes), GPU_MAX_TOKENS)),
+        min(usable_bytes, GPU_SCORE_BYTES),
+        score_rule,
+    )
+
+
+def _usable_bytes(free_bytes: int) -> int:
+    return int(max(0, free_bytes) * GPU_SHARE)
+
+
+def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None) -> BatchLimits:
+    return BatchLimits(
+        max_tokens,
+        score_rule=score_rule,
+        max_score_bytes=score_bytes,
+        enough_tokens=GPU_ENOUGH_TOKENS,
+    )
+
+
+# What batches take.
+
+
+def largest_batch_bytes(
+    sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> int | None:
+    """About what the largest batch takes beside the weights; None for a network of other sizes.
+
+    Told without running it: the tokens that a batch holds at most, with the states of one layer,
+    and for attention that materialises its scores what is allowed for them. A GPU with less free
+    memory gets smaller batches. `sizes` is the configuration of the network.
+    """
+    width = state_width(sizes)
+    if width is None:
+        return None
+    numbers = STATES_A_LAYER * width + 2 * (first_size(sizes, INNER_WIDTHS) or 4 * width)
+    is_gpu = device.type == "cuda"
+    tokens = GPU_MAX_TOKENS if is_gpu else CPU_MAX_TOKENS
+    scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
+    has_scores = bool(sizes.get("relative_attention"))
+    return tokens * numbers * dtype.itemsize + (scores if has_scores else 0)
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """Bytes that a batch takes beside the model's weights.
+
+    Attributes
+    ----------
+    fixed_bytes : int
+        Whatever the batch.
+    token_bytes : int
+        For each token that its layers run, padding included.
+    safety_percent : int
+        How much of that is planned; more than 100 after a batch ran out of memory that should have
+        fitted.
+    """
+
+    fixed_bytes: int
+    token_bytes: int
+    safety_percent: int = 100
+
+    def size_bytes(self, tokens: int) -> int:
+        """What is planned for a batch of `tokens` tokens."""
+        return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
+
+    def most_tokens(self, usable_bytes: int) -> int:
+        """Tokens of the largest batch for which no more is planned; 0 if there is none."""
+        measured_bytes = usable_bytes * 100 // self.safety_percent
+        return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
+
+    def after_failure(self, tokens: int, free_bytes: int) -> BatchMemory:
+        """What to believe after a batch of `tokens` tokens ran out of memory.
+
+        If more is planned for it than is free now that it was given back, something else has taken
+        memory meanwhile, and this is as good as before. Otherwise, with as much free, half of that
+        batch will be planned.
+        """
+        if self.size_bytes(tokens) > free_bytes:
+            return self
+        half_bytes = max(1, self.fixed_bytes + self.token_bytes * (tokens // 2))
+        needed_percent = -(-_usable_bytes(free_bytes) * 100 // half_bytes)
+        safety_percent = min(max(needed_percent, self.safety_percent), MOST_SAFETY_PERCENT)
+        return replace(self, safety_percent=safety_percent)
+
+
+def measure_batch_memory(
+    probe: Callable[[int, int], Any],
+    widest: int,
+    peak_bytes: Callable[[Callable[[], Any]], int],
+) -> BatchMemory:
+    """The memory that a model's batches take, measured on batches as wide as its texts can be.
+
+    Two sizes tell what every batch takes from what its tokens take. Narrower batches take less a
+    token, if they differ at all.
+
+    Parameters
+    ----------
+    probe : callable
+        ``probe(rows, width)`` runs one batch of that size.
+    widest : int
+        Most tokens that a text can have.
+    peak_bytes : callable
+        Runs an action and returns how many bytes it had taken at most.
+
+    Raises
+    ------
+    RuntimeError or MemoryError
+        Whatever the probe raises; that memory ran out, only if one token alone does not fit.
+    """
+    width = min(widest, PROBE_TOKENS)
+    rows = PROBE_TOKENS // width
+    # What does not fit is halved here too; a single row that does not is no reason to give up,
+    # because texts may be shorter.
+    while True:
+        try:
+            return _measure(probe, rows, width, peak_bytes)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or rows * width == 1:
+                raise
+        release_memory()
+        if rows > 1:
+            rows //= 2
+        else:
+            width //= 2
+
+
+def _measure(
+    probe: Callable[[int, int], Any],
+    rows: int,
+    width: int,
+    peak_bytes: Callable[[Callable[[], Any]], int],
+) -> BatchMemory:
+    small_rows, small_width = max(1, rows // PROBE_RATIO), width
+    if rows < PROBE_RATIO:
+        small_width = max(1, rows * width // PROBE_RATIO)
+    probe(small_rows, small_width)  # loads kernels, and makes workspaces and tables that stay
+    small_bytes = peak_bytes(functools.partial(probe, small_rows, small_width))
+    large_bytes = peak_bytes(functools.partial(probe, rows, width))
+    small_tokens = small_rows * small_width
+    if small_tokens == rows * width:
+        return BatchMemory(0, max(1, -(-large_bytes // small_tokens)))
+    grown_bytes = large_bytes - small_bytes
+    token_bytes = max(1, -(-grown_bytes // (rows * width - small_tokens)))
+    return BatchMemory(max(0, small_bytes - token_bytes * small_tokens), token_bytes)
+
+
+class MeasuredBudget:
+    """What the batches of one model may hold, by what they were measured to take. Safe for threads.
+
+    Parameters
+    ----------
+    batch_memory : BatchMemory
+    memory : CudaMemory
+        Of the device; asked whenever limits are.
+    score_rule : ScoreRule, optional
+    save : callable
+        Called with the batch memory when an out-of-memory has corrected it.
+    """
+
+    def __init__(
+        self,
+        batch_memory: BatchMemory,
+        memory: CudaMemory,
+        score_rule: ScoreRule | None = None,
+        save: Callable[[BatchMemory], Any] = lambda batch_memory: None,
+    ) -> None:
+        self.batch_memory = batch_memory
+        self._memory = memory
+        self._score_rule = score_rule
+        self._save = save
+        self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
         """For the memory that is free now."""
+        batch_memory = self.batch_memory
+        limits = plan_limits(batch_memory, self._memory.free_bytes(), self._score_rule)
+        batch_bytes = batch_memory.size_bytes(limits.max_tokens)
+        return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def correct(self, rows: int, width: int) -> None:
         """Learn that a batch within these limits ran out of memory."""
+        free_bytes = self._memory.free_bytes()
+        with self._lock:
+            corrected = self.batch_memory.after_failure(rows * width, free_bytes)
+            if corrected == self.batch_memory:
+                return
+            self.batch_memory = corrected
+        logger.info("%d tokens did not fit into %d bytes: %s", rows * width, free_bytes, corrected)
+        self._save(corrected)
+
+
+# What is remembered in this process.
 
 
 class RunLimits:
@@ -115,7 +357,9 @@ class RunLimits:
     is there, and after an out-of-memory.
     """
 
-    def __init__(self, memory: LimitMemory, key: Hashable, budget: BatchLimits | Budget) -> None:
+    def __init__(
+        self, memory: LimitMemory, key: Hashable, budget: BatchLimits | MeasuredBudget
+    ) -> None:
         self._memory = memory
         self._key = key
         self._budget = budget
@@ -141,11 +385,11 @@ class LimitMemory:
     """
 
     def __init__(self) -> None:
-        self._budgets: dict[Hashable, BatchLimits | Budget] = {}
+        self._budgets: dict[Hashable, BatchLimits | MeasuredBudget] = {}
         self._failures: dict[Hashable, set[tuple[int, int]]] = {}
         self._lock = threading.Lock()
 
-    def for_run(self, key: Hashable, find: Callable[[], BatchLimits | Budget]) -> RunLimits:
+    def for_run(self, key: Hashable, find: Callable[[], BatchLimits | MeasuredBudget]) -> RunLimits:
         """Limits of `key` for a run that begins now; ``find()`` gives its budget the first time.
 
         Limits in place of a budget are the same in every run.
@@ -184,10 +428,6 @@ class LimitMemory:
 FOUND_LIMITS = LimitMemory()
 
 
-class DocumentTooLargeError(MemoryError):
-    """A single text does not fit on the device."""
-
-
 def halve_on_oom(
     step: Callable[[int, int], Result],
     start: int,
@@ -196,16 +436,8 @@ def halve_on_oom(
 ) -> list[Result]:
     """Outputs of ``step(start, stop)`` in row order, halving what exhausts memory.
 
-    What was too many for one part is not tried again on the next.
-
-    Parameters
-    ----------
-    step : callable
-        Runs the rows from start to stop.
-    start, stop : int
-        The rows.
-    on_out_of_memory : callable
-        Called with how many rows were too many, after `step` has released what it held.
+    What was too many for one part is not tried again on the next. `on_out_of_memory` is called with
+    how many rows were too many, after `step` has released what it held.
 
     Raises
     ------
@@ -235,6 +467,9 @@ def halve_on_oom(
         on_out_of_memory(rows)
         most_rows = rows // 2
     return outputs
+
+
+# What a device has.
 
 
 class CudaMemory:
@@ -316,6 +551,185 @@ def free_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def cpu_limits(score_rule: ScoreRule | None = None) -> BatchLimits:
-    """Limits on a CPU, where the caches decide and not the memory."""
-    return BatchLimits(CPU_MAX_TOKENS, score_rule=score_rule, max_score_bytes=CPU_SCORE_BYTES)
+# What is kept for later processes.
+
+
+def find_budget(
+    device: torch.device,
+    probe: Callable[[int, int], Any],
+    widest: int,
+    *,
+    model: str | None = None,
+    precision: str = "",
+    path: str = "padded",
+    score_rule: ScoreRule | None = None,
+    memory: CudaMemory | None = None,
+    store: BudgetStore | None = None,
+) -> BatchLimits | MeasuredBudget:
+    """What batches of a model may hold on `device`: known for a CPU, measured or kept for a GPU.
+
+    Parameters
+    ----------
+    device : torch.device
+    probe : callable
+        ``probe(rows, width)`` runs one batch of that size, as the batches to come will be run.
+    widest : int
+        Most tokens that a text can have.
+    model, precision, path : str
+        As in `budget_key`. Without a model, what is measured is not kept.
+    score_rule : ScoreRule, optional
+        For models that materialise attention scores.
+    memory : CudaMemory, optional
+        The device's; another one stands for a device of one's own.
+    store : BudgetStore, optional
+        That of the user's cache if none is given.
+
+    Raises
+    ------
+    RuntimeError or MemoryError
+        What the probe raises; see `measure_batch_memory`.
+    """
+    if device.type != "cuda":
+        return cpu_limits(score_rule)
+    memory = memory or CudaMemory(device)
+    if not memory.is_counted:
+        return unmeasured_limits(score_rule)
+    if model is None:
+        measured = measure_batch_memory(probe, widest, memory.peak_bytes)
+        return MeasuredBudget(measured, memory, score_rule)
+    store = store or BudgetStore(default_folder())
+    key = budget_key(model, precision, path, widest, memory.name, memory.total_bytes)
+    batch_memory = store.load(key)
+    if batch_memory is None:
+        started = time.perf_counter()
+        batch_memory = measure_batch_memory(probe, widest, memory.peak_bytes)
+        elapsed_seconds = time.perf_counter() - started
+        logger.info("%s on %s: %s, in %.1f s", model, device, batch_memory, elapsed_seconds)
+        store.save(key, batch_memory)
+    return MeasuredBudget(batch_memory, memory, score_rule, functools.partial(store.save, key))
+
+
+def budget_key(
+    model: str, precision: str, path: str, widest: int, device_name: str, total_bytes: int
+) -> dict[str, str | int]:
+    """All that the memory of batches depends on.
+
+    `model` is a name and revision, or whatever else tells models apart; `precision` that of weights
+    and activations; `path` how layers are run, such as "packed" or "padded".
+    """
+    import transformers
+
+    return {
+        "model": model,
+        "precision": precision,
+        "path": path,
+        "widest_tokens": widest,
+        "device": device_name,
+        "device_bytes": total_bytes,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or torch.version.hip or "",
+        "transformers": transformers.__version__,
+        "gpuclassify": __version__,
+    }
+
+
+def default_folder() -> Path | None:
+    """Where the user's cache is: budgets are kept there, below ``gpuclassify/budgets``.
+
+    In ``XDG_CACHE_HOME`` if that is set, else in ``LOCALAPPDATA`` on Windows, in
+    ``~/Library/Caches`` on macOS and in ``~/.cache`` elsewhere. None for a user without a home.
+    """
+    system = platform.system()
+    root = os.environ.get("XDG_CACHE_HOME")
+    if not root and system == "Windows":
+        root = os.environ.get("LOCALAPPDATA")
+    home = "~/Library/Caches" if system == "Darwin" else "~/.cache"
+    try:
+        return Path(root or home).expanduser() / "gpuclassify" / "budgets"
+    except RuntimeError as err:
+        logger.debug("no place for budgets: %s", err)
+        return None
+
+
+class BudgetStore:
+    """What batches take, by key, one small file each that a person can read.
+
+    Files that cannot be read or written, or that hold something else, are as good as none: the
+    memory is measured again. Any number of processes may use the same folder: a file appears
+    whole, and of those that write it at once one stays.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Made when it is first needed. Without one, nothing is kept.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def load(self, key: Key) -> BatchMemory | None:
+        """What the batches of `key` take, if it is known."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            return _parse(path.read_text(encoding="utf-8"), key)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as err:
+            logger.debug("%s is of no use, measuring again: %s", path, err)
+            return None
+
+    def save(self, key: Key, batch_memory: BatchMemory) -> None:
+        """Keep what batches take; where it is known already, the larger of each number."""
+        path = self._path(key)
+        if path is None:
+            return
+        known = self.load(key)
+        if known is not None:
+            pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)
+            batch_memory = BatchMemory(**{name: max(a, b) for (name, a), b in pairs})
+        if batch_memory == known:
+            return
+        try:
+            content = {"key": dict(key), "batch_memory": asdict(batch_memory)}
+            _replace(path, json.dumps(content, indent=1))
+        except OSError as err:
+            logger.debug("cannot write %s, later processes measure again: %s", path, err)
+
+    def _path(self, key: Key) -> Path | None:
+        if self.folder is None:
+            return None
+        canonical = json.dumps(dict(key), sort_keys=True, separators=(",", ":"))
+        return self.folder / f"{hashlib.sha256(canonical.encode()).hexdigest()}.json"
+
+
+def _parse(text: str, key: Key) -> BatchMemory:
+    """What a file says; ValueError if it is not this key's, or none at all."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("key") != dict(key):
+        raise ValueError("it is not about this model and device")
+    numbers = content.get("batch_memory")
+    names = ("fixed_bytes", "token_bytes", "safety_percent")
+    if not isinstance(numbers, dict) or set(numbers) != set(names):
+        raise ValueError(f"batch memory has the numbers {', '.join(names)}")
+    if any(type(number) is not int for number in numbers.values()):
+        raise ValueError("its numbers are whole")
+    batch_memory = BatchMemory(**numbers)
+    is_possible = batch_memory.fixed_bytes >= 0 and batch_memory.token_bytes >= 1
+    if not is_possible or not 100 <= batch_memory.safety_percent <= MOST_SAFETY_PERCENT:
+        raise ValueError(f"{batch_memory} is not possible")
+    return batch_memory
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that no reader sees half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(prefix=".draft-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).replace(path)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise

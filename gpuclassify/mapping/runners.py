@@ -244,7 +244,7 @@ class NetworkRunner(Runner):
 
     def batch_bytes(self) -> int | None:
         """The tokens that a batch holds at most; see `largest_batch_bytes`."""
-        from gpuclassify.inference.batch_memory import largest_batch_bytes
+        from gpuclassify.inference.memory import largest_batch_bytes
 
         return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
 

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from gpuclassify.inference.batching import cut_batches, longest_first
-from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.device import holding, to_device, watched
 from gpuclassify.inference.engine import BatchSettings
-from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, halve_on_oom
+from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_budget, halve_on_oom
 from gpuclassify.questions.decoder import Decoder
 from gpuclassify.questions.prompt_tokens import shared_length
 from gpuclassify.questions.shared_prefix import ATTENTION, Prefix, RowState

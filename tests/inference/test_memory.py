@@ -11,15 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuclassify.inference.batch_memory import GPU_MAX_TOKENS, PROBE_TOKENS
-from gpuclassify.inference.budgets import find_budget
 from gpuclassify.inference.memory import (
+    GPU_MAX_TOKENS,
+    PROBE_TOKENS,
     BatchLimits,
     CudaMemory,
     DocumentTooLargeError,
     LimitMemory,
     ScoreRule,
     cpu_limits,
+    find_budget,
     free_bytes,
     halve_on_oom,
 )
@@ -313,26 +314,13 @@ def test_free_memory_of_a_cpu_is_what_the_machine_has_left():
     assert 2**20 < free_bytes(CPU) < 2**50
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "empty_cache",
-        "current_device",
-        "get_allocator_backend",
-        "get_device_name",
-        "get_device_properties",
-        "get_per_process_memory_fraction",
-        "is_initialized",
-        "max_memory_allocated",
-        "mem_get_info",
-        "memory_allocated",
-        "memory_reserved",
-        "reset_peak_memory_stats",
-        "synchronize",
-    ],
-)
-def test_torch_has_each_function_that_measuring_a_gpu_calls(name):
-    assert callable(getattr(torch.cuda, name))
+def test_torch_has_each_function_that_measuring_a_gpu_calls():
+    names = (
+        "empty_cache current_device get_allocator_backend get_device_name get_device_properties "
+        "get_per_process_memory_fraction is_initialized max_memory_allocated mem_get_info "
+        "memory_allocated memory_reserved reset_peak_memory_stats synchronize"
+    )
+    assert all(callable(getattr(torch.cuda, name)) for name in names.split())
 
 
 @pytest.mark.gpu
