@@ -32,7 +32,7 @@ from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.tokenizing import timed, tokenizer_speed
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
 from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
-from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError
+from gpuclassify.tokenizing.gpu_wordpiece import NotEligibleError
 from gpuclassify.workers.nvml import survey_gpus
 from gpuclassify.workers.run_context import add_up, collected_stats
 

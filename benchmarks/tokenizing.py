@@ -283,8 +283,7 @@ class GpuTokenizing:
     def __init__(self, directory: str, texts: list[str]) -> None:
         import cudf
 
-        from gpuclassify.frames.texts import DeviceTexts
-        from gpuclassify.tokenizing.placement import gpu_tokenizer
+        from gpuclassify.tokenizing.gpu_wordpiece import DeviceTexts, gpu_tokenizer
 
         self._host = TextTokenizer(load(directory), MAX_TOKENS)
         self._gpu = gpu_tokenizer(self._host)

@@ -12,7 +12,7 @@ import numpy as np
 from gpuclassify.classifiers.embedder import EmbeddingHead
 from gpuclassify.classifiers.head_model import HeadsModel, check_width
 from gpuclassify.classifiers.head_options import HeadOptions
-from gpuclassify.frames.texts import Texts
+from gpuclassify.frames import Texts
 from gpuclassify.mapping.heads import HEADS, Head
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.mapping.text_mapper import TextMapper

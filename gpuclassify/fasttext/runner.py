@@ -15,7 +15,7 @@ import numpy as np
 from gpuclassify import hub
 from gpuclassify.fasttext.client import HostClient, check_library
 from gpuclassify.fasttext.model_file import PATTERNS, FastTextFile, read_fasttext
-from gpuclassify.frames.texts import Texts
+from gpuclassify.frames import Texts
 from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.mapping.columns import ReadShare
 from gpuclassify.mapping.pinned_model import PinnedModel

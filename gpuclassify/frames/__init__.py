@@ -1,8 +1,8 @@
-"""The dataframe backends behind a few verbs.
+"""The dataframe backends behind a few verbs; read `pandas.py` first.
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
 `string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns` and `take_rows`;
-cudf's also has `device_texts`, which leaves them on the GPU, and `text_minhashes`. What mappers add
+cudf's also has `text_series`, which leaves texts on the GPU, and `text_minhashes`. What mappers add
 travels between them as Arrow arrays, one a column; the Arrow field says the kind of column on every
 backend:
 
@@ -28,11 +28,64 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gpuclassify.settings.checks import BACKENDS
+
+
+class Texts(Protocol):
+    """A partition's texts as mappers read them, null where a row has none."""
+
+    def __len__(self) -> int: ...
+
+    def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
+        """Distinct texts cut to `max_chars`, and where each row's is among them.
+
+        Returns
+        -------
+        distinct : Texts
+            Without null.
+        positions : ndarray of int64, shape (rows,)
+            -1 for a null row.
+        """
+
+    def take(self, places: np.ndarray) -> Texts:
+        """The texts at these places, in that order."""
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,); 0 for null."""
+
+    def to_list(self) -> list[Any]:
+        """The texts on the host, None for null."""
+
+
+class HostTexts(list[Any]):
+    """Texts as Python strings, None where a row has none."""
+
+    def fold(self, max_chars: int | None) -> tuple[HostTexts, np.ndarray]:
+        """Distinct texts in order of appearance; see `Texts.fold`."""
+        cut = self if max_chars is None else [text and text[:max_chars] for text in self]
+        distinct = dict.fromkeys(cut)
+        distinct.pop(None, None)
+        places = {text: place for place, text in enumerate(distinct)} | {None: -1}
+        positions = np.fromiter(map(places.__getitem__, cut), dtype=np.int64, count=len(self))
+        return HostTexts(distinct), positions
+
+    def take(self, places: np.ndarray) -> HostTexts:
+        """The texts at these places, in that order."""
+        return HostTexts(self[place] for place in places)
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,); 0 for null."""
+        return np.fromiter((len(text or "") for text in self), dtype=np.int64, count=len(self))
+
+    def to_list(self) -> list[Any]:
+        """The texts themselves."""
+        return self
 
 
 def backend_of(frame: Any) -> ModuleType:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pylibcudf
 
 from gpuclassify.frames import unpack_digests
-from gpuclassify.frames.texts import DeviceTexts
 
 
 def check_text_column(frame: cudf.DataFrame, column: str) -> None:
@@ -137,14 +136,6 @@ def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
     """The values of `column` on the host as an Arrow array, of lists if it holds such."""
     values = frame[column].to_arrow()
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-
-
-def device_texts(
-    frame: cudf.DataFrame, column: str, max_chars: int | None
-) -> DeviceTexts | list[str | None]:
-    """The strings of `column`, left on the GPU; a list if there is no string at all."""
-    series = text_series(frame, column, max_chars)
-    return [None] * len(frame) if series is None else DeviceTexts(series)
 
 
 def with_columns(

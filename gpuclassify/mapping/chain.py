@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame
 from gpuclassify.settings.checks import check_count, with_plain_values
-from gpuclassify.tokenizing.token_cache import shared_tokens
+from gpuclassify.tokenizing.prefetch import shared_tokens
 
 
 @with_plain_values

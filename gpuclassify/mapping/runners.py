@@ -16,19 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.frames.texts import DeviceTexts, Texts
+from gpuclassify.frames import HostTexts, Texts
 from gpuclassify.mapping.columns import ReadShare
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.models.known_shapes import known_shapes
 from gpuclassify.models.tensors import check_headers
-from gpuclassify.tokenizing.placement import (
-    NotEligibleError,
-    check_library,
-    check_tokenizer,
-    gpu_tokenizer,
-    is_for_gpu,
-    refused,
-)
 from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
@@ -88,7 +80,7 @@ class Outputs:
         Windows of each text (texts,) and the text's own tokens in each window (windows,), without
         special ones, both in the order of `values`; None where every text has one window.
     aggregation : str
-        How windows become one row: see `gpuclassify.tokenizing.windows.aggregate`.
+        How windows become one row: see `gpuclassify.tokenizing.token_batch.aggregate`.
     """
 
     values: np.ndarray
@@ -104,7 +96,7 @@ class Outputs:
         """One row a text, in the order of the texts, of activated values of these outputs."""
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
-            from gpuclassify.tokenizing.windows import aggregate
+            from gpuclassify.tokenizing.token_batch import aggregate
 
             values = aggregate(values, self.counts, self.lengths, self.aggregation)
         return values[np.argsort(self.order)]
@@ -193,9 +185,9 @@ class Runner(ABC):
         """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
         return
 
-    def takes_device_texts(self, frame: Any) -> bool:
-        """Whether the texts of `frame` stay on the GPU."""
-        return False
+    def device_texts(self, frame: Any, column: str, max_chars: int | None) -> Texts | None:
+        """The texts of `frame`, left on the GPU if they are tokenized there; else None."""
+        return None
 
     @property
     def takes_gpu(self) -> bool:
@@ -258,20 +250,26 @@ class NetworkRunner(Runner):
     def check_tokenizer(self) -> None:
         """Raise NotEligibleError if the GPU is to tokenize, and cannot by what the files say."""
         if self.options.tokenizer == "gpu":
+            from gpuclassify.tokenizing.gpu_wordpiece import check_tokenizer
+
             self._refuse_changed_texts()
             check_tokenizer(self.options, self.model.checkpoint)
 
     def check_library(self, frame: Any) -> None:
         """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
-        check_library(self.options, frame)
-
-    def takes_device_texts(self, frame: Any) -> bool:
-        """Whether the texts of `frame` stay on the GPU, for a tokenizer that runs there."""
         if self.options.tokenizer == "gpu":
-            self._refuse_changed_texts()
-        return not self.changes_texts and is_for_gpu(
-            self.options, frame, lambda: self.device_and_dtype()[0].type
-        )
+            from gpuclassify.tokenizing.gpu_wordpiece import check_library
+
+            check_library(frame)
+
+    def device_texts(self, frame: Any, column: str, max_chars: int | None) -> Texts | None:
+        """The texts of `frame`, left on the GPU if they are tokenized there; else None."""
+        if self.options.tokenizer != "gpu":
+            return None
+        from gpuclassify.tokenizing.gpu_wordpiece import device_texts
+
+        self._refuse_changed_texts()
+        return device_texts(self.options, self.device_and_dtype()[0], frame, column, max_chars)
 
     @property
     def changes_texts(self) -> bool:
@@ -280,6 +278,8 @@ class NetworkRunner(Runner):
 
     def _refuse_changed_texts(self) -> None:
         if self.changes_texts:
+            from gpuclassify.tokenizing.gpu_wordpiece import refused
+
             reason = "it is given other texts than those of the column: tokenize on the host"
             raise refused(self.options, reason)
 
@@ -324,7 +324,7 @@ class EncoderRunner(NetworkRunner):
         """How long texts are for this model; see `Runner.token_lengths`."""
         from gpuclassify.models.loading import longest_input
         from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-        from gpuclassify.tokenizing.windows import all_windows, first_windows
+        from gpuclassify.tokenizing.token_batch import all_windows, first_windows
 
         options, tokenizer = self.options, self.model.new_tokenizer()
         limit = options.max_seq_length or longest_input(self.model.checkpoint, tokenizer)
@@ -412,16 +412,13 @@ class EncoderRunner(NetworkRunner):
 
     def _source(self, model: LoadedModel, texts: Texts) -> Source:
         """The texts with what tokenizes them."""
-        from gpuclassify.tokenizing.prefetch import DeviceSource, HostSource
-        from gpuclassify.tokenizing.token_cache import current_store
+        from gpuclassify.tokenizing.prefetch import HostSource, current_store
 
         on_host = self._text_tokenizer(model)
-        if isinstance(texts, DeviceTexts):
-            try:
-                return DeviceSource(texts, gpu_tokenizer(on_host), on_host)
-            except NotEligibleError as err:
-                if self.options.tokenizer == "gpu":
-                    raise refused(self.options, err) from err
+        if self.options.tokenizer == "gpu" and not isinstance(texts, HostTexts):
+            from gpuclassify.tokenizing.gpu_wordpiece import DeviceSource
+
+            return DeviceSource(self.options, texts, on_host)  # type: ignore[arg-type]
         prompted = [self.model.prompt + text for text in texts.to_list()]
         return HostSource(on_host, prompted, self._scores_windows, current_store())
 

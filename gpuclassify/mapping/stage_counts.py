@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.frames.texts import Texts
+from gpuclassify.frames import Texts
 
 # Why a row is dropped. One that several filters drop counts once, under the first of these.
 REASONS = ("null", "label", "confidence", "score")

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.frames import backend_of, name_row
-from gpuclassify.frames.texts import HostTexts, Texts
+from gpuclassify.frames import HostTexts, Texts, backend_of, name_row
 from gpuclassify.mapping.code_digest import code_digest, value_digest
 from gpuclassify.mapping.columns import (
     LABELS,
@@ -353,9 +352,10 @@ class TextMapper(PartitionMap):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Any) -> Any:
-        """The rows' texts: a list of strings, or `DeviceTexts` if the GPU is to tokenize."""
-        if self.runner.takes_device_texts(frame):
-            return backend_of(frame).device_texts(frame, self.text_field, self.max_chars)
+        """The rows' texts: a list of strings, or a column if the GPU is to tokenize."""
+        on_device = self.runner.device_texts(frame, self.text_field, self.max_chars)
+        if on_device is not None:
+            return on_device
         return HostTexts(self.list_texts(frame, self.max_chars))
 
     def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:

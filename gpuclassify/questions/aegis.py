@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.frames.texts import Texts
+from gpuclassify.frames import Texts
 from gpuclassify.mapping.columns import LABELS, ReadShare
 from gpuclassify.mapping.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, TokenLengths

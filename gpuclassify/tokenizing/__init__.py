@@ -1,1 +1,1 @@
-"""Texts to tokens: host and GPU tokenizers, prefetch, token cache."""
+"""Texts to tokens, on the host and ahead of the model; read `text_tokenizer.py` first."""

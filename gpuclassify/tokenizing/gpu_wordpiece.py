@@ -1,30 +1,406 @@
-"""WordPiece tokenization on the GPU, for those texts whose ids are proven to be the tokenizer's.
+"""``tokenizer="gpu"``: WordPiece by libcudf, for a column of cudf that stays on the GPU.
 
 libcudf normalizes and tokenizes like the Hugging Face tokenizer of BERT, but not always: some
-scripts, long words and special tokens spelt out in a text differ. `find_doubtful` tells those
-texts: they are left to the host's tokenizer, and named.
+scripts, long words and special tokens spelt out in a text differ. `read_rules` refuses tokenizers
+of other rules; `find_doubtful` tells the texts whose ids are not proven to be the tokenizer's,
+which the host's tokenizer does. Nothing else in the package imports this module unless the GPU is
+asked for: ``tokenizer="auto"`` means the host until a measurement on a GPU says otherwise.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuclassify.frames.texts import DeviceTexts
-from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.tokenizing.wordpiece_rules import NotEligibleError, WordPieceRules, read_rules
-from gpuclassify.tokenizing.wordpiece_screen import find_doubtful, probe_texts
+from gpuclassify import hub
+from gpuclassify.frames import HostTexts, backend_of
+from gpuclassify.models.checkpoint import Checkpoint
+from gpuclassify.settings.options import ModelOptions
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.token_batch import TokenBatch, Windows, only_windows
+from gpuclassify.workers.device_errors import is_out_of_memory, with_memory_released
+from gpuclassify.workers.run_context import RunStats
 
+# libcudf takes a word of 200 bytes or more for unknown, and a character has up to 4 bytes.
+LONGEST_WORD_CHARS = 49
 # Normalizing takes 12 bytes of the GPU for each byte of text, finding doubtful texts about as much.
 BLOCK_BYTES = 32 << 20
 # Stands before the texts of a block: libcudf reserves one word too few if the first text begins
 # with a space, and a block must not be empty.
 _FIRST_TEXT = "a"
+_HOST = 'pass tokenizer="host"'
+
+# Code points, first and last of each range, of which the rules of both were compared. In all of
+# them a character becomes at most one, and the same one; whether it is a word of its own, parts two
+# words or is dropped agrees.
+SAFE = (
+    (0x0000, 0x06FF),  # Latin, combining marks, Greek, Cyrillic, Armenian, Hebrew, Arabic
+    (0x0900, 0x097F),  # Devanagari
+    (0x0E00, 0x0E7F),  # Thai
+    (0x1E00, 0x2BFF),  # more Latin and Greek, punctuation, currencies, mathematics, symbols
+    (0x3000, 0x302D),  # CJK punctuation
+    (0x3030, 0x30FF),  # Hiragana and Katakana
+    (0x3400, 0x4DBF),  # CJK ideographs
+    (0x4E00, 0x9FFF),
+    (0xFE00, 0xFE0F),  # which form an emoji has
+    (0xFEFF, 0xFFEF),  # byte order mark, full and half width forms
+    (0xFFFD, 0xFFFD),  # what a broken encoding left
+    (0x1F000, 0x1FAFF),  # emoji
+)
+# Characters that end a word, or are one. Others do so too: a longer run than there is does no harm.
+BREAKS = (
+    (0x0009, 0x000A),
+    (0x000D, 0x000D),
+    (0x0020, 0x002F),
+    (0x003A, 0x0040),
+    (0x005B, 0x0060),
+    (0x007B, 0x007E),
+    (0x00A0, 0x00A0),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+)
+
+logger = logging.getLogger(__name__)
+
+
+class NotEligibleError(ValueError):
+    """The tokenizer follows rules that the GPU does not."""
+
+
+# What a mapper with tokenizer="gpu" asks.
+
+
+def check_tokenizer(options: ModelOptions, checkpoint: Checkpoint) -> None:
+    """Raise NotEligibleError if the checkpoint's files say that the GPU cannot tokenize for it.
+
+    They may not say: then the first partition tells, with the tokenizer itself.
+    """
+    home = checkpoint.tokenizer or checkpoint.identity
+    description = hub.read_text(home, "tokenizer.json", cache_dir=options.cache_dir)
+    if description is None:
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        read_rules(Tokenizer.from_str(description))
+    except NotEligibleError as err:
+        raise refused(options, err) from err
+
+
+def check_library(frame: Any) -> None:
+    """Raise TypeError unless it is a frame of cudf."""
+    if not backend_of(frame).__name__.endswith(".cudf"):
+        raise TypeError(
+            'tokenizer="gpu" tokenizes columns of cudf frames, and this frame is one of pandas: '
+            'move it with ddf.to_backend("cudf"), or in a Pipeline with backend="cudf", or '
+            f"{_HOST}"
+        )
+
+
+def refused(options: ModelOptions, reason: object) -> NotEligibleError:
+    """The error for a model whose texts the GPU shall tokenize and cannot, for this reason."""
+    return NotEligibleError(
+        f'tokenizer="gpu" does not suit {options.model}: {reason} (tokenizer="host")'
+    )
+
+
+def device_texts(
+    options: ModelOptions, device: torch.device, frame: Any, column: str, max_chars: int | None
+) -> DeviceTexts | HostTexts:
+    """The strings of a cudf frame's column, left on the GPU; on the host if there is none.
+
+    TypeError or ValueError if the frame or the model is not on a GPU.
+    """
+    check_library(frame)
+    if device.type != "cuda":
+        raise ValueError(
+            f'tokenizer="gpu" makes tokens on a CUDA device, and device={options.device!r} is '
+            f"another one here: {_HOST}"
+        )
+    series = backend_of(frame).text_series(frame, column, max_chars)
+    return HostTexts([None] * len(frame)) if series is None else DeviceTexts(series)
+
+
+class DeviceTexts:
+    """Texts that stay on the GPU, as a cudf.Series, until they are tokens; see `frames.Texts`."""
+
+    def __init__(self, series: Any) -> None:
+        self.series = series
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    def __getitem__(self, bounds: slice) -> DeviceTexts:
+        return type(self)(self.series.iloc[bounds])
+
+    def fold(self, max_chars: int | None) -> tuple[DeviceTexts, np.ndarray]:
+        """Distinct texts, found on the GPU."""
+        texts = self.series if max_chars is None else self.series.str.slice(0, max_chars)
+        series = type(texts)
+        positions, distinct = texts.factorize()
+        return type(self)(series(distinct)), series(positions).to_numpy().astype(np.int64)
+
+    def take(self, places: np.ndarray) -> DeviceTexts:
+        """The texts at these places, in that order."""
+        return type(self)(self.series.take(places))
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,); 0 for null."""
+        return self.series.str.len().fillna(0).to_numpy().astype(np.int64)
+
+    def to_list(self) -> list[Any]:
+        """The texts on the host, None for null."""
+        return self.series.to_arrow().to_pylist()
+
+
+class DeviceSource:
+    """Texts on a GPU, tokenized there; what that leaves goes through the host's tokenizer.
+
+    Mappers of one pass do not share these tokens: making them again costs less than keeping them.
+    """
+
+    def __init__(self, options: ModelOptions, texts: DeviceTexts, on_host: TextTokenizer) -> None:
+        try:
+            self._on_gpu = gpu_tokenizer(on_host)
+        except NotEligibleError as err:
+            raise refused(options, err) from err
+        self._texts = texts
+        self._on_host = on_host
+
+    @property
+    def char_counts(self) -> np.ndarray:
+        """Characters of each text, int64 (texts,)."""
+        return self._texts.char_counts
+
+    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
+        """Tokenize the texts from `start` to `stop`; without memory for that, on the host."""
+        block = self._texts[start:stop]
+        try:
+            tokens, host_count = with_memory_released(
+                lambda: tokenize_texts(block, self._on_gpu, self._on_host)
+            )
+        except (RuntimeError, MemoryError) as err:
+            if not is_out_of_memory(err):
+                raise
+            logger.warning("the GPU has no memory to tokenize %d texts: the host does", len(block))
+            tokens, host_count = self._on_host(block.to_list()), len(block)
+        stats.host_fallback_texts += host_count
+        stats.gpu_tokenized_texts += len(block) - host_count
+        return only_windows(tokens)
+
+
+_built: WeakKeyDictionary[TextTokenizer, GpuWordPiece] = WeakKeyDictionary()
+_building = threading.Lock()
+
+
+def gpu_tokenizer(on_host: TextTokenizer) -> GpuWordPiece:
+    """What stands in for `on_host` on the GPU, built once; NotEligibleError if nothing does."""
+    if on_host.backend is None:
+        raise NotEligibleError("its tokenizer is written in Python: tokenize on the host")
+    if on_host.cuts_left:
+        raise NotEligibleError("it cuts texts on the left: tokenize on the host")
+    with _building:
+        if on_host not in _built:
+            _built[on_host] = GpuWordPiece(on_host.backend, on_host.max_tokens)
+        return _built[on_host]
+
+
+def tokenize_texts(
+    texts: DeviceTexts,
+    on_gpu: Callable[[Any], GpuTokens],
+    on_host: Callable[[Sequence[Any]], TokenBatch],
+) -> tuple[TokenBatch, int]:
+    """Tokens of every text, none of which is null, and how many `on_gpu` left to `on_host`.
+
+    Ids are on the GPU, complete for a reader on the default stream, or on one that waits for it.
+    """
+    found = on_gpu(texts.series)
+    left = found.fallback_rows
+    if len(left):
+        found = merge(found, on_host(texts.take(left).to_list()))
+    return TokenBatch(found.ids, found.offsets, whole_lengths=found.whole_lengths), len(left)
+
+
+# Which tokenizers.
+
+
+@dataclass(frozen=True)
+class WordPieceRules:
+    """What the GPU has to know of a tokenizer.
+
+    Attributes
+    ----------
+    vocabulary : tuple of str
+        The token of each id; something that no text contains where an id has none.
+    is_lowercase : bool
+        Whether letters lose case and accents.
+    prefix, suffix : tuple of int
+        Ids around those of a text.
+    special : tuple of str
+        Tokens that have an id of their own wherever they are spelt out.
+    """
+
+    vocabulary: tuple[str, ...]
+    is_lowercase: bool
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    special: tuple[str, ...]
+
+    @property
+    def added_count(self) -> int:
+        """Special tokens that every text gets."""
+        return len(self.prefix) + len(self.suffix)
+
+
+def read_rules(backend: Any) -> WordPieceRules:
+    """What a ``tokenizers.Tokenizer`` does with a single text; NotEligibleError for other rules."""
+    description = json.loads(backend.to_str())
+    model = description["model"]
+    for name, wanted in (
+        ("type", "WordPiece"),
+        ("continuing_subword_prefix", "##"),
+        ("unk_token", "[UNK]"),
+    ):
+        _require(model.get(name) == wanted, f"its model's {name} is {model.get(name)!r}")
+    longest = model["max_input_chars_per_word"]
+    _require(longest >= LONGEST_WORD_CHARS, f"it gives up on words of {longest + 1} characters")
+    _require("[UNK]" in model["vocab"], "its vocabulary has no [UNK]")
+    splitter = (description["pre_tokenizer"] or {}).get("type")
+    _require(splitter == "BertPreTokenizer", f"its pre-tokenizer is {splitter}")
+    side = (description["truncation"] or {}).get("direction", "Right")
+    _require(side == "Right", "it cuts texts on the left")
+    prefix, suffix = _read_added(description["post_processor"] or {})
+    return WordPieceRules(
+        _rows(model["vocab"]),
+        _reads_lowercase(description["normalizer"] or {}),
+        prefix,
+        suffix,
+        tuple(map(_read_special, description["added_tokens"])),
+    )
+
+
+def _require(is_met: bool, reason: str) -> None:
+    if not is_met:
+        raise NotEligibleError(f"{reason}, which cudf cannot do: tokenize on the host")
+
+
+def _rows(vocabulary: dict[str, int]) -> tuple[str, ...]:
+    tokens = {number: token for token, number in vocabulary.items()}
+    _require(len(tokens) == len(vocabulary), "two tokens of its vocabulary have one id")
+    # A word has no space, so that none equals the token of an unused id.
+    return tuple(tokens.get(number, f" {number}") for number in range(max(tokens) + 1))
+
+
+def _reads_lowercase(normalizer: dict[str, Any]) -> bool:
+    kind = normalizer.get("type")
+    _require(kind == "BertNormalizer", f"its normalizer is {kind}")
+    for name in ("clean_text", "handle_chinese_chars"):
+        _require(normalizer[name], f"its normalizer has {name}={normalizer[name]}")
+    is_lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
+    _require(
+        strips in (None, is_lowercase), f"it has lowercase={is_lowercase}, strip_accents={strips}"
+    )
+    return is_lowercase
+
+
+def _read_added(processor: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and after those of a single text."""
+    kind = processor.get("type")
+    if kind == "BertProcessing":
+        return (processor["cls"][1],), (processor["sep"][1],)
+    _require(kind == "TemplateProcessing", f"its post-processor is {kind}")
+    sides: list[list[int]] = [[]]
+    for piece in processor["single"]:
+        [(name, value)] = piece.items()
+        _require(value["type_id"] == 0, "it gives a single text segment ids other than 0")
+        if name == "Sequence":
+            sides.append([])
+        else:
+            sides[-1] += processor["special_tokens"][value["id"]]["ids"]
+    _require(len(sides) == 2 and any(sides), "its template adds no token to a text, or repeats it")
+    return tuple(sides[0]), tuple(sides[1])
+
+
+def _read_special(token: dict[str, Any]) -> str:
+    _require(not token["normalized"], f"it finds {token['content']!r} in normalized text")
+    return token["content"]
+
+
+# Which texts.
+
+
+def find_doubtful(codes: Tensor, chars: Tensor, special: Sequence[str]) -> Tensor:
+    """Which texts, bool (texts,), may get other ids from libcudf than from the tokenizer.
+
+    `codes` are each character's UTF-8 bytes as one number, int32, as ``Series.str.code_points``
+    gives them; `chars` how many characters each text has; `special` tokens no text may contain.
+    """
+    found = [torch.nonzero(~_is_in(codes, SAFE)), _long_words(codes)]
+    found += [_spelt(codes, token) for token in special]
+    rows = torch.searchsorted(chars.cumsum(0), torch.cat(found).flatten(), right=True)
+    is_doubtful = torch.zeros(len(chars), dtype=torch.bool, device=codes.device)
+    is_doubtful[rows] = True
+    return is_doubtful
+
+
+def _is_in(codes: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """Which characters are in one of the ranges of code points.
+
+    Packed UTF-8 keeps the order of code points. Four bytes make a negative number, and are in order
+    among themselves.
+    """
+    bounds = sorted((pack(chr(first)), pack(chr(last)) + 1) for first, last in ranges)
+    edges = torch.tensor(bounds, dtype=torch.int32, device=codes.device).flatten()
+    return torch.bucketize(codes, edges, right=True, out_int32=True) % 2 == 1
+
+
+def _long_words(codes: Tensor) -> Tensor:
+    """Where more than `LONGEST_WORD_CHARS` characters without a break begin, (found, 1).
+
+    One text's end and the next one's beginning may count as one word: that does no harm.
+    """
+    breaks = _is_in(codes, BREAKS).cumsum(0, dtype=torch.int32)
+    before = torch.nn.functional.pad(breaks, (1, 0))  # breaks before each character
+    window = LONGEST_WORD_CHARS + 1
+    return torch.nonzero(before[window:] == before[:-window])
+
+
+def _spelt(codes: Tensor, token: str) -> Tensor:
+    """Where `token` begins, (found, 1)."""
+    starts = torch.nonzero(codes == pack(token[0]))
+    for distance, char in enumerate(token[1:], 1):
+        ahead = starts + distance
+        is_there = ahead < len(codes)
+        is_there &= codes[ahead.clamp(max=len(codes) - 1)] == pack(char)
+        starts = starts[is_there].unsqueeze(1)
+    return starts
+
+
+def pack(char: str) -> int:
+    """A character's UTF-8 bytes as a signed number of 32 bits."""
+    number = int.from_bytes(char.encode(), "big")
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+def probe_texts() -> list[str]:
+    """Texts that hold every safe character, within a word and alone."""
+    chars = [chr(code) for first, last in SAFE for code in range(first, last + 1)]
+    groups = [chars[start : start + 32] for start in range(0, len(chars), 32)]
+    return [" ".join(f"a{char}b {char}" for char in group) for group in groups]
+
+
+# Tokens.
 
 
 class GpuTokens(NamedTuple):
@@ -51,14 +427,8 @@ class GpuTokens(NamedTuple):
 class GpuWordPiece:
     """Tokenizes cudf strings on the GPU as a Hugging Face tokenizer does on the host.
 
-    Parameters
-    ----------
-    backend : tokenizers.Tokenizer
-        ``backend_tokenizer`` of the model's tokenizer.
-    max_tokens : int
-        Most tokens of a text, special tokens included; the rest is dropped.
-    block_bytes : int
-        Most bytes of the texts that are tokenized at once; a longer text is left to the host.
+    `backend` is the ``backend_tokenizer`` of the model's tokenizer. At most `block_bytes` of text
+    are tokenized at once; a longer text is left to the host.
 
     Raises
     ------
@@ -158,21 +528,9 @@ class GpuWordPiece:
 def with_special_tokens(
     flat: Tensor, starts: Tensor, counts: Tensor, rules: WordPieceRules, room: int
 ) -> tuple[Tensor, Tensor]:
-    """Rows of ids end to end, each cut to `room` and between the special tokens.
+    """Ids and lengths of rows, each cut to `room` ids and put between the special tokens.
 
-    Parameters
-    ----------
-    flat : Tensor of int32, shape (ids,)
-    starts, counts : Tensor of int64, shape (rows,)
-        Where each row is in `flat`.
-    rules : WordPieceRules
-    room : int
-        Most ids of a row beside special tokens.
-
-    Returns
-    -------
-    ids : Tensor of int32
-    lengths : Tensor of int64, shape (rows,)
+    `starts` and `counts` tell where each row is in `flat`.
     """
     kept = counts.clamp(max=room)
     lengths = kept + rules.added_count
@@ -194,35 +552,6 @@ def _positions(starts: Tensor, lengths: Tensor) -> Tensor:
     count = int(lengths.sum())
     shift = torch.repeat_interleave(shifts, lengths, output_size=count)
     return torch.arange(count, device=starts.device) + shift
-
-
-def tokenize_texts(
-    texts: DeviceTexts,
-    on_gpu: Callable[[Any], GpuTokens],
-    on_host: Callable[[Sequence[Any]], TokenBatch],
-) -> tuple[TokenBatch, int]:
-    """Tokens of every text, and how many texts `on_gpu` left to `on_host`.
-
-    Parameters
-    ----------
-    texts : DeviceTexts
-        Without null.
-    on_gpu : callable
-        `GpuWordPiece`.
-    on_host : callable
-        The tokenizer that it stands in for.
-
-    Returns
-    -------
-    tokens : TokenBatch
-        Ids on the GPU, complete for a reader on the default stream, or on one that waits for it.
-    host_count : int
-    """
-    found = on_gpu(texts.series)
-    left = found.fallback_rows
-    if len(left):
-        found = merge(found, on_host(texts.take(left).to_list()))
-    return TokenBatch(found.ids, found.offsets, whole_lengths=found.whole_lengths), len(left)
 
 
 def merge(tokens: GpuTokens, host: TokenBatch) -> GpuTokens:
@@ -263,6 +592,3 @@ def byte_blocks(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int, bool]
 def _tensor(series: Any) -> Tensor:
     """A cudf Series without nulls as a tensor that shares its memory."""
     return torch.as_tensor(series.values, device="cuda")
-
-
-__all__ = ["GpuTokens", "GpuWordPiece", "NotEligibleError", "merge", "tokenize_texts"]

@@ -1,31 +1,27 @@
-"""Texts tokenized block by block on a thread of its own, ahead of the model.
-
-A `Source` has the texts and their tokenizer: `HostSource` a list of them and the Hugging Face
-tokenizer, `DeviceSource` a column that becomes tokens without leaving the GPU.
-"""
+"""Texts tokenized block by block on a thread of its own, ahead of the model."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
-import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gpuclassify.frames.texts import DeviceTexts
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import TokenBatch
-from gpuclassify.tokenizing.token_cache import TokenStore
-from gpuclassify.tokenizing.windows import Windows, all_windows, first_windows, only_windows
-from gpuclassify.workers.device_errors import is_out_of_memory, with_memory_released
+from gpuclassify.tokenizing.token_batch import (
+    TextTokens,
+    TokenBatch,
+    Windows,
+    all_windows,
+    first_windows,
+)
 from gpuclassify.workers.run_context import RunStats
-
-if TYPE_CHECKING:
-    from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece
 
 # The first block is about one batch of a GPU, so that the model starts soon. Encodings of a block
 # are alive together, at over 100 bytes a token: the largest one bounds them.
@@ -33,10 +29,54 @@ FIRST_BLOCK_CHARS = 250_000
 MOST_BLOCK_CHARS = 4_000_000
 BLOCKS_AHEAD = 2
 
-logger = logging.getLogger(__name__)
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+
+
+class TokenStore:
+    """Remembers every text's tokens by tokenizer; tokenizes what it does not know.
+
+    Tokens that another mapper made are used where they are the same by necessity: the tokenizers
+    have equal fingerprints, and both cut in the same way or neither cuts this text. The text
+    itself is the key, so mappers with different `max_chars` share the texts that both leave whole.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, dict[str, TextTokens]] = defaultdict(dict)
+
+    def encode(
+        self, tokenizer: TextTokenizer, texts: Sequence[str]
+    ) -> tuple[list[TextTokens], int]:
+        """Tokens of each text, and how many of them were known."""
+        uncut = self._known[tokenizer.fingerprint]
+        cut = self._known[tokenizer.fingerprint, tokenizer.cut]
+        found = {text: cut[text] for text in texts if text in cut}
+        for text in texts:
+            if text in uncut and uncut[text].whole_length <= tokenizer.max_tokens:
+                found[text] = uncut[text]
+        missing = [text for text in texts if text not in found]
+        for text, tokens in zip(missing, tokenizer.encode(missing), strict=True):
+            is_whole = tokens.whole_length <= tokenizer.max_tokens
+            (uncut if is_whole else cut)[text] = found[text] = tokens
+        return [found[text] for text in texts], len(texts) - len(missing)
+
+
+_store: contextvars.ContextVar[TokenStore | None] = contextvars.ContextVar("store", default=None)
+
+
+@contextlib.contextmanager
+def shared_tokens() -> Iterator[None]:
+    """Within it, the mappers that this thread runs share one `TokenStore`."""
+    reset = _store.set(TokenStore())
+    try:
+        yield
+    finally:
+        _store.reset(reset)
+
+
+def current_store() -> TokenStore | None:
+    """The store of the `shared_tokens` that this thread is within."""
+    return _store.get()
 
 
 class Source(Protocol):
@@ -88,48 +128,6 @@ class HostSource:
         encoded, shared = self._store.encode(self._tokenizer, texts)
         stats.shared_texts += shared
         return self._pick(encoded)
-
-
-class DeviceSource:
-    """Texts on a GPU, tokenized there; what that leaves goes through the host's tokenizer.
-
-    Mappers of one pass do not share these tokens: making them again costs less than keeping them.
-
-    Parameters
-    ----------
-    texts : DeviceTexts
-    on_gpu : GpuWordPiece
-    on_host : TextTokenizer
-        The tokenizer that it stands in for.
-    """
-
-    def __init__(self, texts: DeviceTexts, on_gpu: GpuWordPiece, on_host: TextTokenizer) -> None:
-        self._texts = texts
-        self._on_gpu = on_gpu
-        self._on_host = on_host
-
-    @property
-    def char_counts(self) -> np.ndarray:
-        """Characters of each text, int64 (texts,)."""
-        return self._texts.char_counts
-
-    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts from `start` to `stop`; without memory for that, on the host."""
-        from gpuclassify.tokenizing.gpu_wordpiece import tokenize_texts
-
-        block = self._texts[start:stop]
-        try:
-            tokens, host_count = with_memory_released(
-                lambda: tokenize_texts(block, self._on_gpu, self._on_host)
-            )
-        except (RuntimeError, MemoryError) as err:
-            if not is_out_of_memory(err):
-                raise
-            logger.warning("the GPU has no memory to tokenize %d texts: the host does", len(block))
-            tokens, host_count = self._on_host(block.to_list()), len(block)
-        stats.host_fallback_texts += host_count
-        stats.gpu_tokenized_texts += len(block) - host_count
-        return only_windows(tokens)
 
 
 class TokenStream:

@@ -35,7 +35,7 @@ CALLS = [
     ("cudf:DataFrame.take", "self indices", ()),
     ("cudf:DataFrame.__setitem__", "self arg value", ()),
     ("cudf.core.accessors.string:StringMethods.slice", "self start stop", ()),
-    # frames/wordpiece.py
+    # tokenizing/gpu_wordpiece.py
     ("cudf.core.character_normalizer:CharacterNormalizer", "do_lower", ()),
     ("cudf.core.character_normalizer:CharacterNormalizer.normalize", "self text", ()),
     ("cudf.core.wordpiece_tokenize:WordPieceVocabulary", "vocabulary", ()),
@@ -49,7 +49,8 @@ CALLS = [
     ("cudf:Series.fillna", "self value", ()),
     ("cudf:Series.to_numpy", "self", ()),
     ("cudf:concat", "objs", ("ignore_index",)),
-    # frames/texts.py
+    # tokenizing/gpu_wordpiece.py, DeviceTexts
+    ("cudf:Series", "data", ()),
     ("cudf:Series.factorize", "self", ()),
     ("cudf:Series.take", "self indices", ()),
     # benchmarks/device.py

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from gpuclassify.tokenizing.text_prefix import ends_words_in_gaps, prefix_end
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, ends_words_in_gaps, prefix_end
 from tests.replicas import ARCHITECTURES, sample_texts
 
 MINILM = "all-MiniLM-L6-v2"

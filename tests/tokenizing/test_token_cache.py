@@ -3,8 +3,8 @@
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
+from gpuclassify.tokenizing.prefetch import TokenStore, current_store, shared_tokens
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_cache import TokenStore, current_store, shared_tokens
 from tests.replicas import sample_texts, write_sequence_classifier
 
 TEXTS = ["", *sample_texts(40, max_words=150)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
-from gpuclassify.frames.texts import HostTexts
+from gpuclassify.frames import HostTexts
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.records import RECORDS, Record, parse_record, sealed
 from gpuclassify.jobs.output.writers import ParquetWriter
