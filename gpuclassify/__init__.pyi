@@ -33,7 +33,7 @@ from .jobs.output.writers import JsonlWriter as JsonlWriter
 from .jobs.output.writers import ParquetWriter as ParquetWriter
 from .jobs.output.writers import to_parquet as to_parquet
 from .jobs.pipeline import Pipeline as Pipeline
-from .jobs.push_to_hub import push_to_hub as push_to_hub
+from .jobs.pipeline import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
 from .mapping.chain import classify as classify
 from .models.deberta import Deberta as Deberta

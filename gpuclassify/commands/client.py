@@ -28,19 +28,16 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             job = prepare()
-            from gpuclassify.jobs.job import Job  # after the first line that people see
-
-            last = job if isinstance(job, Job) else job.last
             client = None
             progress.waiting("Checking parts that are done")
-            if last.needs_workers():
-                client = open_client(cluster, progress, last.source.count)
+            if job.needs_workers():
+                client = open_client(cluster, progress, job.source.count)
         at_first = "waiting for rows"
-        if last.spec.text_fields:
+        if job.spec.text_fields:
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
-        progress.watch(last.spec.chain.__name__, client, at_first)
+        progress.watch(job.spec.chain.__name__, client, at_first)
         with interrupt_hint(restart), client or contextlib.nullcontext():
-            return job.run(client, progress.parts if job is last else progress.step)
+            return job.run(client, job.shown_by(progress))
 
 
 def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | None = None) -> Any:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuclassify.dedup.duplicates import Duplicates
-    from gpuclassify.dedup.job import DedupJob, DedupSummary
+    from gpuclassify.dedup.job import DedupSummary
+    from gpuclassify.jobs.job import Job
 
 METHODS = ("exact", "fuzzy", "semantic")
 # Options that are settings of the same name.
@@ -94,9 +95,7 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     context.exit(LEFT_OUT if summary.removal.left_out else 0)
 
 
-def _prepare(
-    paths: tuple[str, ...], given: Mapping[str, Any], files: Mapping[str, Any]
-) -> DedupJob:
+def _prepare(paths: tuple[str, ...], given: Mapping[str, Any], files: Mapping[str, Any]) -> Job:
     from gpuclassify.commands.settings import READ, make_reader, make_writer
     from gpuclassify.dedup.job import Deduplicate
 

@@ -53,7 +53,7 @@ def plan(inputs: tuple[str, ...], **given: Any) -> None:
         settings = read_settings(given, input=list(inputs))
         if settings is None:
             return
-        made = settings.pipeline().plan(
+        made = settings.job().plan(
             sample_rows=given["sample_rows"],
             seed=given["seed"],
             **({} if given["is_timed"] else {"trial_seconds": None}),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.output.writers import FileWriter
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.mapping.text_mapper import TextMapper
-    from gpuclassify.scores.job import AssignBuckets
 
 FORMATS = ("parquet", "jsonl")
 # Settings of `ScoreBuckets` with edges that are there, and those of `AssignBuckets`.
@@ -230,23 +229,15 @@ class JobSettings:
             made.append(find_family(arguments.pop("classifier"))(**arguments))
         return made
 
-    def pipeline(self) -> Pipeline:
-        """The job, without a writer if there is no output, and without edges of buckets to find."""
-        from gpuclassify.jobs.pipeline import Pipeline
-
-        return Pipeline(self._stages(), **self._options())
-
-    def job(self) -> Pipeline | AssignBuckets:
-        """The job itself."""
+    def job(self) -> Pipeline:
+        """The job, without a writer if there is no output."""
+        from gpuclassify.jobs.pipeline import OPTIONS, Pipeline
         from gpuclassify.scores.job import AssignBuckets
 
+        options = {name: getattr(self, name) for name in OPTIONS}
         if self.buckets is None or EDGES in self.buckets:
-            return self.pipeline()
-        return AssignBuckets(self._stages(), **self.buckets, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        names = ("backend", "on_error", "source_field", "examples")
-        return {name: getattr(self, name) for name in names}
+            return Pipeline(self._stages(), **options)
+        return AssignBuckets(self._stages(), **self.buckets, **options)
 
     def _stages(self) -> list[Any]:
         from gpuclassify.scores.buckets import ScoreBuckets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -16,18 +15,17 @@ from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
 from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
-from gpuclassify.jobs.job import Job, make_job
+from gpuclassify.jobs.job import Runnable, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
 from gpuclassify.jobs.output.run_key import part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
-from gpuclassify.jobs.steps import StepReport, Steps, read_rows
+from gpuclassify.jobs.steps import SteppedJob, Steps, read_rows
 from gpuclassify.jobs.storage import Place
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import BACKENDS, check_choice
@@ -41,7 +39,7 @@ LIMITS = ("max_removed_share", "max_group_size")
 KEPT = ("decisions", "duplicates", "removed")
 
 
-class Deduplicate:
+class Deduplicate(Runnable["DedupSummary"]):
     """A job that removes duplicates: a reader or a Dask frame, settings, and a writer.
 
     What each step finds is kept in ``_dedup/`` of the output, so that running the same job again
@@ -64,6 +62,14 @@ class Deduplicate:
         Frames that files are read as. With "cudf", only workers touch cudf.
     on_error : {"raise", "quarantine"}
         As of a `Pipeline`. Another one is another job, because rows that are left out move others.
+
+    Raises
+    ------
+    TooManyDuplicatesError
+        When run: more would go than the settings allow. Nothing is removed; the report has the
+        largest groups, and the same job goes on with higher limits.
+    ValueError
+        When run: ids are null or occur twice.
 
     Examples
     --------
@@ -102,89 +108,34 @@ class Deduplicate:
         options = f"    backend={self.backend!r},\n    on_error={self.on_error!r},\n"
         return f"Deduplicate(\n{''.join(lines)}{options})"
 
-    def prepare(self, *, restart: bool = False, verify: str = "digest") -> DedupJob:
-        """Find the parts and check everything that can be checked without workers; writes nothing.
-
-        Parameters
-        ----------
-        restart, verify
-            See `run`.
-
-        Raises
-        ------
-        TypeError, ValueError, FileExistsError, NotADirectoryError
-            As `Pipeline.prepare` does; a column is missing, or its type is wrong.
-        """
+    def _make_job(self, **begin: Any) -> DedupJob:
         source = _source(self.source, self.on_error)
         earlier = None
         identity = {"duplicates": {**_described(self.duplicates), "on_error": self.on_error}}
         for mapper in self.duplicates.mappers():
             mapper.prepare()
             identity[mapper.__name__] = describe(mapper)
+        parts = [Deduplicate, self.source, self.duplicates, *self.duplicates.mappers(), self.writer]
         if self.against is not None:
+            parts.append(self.against)
             earlier = _source(self.against, "whole")
             found = earlier.identity().items()
             identity |= {name.replace("input", "against", 1): values for name, values in found}
             remember(earlier.options_name, earlier.storage_options)
-        parts = [Deduplicate, self.source, self.duplicates, *self.duplicates.mappers(), self.writer]
-        parts += [] if self.against is None else [self.against]
         removal = make_job(
             source,
             as_chain([]),
             self.writer,
             backend=self.backend,
             on_error=self.on_error,
-            code=f"{import_lines(parts)}\n\n{self!r}",
-            restart=restart,
-            verify=verify,
             identity=identity,
+            code=f"{import_lines(parts)}\n\n{self!r}",
+            **begin,
         )
-        job = DedupJob(self.duplicates, removal, earlier)
+        job = DedupJob(**vars(removal), duplicates=self.duplicates, earlier=earlier)
         corpus = job.corpus()
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         return job
-
-    def run(
-        self,
-        client: Any = None,
-        *,
-        restart: bool = False,
-        verify: str = "digest",
-        report: StepReport | None = None,
-    ) -> DedupSummary:
-        """Run the job, or continue it.
-
-        Parameters
-        ----------
-        client : distributed.Client, optional
-            Default: everything runs here, one part after another.
-        restart : bool
-            Start over, and remove what earlier runs wrote; nothing else is ever removed.
-        verify : {"digest", "size"}
-            As of `Pipeline.run`.
-        report : callable, optional
-            ``report(step, done, of, summary)``, at first and after every part of a step. Default:
-            as of `Pipeline.run`.
-
-        Returns
-        -------
-        DedupSummary
-
-        Raises
-        ------
-        TooManyDuplicatesError
-            More would go than the settings allow. Nothing is removed; the report has the largest
-            groups, and the same job goes on with higher limits.
-        ValueError
-            Ids are null or occur twice.
-        Exception
-            As of `Pipeline.run`.
-        """
-        job = self.prepare(restart=restart, verify=verify)
-        if report is not None:
-            return job.run(client, report)
-        with JobProgress(type(self.duplicates).__name__, client=client) as progress:
-            return job.run(client, progress.step)
 
 
 @dataclass(repr=False)
@@ -221,20 +172,21 @@ class DedupSummary:
 
 
 @dataclass(frozen=True)
-class DedupJob:
+class DedupJob(SteppedJob):
     """A deduplication that is planned and checked.
 
     Attributes
     ----------
     duplicates : Duplicates
-    last : Job
-        Its last step, whose output is the job's.
     earlier : Source, optional
         The earlier corpus.
     """
 
+    folder = FOLDER
+    ledger = LEDGER
+    last_step = "removal"
+
     duplicates: Duplicates
-    last: Job
     earlier: Source | None
 
     def corpus(self) -> Corpus:
@@ -245,35 +197,33 @@ class DedupJob:
         TypeError, ValueError
             A column is missing, or its type is wrong.
         """
-        spec, earlier = self.last.spec, self.earlier
+        spec, earlier = self.spec, self.earlier
         if earlier is None:
-            return self.duplicates.corpus(self.last.source.frame(spec))
-        reads = replace(
-            spec,
-            input_schema=earlier.input_schema,
-            input_name=earlier.options_name,
-            on_error="whole",
-        )
-        return self.duplicates.corpus(self.last.source.frame(spec), earlier.frame(reads))
+            return self.duplicates.corpus(self.source.frame(spec))
+        schema, name = earlier.input_schema, earlier.options_name
+        reads = replace(spec, input_schema=schema, input_name=name, on_error="whole")
+        return self.duplicates.corpus(self.source.frame(spec), earlier.frame(reads))
 
-    def run(self, client: Any = None, report: StepReport | None = None) -> DedupSummary:
-        """Run what is not done yet; see `Deduplicate.run`."""
-        removal, manifest = self.last, self.last.manifest
-        with removal.current(client), _shuffling(client):
+    @contextlib.contextmanager
+    def current(self, client: Any) -> Iterator[None]:
+        """As of any job; without a client, frames are shuffled in memory, even if one is there."""
+        method = {} if client is not None else {"dataframe.shuffle.method": "tasks"}
+        with super().current(client), dask.config.set(method):
             if self.earlier is not None:
                 share_with_workers([self.earlier.options_name])
-            if removal.restart:
-                _clear(removal)
-            done = sum(1 for _ in removal.begin(client))
-            manifest.directory.sweep(FOLDER)
-            if client is not None and done < manifest.count:
-                check_cluster(client, self.duplicates.mappers(), removal.spec.backend)
-            steps = Steps(removal, client, report)
-            chosen = replace(self, duplicates=self._with_ids(steps))
-            counts = chosen._count(steps)
-            self._refuse(counts)
-            removal = replace(removal, spec=replace(removal.spec, before=chosen._drop(steps)))
-            summary = removal.run(client, report and functools.partial(report, "removal"))
+            yield
+
+    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
+        """Find the duplicates, and list them and the rows that go."""
+        if steps.client is not None and not is_done:
+            check_cluster(steps.client, self.duplicates.mappers(), self.spec.backend)
+        chosen = replace(self, duplicates=self._with_ids(steps))
+        self._refuse(chosen._count(steps))
+        return replace(self, spec=replace(self.spec, before=chosen._drop(steps)))
+
+    def result(self, steps: Steps, summary: JobSummary) -> DedupSummary:
+        """What was found, removed and kept."""
+        counts = DuplicatesSummary.of(steps.ledger["duplicates"])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def _with_ids(self, steps: Steps) -> Duplicates:
@@ -305,14 +255,13 @@ class DedupJob:
         return DuplicatesSummary.of(steps.ledger["duplicates"])
 
     def _refuse(self, counts: DuplicatesSummary) -> None:
-        directory = self.last.manifest.directory
         try:
             refuse(counts, *(getattr(self.duplicates, name) for name in LIMITS))
         except TooManyDuplicatesError as err:
-            write_report(directory)
+            write_report(self.directory)
             err.add_note(
-                f"Nothing is removed. {directory}/_report/report.html shows the largest groups; "
-                "the same job with higher limits goes on from here"
+                f"Nothing is removed. {self.directory}/_report/report.html shows the largest "
+                "groups; the same job with higher limits goes on from here"
             )
             raise
 
@@ -322,7 +271,7 @@ class DedupJob:
         steps.keep("duplicates", self.duplicates.listing(self.corpus(), decisions))
         columns = decisions[["document", "keep", "is_earlier"]]
         gone = columns.map_partitions(removed, meta=removed(columns._meta))
-        steps.keep("removed", by_partition(gone, self.last.source.count).reset_index())
+        steps.keep("removed", by_partition(gone, self.source.count).reset_index())
         manifest = steps.manifest("removed")
         return DropRows(steps.place("removed"), manifest.key, manifest.count)
 
@@ -368,19 +317,3 @@ def _described(duplicates: Duplicates) -> dict[str, Any]:
         if own.name not in LIMITS and not isinstance(value, PartitionMap):
             known[own.name] = list(value) if isinstance(value, tuple) else value
     return known
-
-
-@contextlib.contextmanager
-def _shuffling(client: Any) -> Iterator[None]:
-    """Without the job's client, shuffle in memory, even if another client is there."""
-    method = {} if client is not None else {"dataframe.shuffle.method": "tasks"}
-    with dask.config.set(method):
-        yield
-
-
-def _clear(removal: Job) -> None:
-    """Remove what earlier runs kept of their steps."""
-    directory = removal.manifest.directory
-    directory.remove(LEDGER)  # first: a folder that is only half removed counts for nothing
-    with contextlib.suppress(FileNotFoundError):
-        directory.filesystem.rm(directory.path(FOLDER), recursive=True)

@@ -1,12 +1,13 @@
-"""A pipeline that is planned and checked: what its tasks do, and running those that are left."""
+"""The engine of jobs: what its tasks do, running those that are left, publishing, reporting."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
@@ -17,11 +18,12 @@ from gpuclassify.jobs.output.run_key import JobChangedError, check_current
 from gpuclassify.jobs.output.verify import VERIFY
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.probe import check_cluster
+from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
-from gpuclassify.jobs.storage import Place
+from gpuclassify.jobs.storage import Directory, Place
 from gpuclassify.jobs.stores import redacted
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.mapping.chain import Chain
@@ -30,10 +32,113 @@ from gpuclassify.settings.options import NON_FINITE
 from gpuclassify.workers.run_context import RunningParts, heard_by
 from gpuclassify.workers.secrets import remember, share_with_workers
 
+Summary = TypeVar("Summary")
+
+
+class Runnable(ABC, Generic[Summary]):
+    """What people describe a job by: `prepare` plans and checks it, and `run` runs it."""
+
+    def prepare(
+        self,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        accept_changed_code: bool = False,
+        command: str = "",
+    ) -> Job:
+        """Find the parts and check everything that can be checked without workers; writes nothing.
+
+        Parameters
+        ----------
+        restart, verify, accept_changed_code
+            See `run`.
+        command : str
+            The command that makes the same job, for the report.
+
+        Raises
+        ------
+        TypeError
+            The stages do not begin with a reader and end with a writer, or one is none.
+        UnreadableInputError
+            The input cannot be read.
+        JobChangedError
+            The output has parts of a job that differs from this one, and `restart` is false.
+        DamagedMetadataError
+            What says whose parts the output has cannot be read, and `restart` is false.
+        FileExistsError, NotADirectoryError
+            The output has data files that no job wrote, or is a file.
+        ValueError
+            The settings do not fit the input, or each other.
+        """
+        return self._make_job(
+            restart=restart,
+            verify=verify,
+            accept_changed_code=accept_changed_code,
+            command=command,
+        )
+
+    @abstractmethod
+    def _make_job(self, **begin: Any) -> Job:
+        """See `prepare`, whose arguments these are."""
+
+    def run(
+        self,
+        client: Any = None,
+        *,
+        restart: bool = False,
+        verify: str = "digest",
+        accept_changed_code: bool = False,
+        report: Callable[..., None] | None = None,
+    ) -> Summary:
+        """Run the job, or continue it.
+
+        Parameters
+        ----------
+        client : distributed.Client, optional
+            Default: everything runs here, one part after another.
+        restart : bool
+            Start over, and remove what earlier runs wrote; nothing else is ever removed.
+        verify : {"digest", "size"}
+            How to find out whether parts that earlier runs wrote are still what they wrote: by the
+            SHA-256 of their files, which are read at the speed of the disk, by the workers of
+            `client` or by threads here; a store that tells the MD5 of its objects is asked for it
+            instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
+            is done again, and named in Python's log.
+        accept_changed_code : bool
+            Go on, and keep the parts that are there, although a callable among the stages has other
+            code: where you know that it gives the same rows. Nothing else may differ.
+        report : callable, optional
+            ``report(parts_done, parts, summary_so_far)``, at first and after every part; of
+            `AssignBuckets` and `Deduplicate` ``report(step, done, of, summary)``, of every step.
+            Default: a live line on a terminal, a widget in a notebook, or a line a minute in
+            Python's log.
+
+        Returns
+        -------
+        JobSummary
+            Of `AssignBuckets` that of the last step; of `Deduplicate` a `DedupSummary`.
+
+        Raises
+        ------
+        TypeError, ValueError, FileExistsError, NotADirectoryError
+            See `prepare`. `client` is no Client of Dask, or an asynchronous one.
+        ChangedInputError
+            A file is not what it was when the job began.
+        JobChangedError
+            Another run has started over in the output meanwhile.
+        Exception
+            The first one that a part raises. What is written stays: run the same job again.
+        """
+        job = self.prepare(restart=restart, verify=verify, accept_changed_code=accept_changed_code)
+        if report is not None:
+            return job.run(client, report)
+        with JobProgress(job.title, client=client) as progress:
+            return job.run(client, job.shown_by(progress))
+
 
 @dataclass(frozen=True)
 class Job:
-    """A pipeline that is planned and checked.
+    """A job that is planned and checked.
 
     Attributes
     ----------
@@ -54,45 +159,55 @@ class Job:
         """Whether `run` begins with removing what earlier runs wrote."""
         return self.manifest.restart
 
+    @property
+    def directory(self) -> Directory:
+        """The output."""
+        return self.manifest.directory
+
+    @property
+    def title(self) -> str:
+        """What is going on, for people."""
+        return self.spec.chain.__name__
+
+    @staticmethod
+    def shown_by(progress: JobProgress) -> Callable[..., None]:
+        """What `run` reports to, so that it shows this job."""
+        return progress.parts
+
     def needs_workers(self) -> bool:
         """Whether `run` has parts to do or files to upload; reads the manifest, if there is one."""
         is_done = not self.restart and self.manifest.is_complete()
         return not (is_done and self.writer.is_uploaded())
 
-    def run(self, client: Any = None, report: Report | None = None) -> JobSummary:
-        """Run what is not done yet; see `gpuclassify.jobs.pipeline.Pipeline.run`."""
-        summary = JobSummary(output=str(self.manifest.directory))
+    def run(self, client: Any = None, report: Callable[..., None] | None = None) -> Any:
+        """Run what is not done yet; see `Runnable.run`."""
         with self.current(client):
-            done = set()
-            for record in self.begin(client):
-                summary.add(record, summary.output, is_resumed=True)
-                done.add(record.name)
-            summary.checked = str(self.manifest.checked)
-            _show(report, len(done), self.source.count, summary)
-            try:
-                self._run_rest(client, done, summary, report)
-            except (UnreadableInputError, JobChangedError):  # running again would fail alike
-                raise
-            except (Exception, KeyboardInterrupt) as err:
-                err.add_note(
-                    f"{summary.parts} of {self.source.count} parts are written to "
-                    f"{summary.output}: run the same job again to continue"
-                )
-                raise
-        check_current(self.manifest.directory, self.manifest.key)
+            return self.write(client, report)
+
+    def write(self, client: Any, report: Report | None) -> JobSummary:
+        """Write and publish the parts that are not done yet, and what people get of them all."""
+        summary = JobSummary(output=str(self.directory))
+        done = set()
+        for record in self.begin(client):
+            summary.add(record, summary.output, is_resumed=True)
+            done.add(record.name)
+        summary.checked = str(self.manifest.checked)
+        _show(report, len(done), self.source.count, summary)
+        try:
+            self._write_rest(client, done, summary, report)
+        except (UnreadableInputError, JobChangedError):  # running again would fail alike
+            raise
+        except (Exception, KeyboardInterrupt) as err:
+            err.add_note(
+                f"{summary.parts} of {self.source.count} parts are written to "
+                f"{summary.output}: run the same job again to continue"
+            )
+            raise
+        check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
-            write_report(self.manifest.directory)
+            write_report(self.directory)
         self.manifest.finish()
         summary.files.sort()
-        self._upload(client, summary)
-        return summary
-
-    def begin(self, client: Any = None) -> Iterator[Record]:
-        """Make the output ready, and yield the records of parts that are done and hold."""
-        place = Place(self.spec.output, self.spec.output_name)
-        return self.manifest.begin(client, place)
-
-    def _upload(self, client: Any, summary: JobSummary) -> None:
         try:
             summary.commit_url = self.writer.upload(client, restart=self.restart)
         except (Exception, KeyboardInterrupt) as err:
@@ -100,8 +215,14 @@ class Job:
                 f"all parts are written to {summary.output}: run the same job again to upload them"
             )
             raise
+        return summary
 
-    def _run_rest(
+    def begin(self, client: Any = None) -> Iterator[Record]:
+        """Make the output ready, and yield the records of parts that are done and hold."""
+        place = Place(self.spec.output, self.spec.output_name)
+        return self.manifest.begin(client, place)
+
+    def _write_rest(
         self, client: Any, done: set[str], summary: JobSummary, report: Report | None
     ) -> None:
         names = self.manifest.names()
@@ -146,36 +267,19 @@ def make_job(
     *,
     backend: str,
     on_error: str,
-    code: str,
-    command: str = "",
-    restart: bool = False,
-    verify: str = "digest",
     identity: dict[str, dict[str, Any]] | None = None,
     source_field: str | None = None,
     examples: int = 0,
-    accept_changed_code: bool = False,
+    **begin: Any,
 ) -> Job:
-    """A job whose output may be written to; see `gpuclassify.jobs.pipeline.Pipeline.prepare`.
+    """A job whose output may be written to, from a source, stages and a writer that are checked.
 
     Parameters
     ----------
-    source, chain, writer
-        Checked and prepared.
-    backend, on_error
-        As of `Pipeline`.
-    code : str
-        Python code that makes the same job again, for people.
-    command : str
-        The command that does.
-    restart : bool
-    verify : {"digest", "size"}
-        As of `gpuclassify.jobs.pipeline.Pipeline.run`.
     identity : dict, optional
         What the job is beside these.
-    source_field, examples
-        As of `Pipeline`.
-    accept_changed_code : bool
-        As of `Pipeline.run`.
+    **begin
+        As of `Runnable.prepare`, and ``code``, Python code that makes the same job, for people.
 
     Raises
     ------
@@ -192,21 +296,11 @@ def make_job(
     _check_source_field(source_field, [*source.meta().columns], spec.schema.names)
     spec = replace(spec, source_field=source_field, examples=examples)
     whole = {**identity_of(source, spec), **(identity or {})}
-    check_choice("verify", verify, VERIFY)
-    manifest = Manifest(
-        directory,
-        whole,
-        source.count,
-        writer.encoding,
-        restart,
-        code,
-        command,
-        verify,
-        folders,
-        accept_changed_code,
-    )
+    check_choice("verify", begin.get("verify", VERIFY[0]), VERIFY)
+    count, encoding = source.count, writer.encoding
+    manifest = Manifest(directory, whole, count, encoding, folders=folders, **begin)
     manifest.check()
-    writer.check(source.count)
+    writer.check(count)
     return Job(source, spec, manifest, writer)
 
 

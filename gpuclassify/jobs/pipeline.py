@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.jobs.job import Job, make_job
+from gpuclassify.jobs.job import Job, Runnable, make_job
+from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
@@ -18,8 +20,10 @@ from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, wit
 if TYPE_CHECKING:
     from gpuclassify.jobs.estimate.plan import Plan
 
+OPTIONS = ("backend", "on_error", "source_field", "examples")
 
-class Pipeline:
+
+class Pipeline(Runnable[JobSummary]):
     """A job: a reader, what is done with each part, and a writer.
 
     The input is cut into parts once; each is read, mapped and written by one task. Each part of the
@@ -77,8 +81,7 @@ class Pipeline:
 
     def __repr__(self) -> str:
         lines = "".join(f"    {shown(stage)},\n" for stage in self.stages)
-        names = ("backend", "on_error", "source_field", "examples")
-        options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
+        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
         return f"Pipeline([\n{lines}]{options})"
 
     def add_stage(self, stage: Any) -> Pipeline:
@@ -86,109 +89,18 @@ class Pipeline:
         self.stages.append(stage)
         return self
 
-    def prepare(
-        self,
-        *,
-        restart: bool = False,
-        verify: str = "digest",
-        accept_changed_code: bool = False,
-        command: str = "",
-    ) -> Job:
-        """Find the parts and check everything that can be checked without workers; writes nothing.
-
-        Parameters
-        ----------
-        restart, verify, accept_changed_code
-            See `run`.
-        command : str
-            The command that makes the same job, for the report.
-
-        Raises
-        ------
-        TypeError
-            The stages do not begin with a reader and end with a writer, or one is none.
-        UnreadableInputError
-            The input cannot be read.
-        JobChangedError
-            The output has parts of a job that differs from this one, and `restart` is false.
-        DamagedMetadataError
-            What says whose parts the output has cannot be read, and `restart` is false.
-        FileExistsError, NotADirectoryError
-            The output has data files that no job wrote, or is a file.
-        ValueError
-            The stages' settings do not fit the input, or each other.
-        """
+    def _make_job(self, **begin: Any) -> Job:
         reader, writer = self._ends()
         writer.directory.refuse_file()  # before any model is looked up
         middle = self.stages[1:-1]
         source = as_source(reader, self.on_error, as_chain(middle).text_fields)
         chain = self._chain(source, middle)
         chain.prepare()
-        return make_job(
-            source,
-            chain,
-            writer,
-            backend=self.backend,
-            on_error=self.on_error,
-            code=f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}",
-            command=command,
-            restart=restart,
-            verify=verify,
-            source_field=self.source_field,
-            examples=self.examples,
-            accept_changed_code=accept_changed_code,
-        )
+        code = f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}"
+        return make_job(source, chain, writer, **{"code": code, **self._options(), **begin})
 
-    def run(
-        self,
-        client: Any = None,
-        *,
-        restart: bool = False,
-        verify: str = "digest",
-        accept_changed_code: bool = False,
-        report: Report | None = None,
-    ) -> JobSummary:
-        """Run the job, or continue it.
-
-        Parameters
-        ----------
-        client : distributed.Client, optional
-            Default: everything runs here, one part after another.
-        restart : bool
-            Start over, and remove what earlier runs wrote; nothing else is ever removed.
-        verify : {"digest", "size"}
-            How to find out whether parts that earlier runs wrote are still what they wrote: by the
-            SHA-256 of their files, which are read at the speed of the disk, by the workers of
-            `client` or by threads here; a store that tells the MD5 of its objects is asked for it
-            instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
-            is done again, and named in Python's log.
-        accept_changed_code : bool
-            Go on, and keep the parts that are there, although a callable among the stages has other
-            code: where you know that it gives the same rows. Nothing else may differ.
-        report : callable, optional
-            ``report(parts_done, parts, summary_so_far)``, at first and after every part. Default:
-            a live line on a terminal, a widget in a notebook, or a line a minute in Python's log.
-
-        Returns
-        -------
-        JobSummary
-
-        Raises
-        ------
-        TypeError, ValueError, FileExistsError, NotADirectoryError
-            See `prepare`. `client` is no Client of Dask, or an asynchronous one.
-        ChangedInputError
-            A file is not what it was when the job began.
-        JobChangedError
-            Another run has started over in the output meanwhile.
-        Exception
-            The first one that a part raises. What is written stays: run the same job again.
-        """
-        job = self.prepare(restart=restart, verify=verify, accept_changed_code=accept_changed_code)
-        if report is not None:
-            return job.run(client, report)
-        with JobProgress(job.spec.chain.__name__, client=client) as progress:
-            return job.run(client, progress.parts)
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OPTIONS}
 
     @with_plain_values
     def plan(
@@ -263,3 +175,47 @@ class Pipeline:
                 'be a reader and its last one a writer, such as ParquetWriter("out/")'
             )
         return self.stages[0], self.stages[-1]
+
+
+def push_to_hub(
+    ddf: Any,
+    repo: str,
+    *,
+    staging: str,
+    client: Any = None,
+    restart: bool = False,
+    verify: str = "digest",
+    report: Report | None = None,
+    **options: Any,
+) -> JobSummary:
+    """Write a Dask frame to a dataset repository of the Hugging Face Hub, in one commit.
+
+    Each partition is a file. The index is left out.
+
+    Parameters
+    ----------
+    ddf : dask.dataframe.DataFrame
+    repo : str
+    staging : str
+        See `HubWriter`, as for all other `options`.
+    client : distributed.Client, optional
+        Default: the current one; without any, everything runs here.
+    restart, verify, report
+        See `gpuclassify.Pipeline.run`.
+
+    Returns
+    -------
+    JobSummary
+        Its `commit_url` is the address of the commit.
+
+    Raises
+    ------
+    Exception
+        See `gpuclassify.Pipeline.run`. Run the same again to continue.
+    """
+    pipeline = Pipeline([ddf, HubWriter(repo, staging=staging, **options)])
+    distributed = sys.modules.get("distributed")
+    if client is None and distributed is not None:
+        with contextlib.suppress(ValueError):  # there is none
+            client = distributed.default_client()
+    return pipeline.run(client, restart=restart, verify=verify, report=report)

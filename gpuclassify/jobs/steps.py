@@ -1,4 +1,4 @@
-"""The steps of a deduplication before the removal: what each gives is kept in the output."""
+"""Jobs of several steps: what each gives is kept in the output until documents are written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import functools
 import logging
 import posixpath
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pandas as pd
 import pyarrow as pa
@@ -17,14 +18,16 @@ import pyarrow.parquet as pq
 
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.job import Job, make_job
-from gpuclassify.jobs.ledger import FOLDER, read_ledger, write_ledger
+from gpuclassify.jobs.ledger import read_ledger, write_ledger
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, Manifest, manifest_of
-from gpuclassify.jobs.output.run_key import METADATA, JobChangedError
+from gpuclassify.jobs.output.run_key import JOB, METADATA, JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
-from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.sources import FrameSource
+from gpuclassify.jobs.report.progress import JobProgress
+from gpuclassify.jobs.report.summary import JobSummary, Report
+from gpuclassify.jobs.sources import FrameSource, Source
 from gpuclassify.jobs.stages import as_chain
 from gpuclassify.jobs.storage import Place
+from gpuclassify.mapping.chain import Chain
 from gpuclassify.workers.secrets import recall
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,62 @@ class StepWriter(ParquetWriter):
         return False
 
 
+@dataclass(frozen=True)
+class SteppedJob(Job):
+    """A job whose last step writes the documents, by what the steps before it have found."""
+
+    folder: ClassVar[str]  # of the steps, in the output; readers of datasets pass over it
+    ledger: ClassVar[str]  # the file in it without which nothing there counts
+    last_step: ClassVar[str]  # its name in reports
+
+    @property
+    def title(self) -> str:
+        """What is going on, for people."""
+        return self.last_step
+
+    @staticmethod
+    def shown_by(progress: JobProgress) -> Callable[..., None]:
+        """What `run` reports to, so that it shows this job."""
+        return progress.step
+
+    @abstractmethod
+    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
+        """Do what is left of the steps before the last.
+
+        Parameters
+        ----------
+        steps : Steps
+        is_done : bool
+            Whether all documents are written.
+
+        Returns
+        -------
+        SteppedJob
+            The job that writes documents.
+        """
+
+    @abstractmethod
+    def result(self, steps: Steps, summary: JobSummary) -> Any:
+        """What the job gives, once documents are written."""
+
+    def run(self, client: Any = None, report: StepReport | None = None) -> Any:
+        """Run what is not done yet; see `gpuclassify.jobs.job.Runnable.run`."""
+        with self.current(client):
+            if self.restart or not self.directory.filesystem.exists(self.directory.path(JOB)):
+                self._clear()
+            is_done = sum(1 for _ in self.begin(client)) == self.manifest.count
+            self.directory.sweep(self.folder)
+            steps = Steps(self, client, report)
+            last = self.first_steps(steps, is_done)
+            return self.result(steps, last.write(client, steps.report_of(self.last_step)))
+
+    def _clear(self) -> None:
+        """Remove what earlier runs kept of their steps."""
+        self.directory.remove(self.ledger)  # first: what is only half removed counts for nothing
+        with contextlib.suppress(FileNotFoundError):
+            self.directory.filesystem.rm(self.directory.path(self.folder), recursive=True)
+
+
 class Steps:
     """Frames and results that one job computes one after another, each of them once.
 
@@ -56,7 +115,7 @@ class Steps:
 
     Parameters
     ----------
-    job : Job
+    job : SteppedJob
         Whose output has the folder of steps; its key is part of what each step is.
     client : distributed.Client or None
     report : callable, optional
@@ -69,12 +128,16 @@ class Steps:
         and ``duplicates``, the counts or None.
     """
 
-    def __init__(self, job: Job, client: Any, report: StepReport | None) -> None:
+    def __init__(self, job: SteppedJob, client: Any, report: StepReport | None) -> None:
         self._spec, self._key, self._verify = job.spec, job.manifest.key, job.manifest.verify
-        self._directory = job.manifest.directory
-        self._client, self._report = client, report
+        self._directory, self._folder = job.directory, job.folder
+        self.client, self._report = client, report
         begun = read_ledger(self._directory, self._key)
         self.ledger = begun or {"key": self._key, "steps": {}, "duplicates": None}
+
+    def report_of(self, name: str) -> Report | None:
+        """The report of one step."""
+        return self._report and functools.partial(self._report, name)
 
     def is_done(self, name: str) -> bool:
         """Whether a step has been noted as done."""
@@ -84,7 +147,7 @@ class Steps:
         """Whether a step's files are there, and as they were written."""
         try:
             manifest = self.manifest(name)
-            recorded, damage = manifest.examine(self._client, self.place(name))
+            recorded, damage = manifest.examine(self.client, self.place(name))
         except (FileNotFoundError, DamagedMetadataError):
             return False
         if manifest.identity.get("step") != self._identity(name, manifest.count):
@@ -104,16 +167,9 @@ class Steps:
         dask.dataframe.DataFrame
             The same rows, read from the files.
         """
-        options = recall(self._spec.output_name, {})
+        source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
-            make_job,
-            FrameSource(frame, {"step": self._identity(name, frame.npartitions)}),
-            as_chain([]),
-            StepWriter(self.place(name).path, storage_options=options),
-            backend="pandas",
-            on_error="raise",
-            code="",
-            verify=self._verify,
+            self.job, name, source, as_chain([]), backend="pandas", on_error="raise"
         )
         try:
             job = make()
@@ -121,10 +177,16 @@ class Steps:
             logger.warning("the step %s is done again: %s", name, err)
             job = make(restart=True)
         started = time.perf_counter()
-        done = job.run(self._client, self._report and functools.partial(self._report, name))
+        done = job.run(self.client, self.report_of(name))
         if not self.is_done(name):
             self._note(name, done.rows_out, time.perf_counter() - started)
         return self._stored(name, job.manifest.names(), frame._meta)
+
+    def job(self, name: str, source: Source, chain: Chain, **settings: Any) -> Job:
+        """The job that writes what a step gives; settings as of `make_job`."""
+        options = recall(self._spec.output_name, {})
+        writer = StepWriter(self.place(name).path, storage_options=options)
+        return make_job(source, chain, writer, verify=self._verify, **settings)
 
     def read(self, name: str) -> Any:
         """The frame that a finished step has kept, read from its files."""
@@ -133,7 +195,9 @@ class Steps:
 
     def place(self, name: str) -> Place:
         """Where a step's files are."""
-        return Place(f"{self._spec.output.rstrip('/')}/{FOLDER}/{name}", self._spec.output_name)
+        return Place(
+            f"{self._spec.output.rstrip('/')}/{self._folder}/{name}", self._spec.output_name
+        )
 
     def manifest(self, name: str) -> Manifest:
         """What a step has noted of its files."""
@@ -143,7 +207,7 @@ class Steps:
         """Results of delayed tasks, in any order."""
         results: list[Any] = []
         started = time.perf_counter()
-        for result in compute_tasks(self._client, list(tasks)):
+        for result in compute_tasks(self.client, list(tasks)):
             results.append(result)
             if self._report is not None:
                 self._report(name, len(results), len(tasks), JobSummary())
@@ -159,7 +223,7 @@ class Steps:
         """Remove the files of all steps but some."""
         filesystem = self._directory.filesystem
         with contextlib.suppress(FileNotFoundError):
-            for found in filesystem.ls(self._directory.path(FOLDER), detail=True):
+            for found in filesystem.ls(self._directory.path(self._folder), detail=True):
                 if found["type"] == "directory" and posixpath.basename(found["name"]) not in but:
                     filesystem.rm(found["name"], recursive=True)
 

@@ -7,7 +7,7 @@ import dask.dataframe as dd
 import pandas as pd
 from huggingface_hub import constants
 
-from gpuclassify.jobs.push_to_hub import push_to_hub
+from gpuclassify.jobs.pipeline import push_to_hub
 
 TOKEN = "hf_thistokenissecret"
 REPO = "acme/books"

@@ -125,7 +125,7 @@ def test_digests_of_input_are_an_option_of_jobs_and_of_dedup(run, settings_of, t
     path.write_text('{"text": "a"}\n')
     settings = settings_of("in", "out", "--classifier", "domain", "--input-digest")
     assert settings["input_digest"] is True
-    [reader, *_] = JobSettings.of(settings).pipeline().stages
+    [reader, *_] = JobSettings.of(settings).job().stages
     assert reader.input_digest
     run(path, tmp_path / "out", "--method", "exact", "--input-digest", command=dedup)
     assert "sha256:" in (tmp_path / "out/_gpuclassify/job.json").read_text()
@@ -421,10 +421,10 @@ def test_a_job_that_has_lost_something_is_not_finished(finished, folder, damage,
         input=[str(folder / "in.jsonl")], output=str(copy), limit=7,
         classifiers=[{"classifier": "domain", "model": str(folder / "domain")}],
     )  # fmt: skip
-    settings.pipeline().run(restart=True)
-    job = settings.pipeline().prepare()
+    settings.job().run(restart=True)
+    job = settings.job().prepare()
     assert not job.needs_workers()
-    assert settings.pipeline().prepare(restart=True).needs_workers()
+    assert settings.job().prepare(restart=True).needs_workers()
     lost = {
         "part": "*.parquet",
         "record": "_gpuclassify/records/*",

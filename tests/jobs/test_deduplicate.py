@@ -119,9 +119,9 @@ def test_the_embedder_is_part_of_what_a_job_is(folder, sequence_classifier):
         )
         for chars in (10, 20)
     ]
-    keys = [job(folder, each).prepare().last.manifest.key for each in semantic]
+    keys = [job(folder, each).prepare().manifest.key for each in semantic]
     assert keys[0] != keys[1]
-    assert keys[0] == job(folder, semantic[0]).prepare().last.manifest.key
+    assert keys[0] == job(folder, semantic[0]).prepare().manifest.key
 
 
 def test_parquet_and_json_lines_and_columns_that_are_read(folder, documents):

@@ -156,7 +156,7 @@ def test_jobs_and_plans_read_the_templates_columns(classifier, expected, tmp_pat
     ]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    pipeline = JobSettings.of(load_settings(tmp_path / "job.yaml")).pipeline()
+    pipeline = JobSettings.of(load_settings(tmp_path / "job.yaml")).job()
 
     pipeline.run()
     found = pq.read_table(tmp_path / "out").to_pandas().sort_values("id")

@@ -143,7 +143,7 @@ def test_a_killed_job_is_replaced_and_the_classification_is_whole(slurm, folder,
                 slurm.run("scancel", "--signal=KILL", "--full", before[0])
                 gate.touch()
 
-        summary = settings.pipeline().prepare().run(client, kill_once)
+        summary = settings.job().prepare().run(client, kill_once)
         assert gate.exists()
         wait_until(lambda: before[0] not in slurm.jobs(), "the job to be gone")
         client.wait_for_workers(2, timeout=START_SECONDS)

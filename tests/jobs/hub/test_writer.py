@@ -24,8 +24,7 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
-from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.push_to_hub import push_to_hub
+from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
 from tests.hub_dataset_server import File
 
 
