@@ -68,4 +68,4 @@ def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> Non
             raise ValueError("name the columns of scores: --score COLUMN, or --edges FILE")
         values = {**read_file_options(given), **split_paths(paths, given), "buckets": chosen}
         settings = JobSettings.of(values)
-    run_job(context, settings, given)
+    run_job(context, settings.job, vars(settings), given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -27,7 +27,9 @@ from gpuclassify.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from gpuclassify.commands.settings import JobSettings
+    from rich.console import Console
+
+    from gpuclassify.jobs.job import Job, Runnable
 
 
 @click.command(cls=JobCommand, short_help="Classify files into a directory, or go on with it.")
@@ -54,7 +56,7 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
         settings = read_settings(given, **split_paths(paths, given))
         if settings is None:
             return
-    run_job(context, settings, given)
+    run_job(context, settings.job, vars(settings), given)
 
 
 @click.command(short_help="Write the report of a job anew.")
@@ -120,16 +122,22 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
     context.exit(0 if is_sound else FAILED)
 
 
-def run_job(context: click.Context, settings: JobSettings, given: Mapping[str, Any]) -> NoReturn:
+def run_job(
+    context: click.Context,
+    make: Callable[[], Runnable[Any]],
+    cluster: Mapping[str, Any],
+    given: Mapping[str, Any],
+    show: Callable[[Any, Console], None] = print_summary,
+) -> NoReturn:
     """Run the job of a command as its `run_options` say, and end with its exit code."""
     options = {name: given[name] for name in ("restart", "verify")}
 
-    def prepare() -> Any:
-        return settings.job().prepare(**options, command=command_line(context))
+    def prepare() -> Job:
+        return make().prepare(**options, command=command_line(context))
 
-    summary = run_on_cluster(prepare, vars(settings), given["restart"])
+    summary = run_on_cluster(prepare, cluster, given["restart"])
     if given["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
-        print_summary(summary, open_console())
+        show(summary, open_console())
     context.exit(LEFT_OUT if summary.left_out else 0)

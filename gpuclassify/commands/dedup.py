@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuclassify.commands.client import run_on_cluster
-from gpuclassify.commands.console import (
-    LEFT_OUT,
-    open_console,
-    print_places,
-    quiet_dask,
-    wrong_call_exits,
-)
+from gpuclassify.commands.classify import run_job
+from gpuclassify.commands.console import print_places, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import (
     COLUMN,
     DUPLICATES,
@@ -30,14 +23,14 @@ from gpuclassify.commands.options import (
     run_options,
     split_paths,
 )
+from gpuclassify.commands.settings import JobSettings
 from gpuclassify.settings.checks import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuclassify.dedup.duplicates import Duplicates
-    from gpuclassify.dedup.job import DedupSummary
-    from gpuclassify.jobs.job import Job
+    from gpuclassify.dedup.job import Deduplicate, DedupSummary
 
 METHODS = ("exact", "fuzzy", "semantic")
 # Options that are settings of the same name.
@@ -85,37 +78,28 @@ def dedup(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
     """
     quiet_dask()
     with wrong_call_exits():
-        files = read_file_options(given)
-    prepare = functools.partial(_prepare, paths, given, files)
-    summary: DedupSummary = run_on_cluster(prepare, files, given["restart"])
-    if given["as_json"]:
-        click.echo(json.dumps(summary.as_dict()))
-    else:
-        _print_summary(summary, open_console())
-    context.exit(LEFT_OUT if summary.removal.left_out else 0)
+        files = JobSettings(input=[], **read_file_options(given))
+    make = functools.partial(_make_job, paths, given, files)
+    run_job(context, make, vars(files), given, _print_summary)
 
 
-def _prepare(paths: tuple[str, ...], given: Mapping[str, Any], files: Mapping[str, Any]) -> Job:
-    from gpuclassify.commands.settings import READ, make_reader, make_writer
+def _make_job(paths: tuple[str, ...], given: Mapping[str, Any], files: JobSettings) -> Deduplicate:
     from gpuclassify.dedup.job import Deduplicate
 
-    inputs, output = split_paths(paths, given).values()
+    settings = replace(files, **split_paths(paths, given))
     duplicates = _duplicates(given)
-    options = {name: files[name] for name in READ}
-    read = files["fields"]
-    if read is not None:
-        read = [*duplicates.input_fields, *read]
-    earlier = make_reader(list(given["against"]), **options) if given["against"] else None
-    names = ("compression", "non_finite", "staging", "partition_by")
-    written = {name: files[name] for name in names}
+    read = settings.fields and [*duplicates.input_fields, *settings.fields]
+    earlier = None
+    if given["against"]:
+        earlier = replace(settings, input=list(given["against"])).reader()
     return Deduplicate(
-        make_reader(inputs, fields=read, **options),
+        settings.reader(read),
         duplicates,
-        make_writer(output, files["format"], **written),
+        settings.writer(),
         against=earlier,
-        backend=files["backend"],
-        on_error=files["on_error"],
-    ).prepare(restart=given["restart"], verify=given["verify"])
+        backend=settings.backend,
+        on_error=settings.on_error,
+    )
 
 
 def _duplicates(given: Mapping[str, Any]) -> Duplicates:

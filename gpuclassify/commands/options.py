@@ -212,7 +212,7 @@ job_options = _all_of([
 
 def command_line(context: click.Context) -> str:
     """The command that makes the same job again, without secrets and without starting over."""
-    from gpuclassify.jobs.stores import redacted
+    from gpuclassify.jobs.storage import redacted
 
     words, name = [], ""
     for word in context.meta[_WORDS]:

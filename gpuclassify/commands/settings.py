@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.stores import URL, redacted
+from gpuclassify.jobs.storage import URL, redacted
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, nearest
 from gpuclassify.settings.options import NON_FINITE
 
@@ -27,7 +27,6 @@ FORMATS = ("parquet", "jsonl")
 BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
 BUCKETS = ("scores", "weight", "by", "text_field", "n", *BUCKETS_OF_EDGES)
 EDGES = "edges"
-READ = ("types", "part_size", "input_digest")  # settings of `make_reader`, beside the columns
 
 
 def _is_text(value: Any) -> bool:
@@ -247,18 +246,72 @@ class JobSettings:
             stages.append(ScoreBuckets(**self.buckets))
         read = None if self.fields is None else self._fields(stages)
         if self.limit is None:
-            options = {name: getattr(self, name) for name in READ}
-            reader: Any = make_reader(self.input, fields=read, **options)
+            reader: Any = self.reader(read)
         else:
             from gpuclassify.jobs.input.readers import first_rows_lazily
 
             reader = first_rows_lazily(self.input, self.limit, read)
         stages.insert(0, reader)
         if self.output is not None:
-            names = ("compression", "non_finite", "staging", "partition_by")
-            written = {name: getattr(self, name) for name in names}
-            stages.append(make_writer(self.output, self.format, **written))
+            stages.append(self.writer())
         return stages
+
+    def reader(self, fields: list[str] | None = None) -> FileReader:
+        """The reader of the input, of these columns or of all."""
+        from gpuclassify.jobs.input.readers import FileReader, JsonlReader
+
+        options: dict[str, Any] = {
+            "fields": fields,
+            "part_bytes": _bytes(self.part_size),
+            "input_digest": self.input_digest,
+        }
+        if self.types:
+            return JsonlReader(self.input, types=self.types, **options)
+        return FileReader(self.input, **options)
+
+    def writer(self) -> FileWriter:
+        """The writer for the output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
+
+        Raises
+        ------
+        ValueError
+            `staging` is missing for a repository, or given for another output; `partition_by` is
+            given for a repository, or `non_finite` for Parquet.
+        """
+        from gpuclassify.hub.dataset_files import hub_uri
+        from gpuclassify.jobs.output.hub_writer import HubWriter
+        from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+
+        assert self.output is not None
+        options: dict[str, Any] = {"compression": self.compression, "non_finite": self.non_finite}
+        place = hub_uri(self.output)
+        if place is None:
+            if self.staging is not None:
+                raise ValueError(
+                    f"staging={self.staging!r} is for output to hf://datasets/OWNER/NAME only"
+                )
+            kind = ParquetWriter if self.format == "parquet" else JsonlWriter
+            return kind(self.output, partition_by=self.partition_by, **options)
+        if self.partition_by is not None:
+            raise ValueError(
+                f"partition_by={self.partition_by} is for directories: files of {self.output} "
+                "have one folder"
+            )
+        if place.type != "dataset":
+            raise ValueError(f"{self.output!r} is no dataset: write to hf://datasets/OWNER/NAME")
+        if self.staging is None:
+            raise ValueError(
+                f"{self.output} needs a directory that all workers see, where the files are "
+                "written before they are uploaded, so that a lost client loses no work: staging="
+            )
+        return HubWriter(
+            place.id,
+            staging=self.staging,
+            path=place.path_in_repo or "data",
+            revision=place.revision or "main",
+            file_format=self.format,
+            **options,
+        )
 
     def _fields(self, stages: list[Any]) -> list[str]:
         """The columns that are read: what stages need of them, and those that are asked for."""
@@ -271,81 +324,6 @@ class JobSettings:
             written = as_chain(stages).schema().names
             names += [name for name in buckets.columns.needed if name not in written]
         return [name for name in names if name is not None]
-
-
-def make_reader(
-    inputs: list[str],
-    *,
-    fields: list[str] | None = None,
-    types: dict[str, str] | None = None,
-    part_size: int | str | None = None,
-    input_digest: bool = False,
-) -> FileReader:
-    """The reader of inputs; `types` are of JSON lines.
-
-    Raises
-    ------
-    ValueError
-        A type or size is none.
-    """
-    from gpuclassify.jobs.input.readers import FileReader, JsonlReader
-
-    options: dict[str, Any] = {
-        "fields": fields,
-        "part_bytes": _bytes(part_size),
-        "input_digest": input_digest,
-    }
-    return JsonlReader(inputs, types=types, **options) if types else FileReader(inputs, **options)
-
-
-def make_writer(
-    output: str,
-    file_format: str,
-    *,
-    compression: str | None = None,
-    non_finite: str = NON_FINITE[0],
-    staging: str | None = None,
-    partition_by: list[str] | None = None,
-) -> FileWriter:
-    """The writer for an output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
-
-    Raises
-    ------
-    ValueError
-        `staging` is missing for a repository, or given for another output; `partition_by` is given
-        for a repository, or `non_finite` for Parquet.
-    """
-    from gpuclassify.hub.dataset_files import hub_uri
-    from gpuclassify.jobs.output.hub_writer import HubWriter
-    from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
-
-    place = hub_uri(output)
-    if place is None:
-        if staging is not None:
-            raise ValueError(f"staging={staging!r} is for output to hf://datasets/OWNER/NAME only")
-        kind = ParquetWriter if file_format == "parquet" else JsonlWriter
-        options: dict[str, Any] = {"compression": compression, "non_finite": non_finite}
-        return kind(output, partition_by=partition_by, **options)
-    if partition_by is not None:
-        raise ValueError(
-            f"partition_by={partition_by} is for directories: files of {output} have one folder"
-        )
-    if place.type != "dataset":
-        raise ValueError(f"{output!r} is no dataset: write to hf://datasets/OWNER/NAME")
-    if staging is None:
-        raise ValueError(
-            f"{output} needs a directory that all workers see, where the files are written before "
-            "they are uploaded, so that a lost client loses no work: staging="
-        )
-    return HubWriter(
-        place.id,
-        staging=staging,
-        path=place.path_in_repo or "data",
-        revision=place.revision or "main",
-        file_format=file_format,
-        compression=compression,
-        non_finite=non_finite,
-    )
 
 
 def families() -> dict[str, Any]:

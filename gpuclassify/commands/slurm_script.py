@@ -369,7 +369,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **given: An
     continues it too. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords and
     signatures of URLs are refused.
     """
-    from gpuclassify.jobs.stores import URL
+    from gpuclassify.jobs.storage import URL
 
     with wrong_call_exits():
         path = given.pop("config")
@@ -382,7 +382,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **given: An
 
 def _refuse_secrets(urls: Iterable[str]) -> None:
     """Raise ValueError if one has a password or what may be a signature."""
-    from gpuclassify.jobs.stores import redacted
+    from gpuclassify.jobs.storage import redacted
 
     for url in urls:
         if redacted(url) != url:

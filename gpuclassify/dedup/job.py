@@ -15,11 +15,11 @@ from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
 from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
+from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.job import Runnable, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
 from gpuclassify.jobs.output.run_key import part_name
 from gpuclassify.jobs.output.writers import FileWriter
-from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
@@ -161,6 +161,11 @@ class DedupSummary:
 
     def _repr_html_(self) -> str:
         return self.duplicates._repr_html_() + self.removal._repr_html_()
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Files, lines and rows in quarantine."""
+        return self.removal.left_out
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for JSON."""

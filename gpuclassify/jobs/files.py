@@ -29,7 +29,7 @@ from gpuclassify.hub.dataset_files import (
     pinned,
     with_token,
 )
-from gpuclassify.jobs.stores import (
+from gpuclassify.jobs.storage import (
     HTTP,
     OBJECT_STORES,
     explained,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
 from gpuclassify.jobs.output.folders import folder_types
@@ -17,14 +18,12 @@ from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.output.run_key import JobChangedError, check_current
 from gpuclassify.jobs.output.verify import VERIFY
 from gpuclassify.jobs.output.writers import FileWriter
-from gpuclassify.jobs.probe import check_cluster
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
-from gpuclassify.jobs.storage import Directory, Place
-from gpuclassify.jobs.stores import redacted
+from gpuclassify.jobs.storage import Directory, Place, redacted
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.checks import check_choice, nearest

@@ -24,8 +24,7 @@ from gpuclassify.jobs.files import (
 from gpuclassify.jobs.input.parts import InputParts, InputSchema
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.output.records import Record
-from gpuclassify.jobs.storage import Directory, open_directory
-from gpuclassify.jobs.stores import redacted
+from gpuclassify.jobs.storage import Directory, open_directory, redacted
 from gpuclassify.jobs.task import TaskSpec, read_frame, run_part, run_partition
 from gpuclassify.workers.secrets import share_tokens_with_workers
 

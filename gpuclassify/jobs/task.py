@@ -30,8 +30,7 @@ from gpuclassify.jobs.report.counts import (
     count_scores,
     count_sources,
 )
-from gpuclassify.jobs.storage import Directory, open_directory
-from gpuclassify.jobs.stores import redacted
+from gpuclassify.jobs.storage import Directory, open_directory, redacted
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.stage_counts import Stages, add_examples, count_labels
 from gpuclassify.workers.retire import on_sound_device

@@ -19,10 +19,10 @@ from distributed import Client, LocalCluster
 from gpuclassify.classifiers import DomainClassifier
 from gpuclassify.cluster.local import PatientNanny
 from gpuclassify.cluster.preflight import MisfitError, PreflightError, check_workers, look_here
+from gpuclassify.jobs.execution import ModelProbe, may_use_gpu
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import JsonlWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.probe import ModelProbe, may_use_gpu
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 

@@ -34,7 +34,7 @@ from gpuclassify.jobs.input.parts import (
     read_part,
 )
 from gpuclassify.jobs.input.schema import named_type, project, to_pandas
-from gpuclassify.jobs.stores import redacted
+from gpuclassify.jobs.storage import redacted
 from gpuclassify.settings.checks import check_count, check_flag, check_text, with_plain_values
 from gpuclassify.workers.secrets import share_tokens_with_workers
 

@@ -21,8 +21,7 @@ from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.arrow_types import changed_schema, inside
 from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.output.run_key import JOB
-from gpuclassify.jobs.storage import open_directory
-from gpuclassify.jobs.stores import HTTP, redacted
+from gpuclassify.jobs.storage import HTTP, open_directory, redacted
 from gpuclassify.settings.checks import nearest
 
 logger = logging.getLogger(__name__)

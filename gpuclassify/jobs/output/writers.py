@@ -9,8 +9,7 @@ from typing import Any
 from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.files import JSONL, PARQUET
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
-from gpuclassify.jobs.storage import Directory, open_directory
-from gpuclassify.jobs.stores import redacted
+from gpuclassify.jobs.storage import Directory, open_directory, redacted
 from gpuclassify.settings.checks import check_choice, check_text, label_tuple
 from gpuclassify.settings.options import NON_FINITE
 

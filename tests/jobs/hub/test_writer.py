@@ -18,7 +18,7 @@ from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.commands.settings import make_writer
+from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.hub_writer import HubWriter
@@ -374,6 +374,9 @@ def test_the_shown_code_of_a_writer_makes_the_same_one_again(options):
 
 
 def test_outputs_of_the_command_line(tmp_path):
+    def make_writer(output, file_format, **settings):
+        return JobSettings(input=[], output=output, format=file_format, **settings).writer()
+
     writer = make_writer("hf://datasets/acme/books@v2/some/rows", "jsonl", staging=str(tmp_path))
     assert (writer.target.repo, writer.target.revision) == ("acme/books", "v2")
     assert (writer.target.path, writer.file_format) == ("some/rows", "jsonl")

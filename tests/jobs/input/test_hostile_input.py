@@ -18,7 +18,7 @@ from gpuclassify.jobs.input.jsonl import parse_good
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.stores import explained, redacted
+from gpuclassify.jobs.storage import explained, redacted
 from gpuclassify.questions.template import TemplateError, parse_template
 from gpuclassify.training.tasks import _in_order
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from distributed import Client
 
-from gpuclassify.jobs import stores
+from gpuclassify.jobs import storage
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -39,7 +39,7 @@ class WebServer(HttpServer):
 
 @pytest.fixture
 def web(monkeypatch):
-    monkeypatch.setattr(stores, "PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(storage, "PAUSES", (0.01, 0.01, 0.01))
     with WebServer() as server:
         lines = ROWS.to_json(orient="records", lines=True, force_ascii=False).encode()
         server.files["/a.jsonl"] = lines
