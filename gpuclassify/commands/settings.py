@@ -68,12 +68,7 @@ def _about(what: str, group: str = "", **option: Any) -> dict[str, Any]:
 class JobSettings:
     """What a command does: the one table of settings, of options and of keys in YAML files.
 
-    Raises
-    ------
-    TypeError
-        A value is of another kind.
-    ValueError
-        A value is out of range, or a token is among them.
+    Raises TypeError if a value is of another kind, and ValueError if it is out of range or a token.
     """
 
     input: list[str] = field(metadata=_about(
@@ -187,12 +182,8 @@ class JobSettings:
     def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
         """Settings of plain values; a plan may do without an output.
 
-        Raises
-        ------
-        ValueError
-            A name is unknown, one that is needed is missing, or a value is out of range.
-        TypeError
-            A value is of another kind.
+        Raises as the class does, and ValueError if a name is unknown or one that is needed is
+        missing.
         """
         check_kinds(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
@@ -215,13 +206,7 @@ class JobSettings:
         return {k: v for k, v in asdict(self).items() if v is not None and v != defaults[k]}
 
     def mappers(self) -> list[TextMapper]:
-        """The classifiers in their order.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument of a classifier is unknown or wrong.
-        """
+        """The classifiers in their order."""
         made = []
         for settings in self.classifiers:
             arguments = dict(settings)
@@ -270,14 +255,7 @@ class JobSettings:
         return FileReader(self.input, **options)
 
     def writer(self) -> FileWriter:
-        """The writer for the output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
-
-        Raises
-        ------
-        ValueError
-            `staging` is missing for a repository, or given for another output; `partition_by` is
-            given for a repository, or `non_finite` for Parquet.
-        """
+        """The writer for the output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``."""
         from gpuclassify.hub.dataset_files import hub_uri
         from gpuclassify.jobs.output.hub_writer import HubWriter
         from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
@@ -336,13 +314,7 @@ def families() -> dict[str, Any]:
 
 
 def find_family(name: str) -> type[TextMapper]:
-    """The class of this name.
-
-    Raises
-    ------
-    ValueError
-        There is none; the nearest name is given.
-    """
+    """The class of this name; ValueError with the nearest one if there is none."""
     known = families()
     check_choice("classifier", name, tuple(known))
     return known[name]
@@ -351,12 +323,7 @@ def find_family(name: str) -> type[TextMapper]:
 def check_kinds(values: Mapping[str, Any]) -> None:
     """Raise unless every name is one of a setting, and its value of the setting's kind.
 
-    Raises
-    ------
-    ValueError
-        A name is unknown; the nearest one is named.
-    TypeError
-        A value is of another kind; what it must be is named.
+    ValueError names the nearest name, TypeError what the value must be.
     """
     known = {own.name: own for own in fields(JobSettings)}
     for name, value in values.items():
@@ -393,12 +360,8 @@ def _bytes(size: int | str | None) -> int | None:
 def load_settings(path: str) -> dict[str, Any]:
     """The settings in a YAML file.
 
-    Raises
-    ------
-    ValueError
-        It cannot be read, is no YAML, or no mapping of the names of settings to values.
-    TypeError
-        A value is of another kind.
+    Raises ValueError if it cannot be read, is no YAML, or no mapping of settings' names to values,
+    and TypeError if a value is of another kind.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -428,15 +391,7 @@ def load_settings(path: str) -> dict[str, Any]:
 def dump_settings(settings: JobSettings, path: str) -> None:
     """Write settings to a YAML file that only its owner may read, without passwords of URLs.
 
-    Warns
-    -----
-    UserWarning
-        URLs had a password, or a query, which may be a signature.
-
-    Raises
-    ------
-    ValueError
-        The file cannot be written.
+    Warns if URLs had a password, or a query, which may be a signature.
     """
     import yaml
 

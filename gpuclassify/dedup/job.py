@@ -178,14 +178,7 @@ class DedupSummary:
 
 @dataclass(frozen=True)
 class DedupJob(SteppedJob):
-    """A deduplication that is planned and checked.
-
-    Attributes
-    ----------
-    duplicates : Duplicates
-    earlier : Source, optional
-        The earlier corpus.
-    """
+    """A deduplication that is planned and checked; `earlier` is the earlier corpus."""
 
     folder = FOLDER
     ledger = LEDGER
@@ -195,13 +188,7 @@ class DedupJob(SteppedJob):
     earlier: Source | None
 
     def corpus(self) -> Corpus:
-        """The documents, as lazy frames that read them.
-
-        Raises
-        ------
-        TypeError, ValueError
-            A column is missing, or its type is wrong.
-        """
+        """The documents, as lazy frames that read them."""
         spec, earlier = self.spec, self.earlier
         if earlier is None:
             return self.duplicates.corpus(self.source.frame(spec))
@@ -285,14 +272,7 @@ class DedupJob(SteppedJob):
 class DropRows:
     """Leaves out the rows of a part whose numbers the part's file of a step lists.
 
-    Attributes
-    ----------
-    place : Place
-        The step's directory.
-    key : str
-        In the names of its files.
-    count : int
-        Number of parts.
+    `key` is in the names of the `count` files at `place`.
     """
 
     place: Place

@@ -30,23 +30,11 @@ MOST_TRIES = 3
 def run_tasks(
     client: Any, function: Callable[..., Result], calls: Iterable[tuple[Any, ...]]
 ) -> Iterator[Result]:
-    """Results of ``function(*call)`` for each of the calls, as they come.
+    """Results of ``function(*call)`` for each call, as they come; without a client from here.
 
-    Parameters
-    ----------
-    client : distributed.Client or None
-        None runs them here, one after another.
-    function : callable
-    calls : iterable of tuple
-        Taken as room for them comes.
-
-    Raises
-    ------
-    ConnectionError
-        The scheduler is gone.
-    Exception
-        The first one that a task raises; tasks that have not begun are dropped. On a cluster,
-        tasks whose workers died, lost their GPU or lost a connection are tried again first.
+    Calls are taken as room for them comes. Raises ConnectionError if the scheduler is gone, else
+    what the first task raises; tasks that have not begun are dropped. On a cluster, tasks whose
+    workers died, lost their GPU or lost a connection are tried again first.
     """
     if client is None:
         yield from itertools.starmap(function, calls)
@@ -57,16 +45,7 @@ def run_tasks(
 def compute_tasks(client: Any, tasks: list[Any]) -> Iterator[Any]:
     """Results of delayed tasks that may share what they are made of, as they come.
 
-    Parameters
-    ----------
-    client : distributed.Client or None
-        None computes them here, and gives results when all are done.
-    tasks : list of dask.delayed.Delayed
-
-    Raises
-    ------
-    ConnectionError, Exception
-        See `run_tasks`.
+    Without a client they are computed here, and all come when the last is done. See `run_tasks`.
     """
     if client is None:
         yield from dask.compute(*tasks, scheduler="sync")
@@ -183,12 +162,7 @@ def _cancel(client: Any, futures: list[Any]) -> None:
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """Downloads, loads and runs models.
-
-    Attributes
-    ----------
-    mappers : tuple of TextMapper
-    """
+    """Downloads, loads and runs the models of mappers."""
 
     mappers: tuple[TextMapper, ...]
 
@@ -198,19 +172,9 @@ class ModelProbe:
             mapper.model.fetch()
 
     def run(self, memory_bytes: int) -> None:
-        """Load each model in turn and run it on a text.
+        """Load each model in turn and run it on a text, in so much host memory.
 
-        Parameters
-        ----------
-        memory_bytes : int
-            Host memory that the process may take.
-
-        Raises
-        ------
-        MisfitError
-            A model is larger than what is free.
-        Exception
-            Whatever stops a model from running here.
+        Raises MisfitError if a model is larger than what is free, or whatever else stops it.
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)

@@ -80,17 +80,8 @@ class ChangedInputError(UnreadableInputError):
 class InputFile:
     """A file of the input.
 
-    Attributes
-    ----------
-    path : str
-        Path or URL.
-    size_bytes : int, optional
-        None where the file system does not say.
-    version : str
-        What changes when the file does: a tag of its store, the time of its last change, or a
-        digest of its content; see `with_digests`.
-    stamp : str
-        Beside a digest: what has stayed as it is if nobody has written to the file since then.
+    `version` changes when the file does: a tag of its store, the time of its last change, or a
+    digest of its content. `stamp`, beside a digest, stays as long as nobody writes to the file.
     """
 
     path: str
@@ -103,15 +94,7 @@ class InputFile:
 
 
 def find_files(inputs: Iterable[str], storage_options: dict[str, Any]) -> list[InputFile]:
-    """The files that `inputs` name, in sorted order within each input, each once.
-
-    Raises
-    ------
-    UnreadableInputError
-        Nothing matches, or formats are mixed.
-    OSError
-        A store refuses, or cannot be reached.
-    """
+    """The files that `inputs` name, in sorted order within each input, each once."""
     found: dict[str, InputFile] = {}
     for name in pinned(map(str, inputs), storage_options):
         found.update((file.path, file) for file in _expand(name, storage_options))
@@ -228,21 +211,9 @@ def reading(
 ) -> Iterator[WatchedFile]:
     """The file at a path or URL, open for reading bytes.
 
-    Parameters
-    ----------
-    path : str
-    storage_options : dict
-    size_bytes : int, optional
-        Of the file, if it is known, which saves requests on the Hub.
-    ahead_bytes : int, optional
-        How much to fetch from the Hub beyond what is asked for. Default: all of a small file.
-
-    Raises
-    ------
-    BrokenContentError
-        What is read in the block cannot be decoded.
-    OSError
-        The bytes are not delivered; see `explained`.
+    `size_bytes`, if it is known, saves requests on the Hub; `ahead_bytes` are fetched from there
+    beyond what is asked for, by default all of a small file. Raises BrokenContentError if what is
+    read in the block cannot be decoded, and OSError if the bytes are not delivered.
     """
     with _opened(path, storage_options, size_bytes, ahead_bytes) as opened:
         file = WatchedFile(opened, path)

@@ -137,16 +137,7 @@ class Runnable(ABC, Generic[Summary]):
 
 @dataclass(frozen=True)
 class Job:
-    """A job that is planned and checked.
-
-    Attributes
-    ----------
-    source : Source
-    spec : TaskSpec
-    manifest : Manifest
-    writer : FileWriter
-        Uploads the finished output, where it has a place to upload it to.
-    """
+    """A job that is planned and checked; `writer` uploads its output, where it has a place to."""
 
     source: Source
     spec: TaskSpec
@@ -273,19 +264,8 @@ def make_job(
 ) -> Job:
     """A job whose output may be written to, from a source, stages and a writer that are checked.
 
-    Parameters
-    ----------
-    identity : dict, optional
-        What the job is beside these.
-    **begin
-        As of `Runnable.prepare`, and ``code``, Python code that makes the same job, for people.
-
-    Raises
-    ------
-    ValueError
-        There is no column `source_field`, or a stage takes it away.
-    TypeError
-        The output's format lacks the type of a column.
+    `identity` is what the job is beside these; `begin` has the arguments of `Runnable.prepare`, and
+    ``code``, Python code that makes the same job, for people.
     """
     directory = writer.directory
     source.refuse_output(directory, f"part{writer.encoding.suffix}")

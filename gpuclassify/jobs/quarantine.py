@@ -65,12 +65,7 @@ def isolate_bad_rows(
 ) -> Iterator[tuple[int, Result | Exception]]:
     """Results of ``run(start, stop)``, halved wherever it raises, until single rows are left.
 
-    A few bad rows among many cost little.
-
-    Yields
-    ------
-    (int, result or exception)
-        With the first row that it is for, in order.
+    Each comes with the first row that it is for, in order. A few bad rows among many cost little.
     """
     try:
         yield start, run(start, stop)

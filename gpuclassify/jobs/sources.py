@@ -148,13 +148,8 @@ class FileSource:
 class FrameSource:
     """The partitions of a Dask frame.
 
-    Parameters
-    ----------
-    frame : dask.dataframe.DataFrame
-        Optimised once, because optimising moves partitions.
-    identity : dict, optional
-        What the frame is, where its key may be another one the next time. It is not optimised then:
-        its partitions stay as many as they are.
+    Optimised once, because optimising moves partitions; with an `identity`, where its key may be
+    another one the next time, it is not: its partitions stay as many as they are.
     """
 
     has_index = True
@@ -208,12 +203,8 @@ Source = FileSource | FrameSource
 def as_source(reader: Any, on_error: str, needed: Collection[str] = ()) -> Source:
     """The source that a pipeline's first stage stands for; `needed` are columns that it reads.
 
-    Raises
-    ------
-    TypeError
-        It is neither a reader nor a Dask frame.
-    UnreadableInputError
-        See `FileReader.find_parts`; or there are no columns, because nothing is in the files.
+    Raises TypeError if it is neither a reader nor a Dask frame, and UnreadableInputError as
+    `FileReader.find_parts` does, or if nothing is in the files.
     """
     if isinstance(reader, FileReader):
         source = FileSource(reader, reader.find_parts(on_error, needed))

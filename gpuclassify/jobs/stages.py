@@ -17,13 +17,7 @@ from gpuclassify.settings.checks import BACKENDS, check_choice
 
 @dataclass(frozen=True)
 class Function(PartitionMap):
-    """Any callable from a plain frame to a plain frame of the same backend.
-
-    Attributes
-    ----------
-    function : callable
-        Called with each part, and once in the client with a frame without rows.
-    """
+    """Any callable from a plain frame to a plain frame of the same backend."""
 
     function: Callable[[Any], Any]
 
@@ -51,13 +45,7 @@ class Function(PartitionMap):
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
-        """Call the callable.
-
-        Raises
-        ------
-        TypeError
-            It returns something else than a frame of the same backend.
-        """
+        """Call the callable; TypeError if it returns something else than such a frame."""
         result = self.function(frame)
         if type(result) is not type(frame):
             raise TypeError(
@@ -114,13 +102,7 @@ class ToBackend(PartitionMap):
 
 
 def as_chain(stages: Iterable[Any]) -> Chain:
-    """The stages as one mapper, which reads each text's tokens once.
-
-    Raises
-    ------
-    TypeError
-        A stage is neither a mapper nor callable, or a class.
-    """
+    """The stages as one mapper, which reads each text's tokens once."""
     return Chain(tuple(_as_mappers(stages)))
 
 

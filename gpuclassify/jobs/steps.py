@@ -70,18 +70,9 @@ class SteppedJob(Job):
 
     @abstractmethod
     def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
-        """Do what is left of the steps before the last.
+        """Do what is left of the steps before the last; `is_done` if all documents are written.
 
-        Parameters
-        ----------
-        steps : Steps
-        is_done : bool
-            Whether all documents are written.
-
-        Returns
-        -------
-        SteppedJob
-            The job that writes documents.
+        Returns the job that writes them.
         """
 
     @abstractmethod
@@ -160,13 +151,7 @@ class Steps:
         return True
 
     def keep(self, name: str, frame: Any) -> Any:
-        """Write what is not yet written of a frame.
-
-        Returns
-        -------
-        dask.dataframe.DataFrame
-            The same rows, read from the files.
-        """
+        """Write what is not yet written of a frame; returns one that reads the files."""
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
             self.job, name, source, as_chain([]), backend="pandas", on_error="raise"

@@ -47,14 +47,7 @@ _KINDS = (FileNotFoundError, PermissionError, TimeoutError)
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of part files, whose names are relative to its root.
-
-    Attributes
-    ----------
-    filesystem : fsspec.AbstractFileSystem
-    root : str
-        Path without protocol.
-    """
+    """A directory of part files on a file system, whose names are relative to its root."""
 
     filesystem: Any
     root: str
@@ -186,12 +179,7 @@ class Directory:
     def prepare(self, overwrite: bool, suffixes: tuple[str, ...]) -> None:
         """Make the directory; with `overwrite`, remove earlier part files, and nothing else.
 
-        Raises
-        ------
-        FileExistsError
-            Part files are there, and `overwrite` is false.
-        NotADirectoryError
-            A file has this name.
+        Raises FileExistsError if there are some, and NotADirectoryError if a file has this name.
         """
         self.refuse_file()
         earlier = [n for n in self.sizes() if n.startswith("part-") and n.endswith(suffixes)]
@@ -239,12 +227,7 @@ class Directory:
 class Place:
     """A directory that any worker can open, for the secrets in its storage options stay out.
 
-    Attributes
-    ----------
-    path : str
-        Absolute, or a URL.
-    options_name : str
-        Under which `gpuclassify.workers.secrets` knows the storage options.
+    `options_name` is under which `gpuclassify.workers.secrets` knows them.
     """
 
     path: str
@@ -264,11 +247,8 @@ def open_directory(path: str, storage_options: dict[str, Any] | None = None) -> 
 def told_md5(info: dict[str, Any]) -> str | None:
     """The MD5 of a file's content, in hexadecimal, if a store tells it.
 
-    Parameters
-    ----------
-    info : dict
-        What its file system tells of the file: S3's ETag is that digest of what was stored at once
-        and is not encrypted with a key of its own; Google's store and Azure's name theirs.
+    S3's ETag is that digest of what was stored at once and is not encrypted with a key of its own;
+    Google's store and Azure's name theirs.
     """
     settings = info.get("content_settings") or {}
     told = settings.get("content_md5") or info.get("md5Hash") or info.get("ETag")
@@ -310,13 +290,7 @@ def _redacted(url: str) -> str:
 
 
 def url_to_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
-    """The file system of a path or URL, and the path in it.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The package for such URLs is not installed.
-    """
+    """The file system of a path or URL, and the path in it."""
     import fsspec
 
     try:
@@ -336,13 +310,7 @@ def without_query(path: str) -> str:
 
 
 def retried(url: str, call: Callable[[], Found]) -> Found:
-    """What `call` returns; over HTTP it is tried again after what may pass, up to three times.
-
-    Raises
-    ------
-    Exception
-        What the last try has raised.
-    """
+    """What `call` returns; over HTTP it is tried up to three times again after what may pass."""
     for seconds in PAUSES if url.startswith(HTTP) else ():
         try:
             return call()
@@ -369,19 +337,8 @@ def _may_pass(err: BaseException) -> bool:
 def explained(url: str, storage_options: Collection[str] = (), what: str = "") -> Iterator[None]:
     """Say of which store an error is, and what to do about it; of no secret that the URL holds.
 
-    Parameters
-    ----------
-    url : str
-        A path that is no URL, and one of the Hub, have errors that say so themselves.
-    storage_options : collection of str
-        Names of the options that were given.
-    what : str
-        What was read of it, such as ``", from byte 5"``.
-
-    Raises
-    ------
-    FileNotFoundError, PermissionError, TimeoutError, OSError
-        In place of what the store's client raised in the block.
+    A path that is no URL, and one of the Hub, have errors that say so themselves. `storage_options`
+    are the names of those that were given, and `what` was read, such as ``", from byte 5"``.
     """
     try:
         yield

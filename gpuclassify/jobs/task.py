@@ -40,55 +40,27 @@ from gpuclassify.workers.secrets import recall
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every task of a job does with its part.
-
-    Attributes
-    ----------
-    chain : Chain
-        The stages.
-    meta_dtypes : object
-        What `chain` must know of the input's meta.
-    schema : pyarrow.Schema
-        Columns of every part that is written.
-    output : str
-        Directory, absolute, or URL.
-    encoding : Encoding
-    on_error : {"raise", "quarantine", "whole"}
-        See `gpuclassify.jobs.input.readers.FileReader.find_parts`.
-    backend : {"pandas", "cudf"}
-        Of the frames that files are read as.
-    keep_index : bool
-        Whether files get the frames' index as a column.
-    label_fields, number_fields, text_fields : tuple of str
-        Columns that are counted: labels and scores of the output, texts of the input.
-    input_schema : InputSchema, optional
-        Columns of input files, without storage options.
-    input_name, output_name : str
-        Under which `gpuclassify.workers.secrets` knows the storage options.
-    source_field : str, optional
-        Column by whose values the rows of input and output are counted.
-    examples : int
-        Texts at each end of a group of examples, at most.
-    before : callable, optional
-        What is done with a part before the stages: a function of its frame and its number.
-    """
+    """What every task of a job does with its part."""
 
     chain: Chain
-    meta_dtypes: Any
-    schema: pa.Schema
-    output: str
+    meta_dtypes: Any  # what `chain` must know of the input's meta
+    schema: pa.Schema  # of every part that is written
+    output: str  # directory, absolute, or URL
     encoding: Encoding
-    on_error: str
-    backend: str
-    keep_index: bool
+    on_error: str  # "raise", "quarantine" or "whole"; see `FileReader.find_parts`
+    backend: str  # of the frames that files are read as
+    keep_index: bool  # whether files get the frames' index as a column
+    # Columns that are counted: labels and scores of the output, texts of the input.
     label_fields: tuple[str, ...]
     number_fields: tuple[str, ...]
     text_fields: tuple[str, ...]
-    input_schema: InputSchema | None
+    input_schema: InputSchema | None  # of input files, without storage options
+    # Under which `gpuclassify.workers.secrets` knows the storage options.
     input_name: str
     output_name: str
-    source_field: str | None = None
-    examples: int = 0
+    source_field: str | None = None  # by whose values rows of input and output are counted
+    examples: int = 0  # texts at each end of a group of examples, at most
+    # What is done with a part before the stages: a function of its frame and its number.
     before: Callable[[Any, int], Any] | None = None
 
     @property
@@ -110,12 +82,8 @@ class TaskSpec:
 def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`.
 
-    Raises
-    ------
-    ChangedInputError
-        It is not the `file` any more that was found when the job began.
-    JobChangedError
-        Another run has started over in the output.
+    Raises ChangedInputError if it is not the `file` any more that was found when the job began, and
+    JobChangedError if another run has started over in the output.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of {part}", name, spec):

@@ -133,14 +133,7 @@ class AssignBuckets(Pipeline):
 
 @dataclass(frozen=True)
 class BucketJob(SteppedJob):
-    """An `AssignBuckets` that is planned and checked; its edges are not known yet.
-
-    Attributes
-    ----------
-    scoring : Chain
-        The classifiers.
-    columns : ScoreColumns
-    """
+    """An `AssignBuckets` that is planned and checked; its edges are not known yet."""
 
     folder = FOLDER
     ledger = EDGES
@@ -184,15 +177,7 @@ class BucketJob(SteppedJob):
             return None
 
     def _score(self, steps: Steps) -> tuple[Source, TaskSpec]:
-        """Classify what is not classified yet.
-
-        Returns
-        -------
-        Source
-            The documents with their scores, in the parts that the input has.
-        TaskSpec
-            What reads them.
-        """
+        """Classify what is left; returns the scored documents, and what reads them."""
         spec, manifest = self.spec, self.manifest
         scoring = steps.job(
             SCORED,

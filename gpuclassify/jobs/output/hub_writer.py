@@ -29,8 +29,7 @@ from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
 from gpuclassify.jobs.output.records import parse_record, sealed, unsealed
 from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
-from gpuclassify.jobs.storage import Directory, Place
-from gpuclassify.jobs.storage import redacted
+from gpuclassify.jobs.storage import Directory, Place, redacted
 from gpuclassify.settings.checks import check_choice
 from gpuclassify.settings.options import NON_FINITE
 from gpuclassify.workers.secrets import (
