@@ -175,11 +175,3 @@ def _drop_capabilities():
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)()
     ctypes.CDLL(None, use_errno=True).capset(header, data)
-
-
-def dying_once(frame, flag):
-    """The same, but the first worker that comes to the row 300 dies of it."""
-    if 300 in set(frame["id"]) and not Path(flag).exists():
-        Path(flag).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return slowly(frame)

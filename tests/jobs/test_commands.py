@@ -120,14 +120,10 @@ def test_options_mean_one_classifier_or_all(settings_of):
     }  # fmt: skip
 
 
-def test_digests_of_input_are_an_option_of_jobs_and_of_dedup(run, settings_of, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a"}\n')
-    settings = settings_of("in", "out", "--classifier", "domain", "--input-digest")
-    assert settings["input_digest"] is True
-    [reader, *_] = JobSettings.of(settings).job().stages
-    assert reader.input_digest
-    run(path, tmp_path / "out", "--method", "exact", "--input-digest", command=dedup)
+def test_digests_of_input_are_an_option_of_dedup_too(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    words = (tmp_path / "a.jsonl", tmp_path / "out", "--method", "exact", "--input-digest")
+    run(*words, command=dedup)
     assert "sha256:" in (tmp_path / "out/_gpuclassify/job.json").read_text()
 
 
@@ -182,19 +178,11 @@ def test_options_of_a_cluster_are_those_of_the_file_and_of_the_command(settings_
     assert (found["cluster"], "cluster_options" in found) == ("coiled", False)
 
 
-def test_a_file_of_settings_comes_back_as_it_was(tmp_path):
-    settings = JobSettings.of(
-        {"input": "größe.jsonl", "output": "out", "classifiers": [{"classifier": "domain"}]}
-    )
-    dump_settings(settings, tmp_path / "job.yaml")
-    assert JobSettings.of(load_settings(tmp_path / "job.yaml")) == settings
-
-
 def test_a_file_of_settings_has_no_secrets_and_one_reader(tmp_path):
     values = {
         "input": ["https://me:pass@word@host/a.jsonl?X-Amz-Signature=s", "memory://b.jsonl"],
         "output": "simplecache::sftp://me:pass@host/out",
-        "classifiers": [{"classifier": "domain", "text_template": "see https://x/?q={text}"}],
+        "classifiers": [{"classifier": "domain", "text_template": "größe https://x/?q={text}"}],
     }
     path = tmp_path / "job.yaml"
     with pytest.warns(UserWarning, match="give these URLs whole on the command line"):
@@ -221,82 +209,54 @@ def test_settings_that_nest_too_deep_are_a_wrong_call(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["out", "--classifier", "domain"], "got one path, 'out'"),
+        ("out --classifier domain", "got one path, 'out'"),
         (
-            ["in.jsonl", "out"],
+            "in.jsonl out",
             "classifiers must be given: --classifier FAMILY (see `gpuclassify models`)",
         ),
-        ([], "input and output and classifiers must be given: INPUT... OUTPUT --classifier"),
-        (["in.jsonl", "in.jsonl/out", "--classifier", "domain"], "in.jsonl is a file: name"),
+        ("", "input and output and classifiers must be given: INPUT... OUTPUT --classifier"),
+        ("in.jsonl in.jsonl/out --classifier domain", "in.jsonl is a file: name"),
+        ("in.jsonl out --classifier domian", "Did you mean 'domain'"),
+    ],
+)
+def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, words):
+    done = run(*arguments.split())
+    assert done.exit_code == 2
+    assert words in done.output
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--part-size 0", "--part-size '0' is below 1 byte"),
+        ("--part-size=-5MB", "--part-size '-5MB' is below 1 byte"),
         (
-            ["in.jsonl", "out", "--classifier", "domain", "--part-size", "0"],
-            "--part-size '0' is below 1 byte",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--part-size=-5MB"],
-            "--part-size '-5MB' is below 1 byte",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--dump-config", "no/where.yaml"],
+            "--dump-config no/where.yaml",
             "cannot be written to no/where.yaml: No such file or directory. Name a file",
         ),
+        ("--min-score High=x", "--min-score 'High=x': pass a number, or LABEL=NUMBER"),
+        ("--model domain --scheduler http://10.0.0.1:8786", "use tcp://10.0.0.1:8786, or tls://"),
+        ("--classifier quality --filter-by High", "say which, as in --filter-by domain:High"),
+        ("--model a --model b", "--model is given 2 times"),
+        ("--min-confidence much", "--min-confidence 'much': pass a number"),
+        ("--set token=hf_x", "a token is no setting"),
+        ("--config no.yaml", "the settings no.yaml cannot be read: No such file or directory"),
+        ("--type price", "--type 'price': pass COLUMN=TYPE"),
+        ("--type price=number", "Arrow has no such type"),
+        ("--cluster-option queue", "--cluster-option 'queue': pass NAME=VALUE"),
         (
-            ["in.jsonl", "out", "--classifier", "domain", "--min-score", "High=x"],
-            "--min-score 'High=x': pass a number, or LABEL=NUMBER",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--model", "domain",
-             "--scheduler", "http://10.0.0.1:8786"],
-            "use tcp://10.0.0.1:8786, or tls://",
-        ),
-        (["in.jsonl", "out", "--classifier", "domian"], "Did you mean 'domain'"),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--classifier", "quality",
-             "--filter-by", "High"],
-            "say which, as in --filter-by domain:High",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--model", "a", "--model", "b"],
-            "--model is given 2 times",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--min-confidence", "much"],
-            "--min-confidence 'much': pass a number",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--set", "token=hf_x"],
-            "a token is no setting",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--config", "no.yaml"],
-            "the settings no.yaml cannot be read: No such file or directory",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--type", "price"],
-            "--type 'price': pass COLUMN=TYPE",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--type", "price=number"],
-            "Arrow has no such type",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--cluster-option", "queue"],
-            "--cluster-option 'queue': pass NAME=VALUE",
-        ),
-        (
-            ["in.jsonl", "out", "--classifier", "domain", "--model", "domain", "--cluster", "cpu",
-             "--cluster-option", "local_directry=x"],
+            "--model domain --cluster cpu --cluster-option local_directry=x",
             "did you mean 'local_directory'",
         ),
         (
-            ["in.jsonl", "out", "--classifier", "domain", "--model", "domain", "--workers", "1",
-             "--cluster-option", "n_workers=2"],
+            "--model domain --workers 1 --cluster-option n_workers=2",
             "mean the same: give one of them",
         ),
     ],
-)  # fmt: skip
-def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, words):
-    done = run(*arguments)
+)
+def test_wrong_options_leave_with_2_and_write_nothing(run, folder, options, words):
+    done = run("in.jsonl", "out", "--classifier", "domain", *options.split())
     assert done.exit_code == 2
     assert words in done.output
     assert "hf_x" not in done.output
@@ -345,12 +305,13 @@ def test_a_job_goes_on_leaves_out_and_starts_over(run, folder):
     options = ["--classifier", "domain", "--classifier", "quality", "--model", "domain:domain",
                "--model", "quality:quality", "--cluster", "cpu", "--workers", "1",
                "--cluster-option", "local_directory=scratch"]  # fmt: skip
-    command = ["broken.jsonl", "out", *options, "--on-error", "quarantine"]
+    command = ["broken.jsonl", "out", *options, "--on-error", "quarantine", "--type", "id=double"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
     assert "Left out: 1 lines; see" in done.output
     assert "_report/report.html" in done.output
     found = pd.concat(map(pd.read_parquet, (folder / "out").glob("*.parquet")))
+    assert found["id"].dtype == "float64"
     assert sorted(found["id"]) == list(range(40))
     assert {"domain_pred", "quality_pred"} <= set(found.columns)
     assert (folder / "scratch").is_dir()  # the cluster got its option
@@ -488,15 +449,6 @@ def test_a_file_of_settings_may_repeat_a_name_elsewhere_and_merge_mappings(setti
     )
     found = settings_of("--config", path)["classifiers"]
     assert [settings["max_chars"] for settings in found] == [10, 10, 20]
-
-
-def test_a_column_has_the_type_that_is_given(run, tmp_path):
-    command = ("in.jsonl", tmp_path / "out", "--classifier", "domain", "--model", "domain")
-    done = run(*command, "--type", "id=double", "--cluster", "cpu", "--workers", 1)
-    assert done.exit_code == 0, done.output
-    written = pd.concat(map(pd.read_parquet, (tmp_path / "out").glob("*.parquet")))
-    assert written["id"].dtype == "float64"
-    assert sorted(written["id"]) == list(range(40))
 
 
 def test_reports_of_a_file_and_plans_with_an_output_are_told(run, folder):
