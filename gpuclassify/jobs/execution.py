@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import dask
 
 from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
+from gpuclassify.frames import HostTexts
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.text_mapper import TextMapper
 
@@ -178,7 +179,7 @@ class ModelProbe:
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
-            mapper.probe()
+            mapper.compute(HostTexts(["One short text shows whether a model runs here."]), str)
 
 
 def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> None:

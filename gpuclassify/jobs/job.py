@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+import pyarrow as pa
+
 from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
 from gpuclassify.jobs.output.encoding import arrow_table
@@ -26,6 +28,7 @@ from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.storage import Directory, Place, redacted
 from gpuclassify.jobs.task import TaskSpec
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.stage_counts import label_fields
 from gpuclassify.settings.checks import check_choice, nearest
 from gpuclassify.settings.options import NON_FINITE
 from gpuclassify.workers.run_context import RunningParts, heard_by
@@ -299,8 +302,8 @@ def make_task_spec(
         on_error=on_error,
         backend=backend,
         keep_index=keep_index,
-        label_fields=chain.label_fields,
-        number_fields=chain.number_fields,
+        label_fields=label_fields(chain.mappers),
+        number_fields=tuple(new.name for new in chain.schema() if new.type == pa.float32()),
         text_fields=chain.text_fields,
         input_schema=source.input_schema,
         input_name=source.options_name,

@@ -12,7 +12,9 @@ from gpuclassify.jobs.output.run_key import FUNCTION
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.checks import BACKENDS, check_choice
+from gpuclassify.settings.signatures import call_text, changed_settings
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,10 @@ def shown(stage: Any) -> str:
     if dask.is_dask_collection(stage):
         return f"<Dask frame of {stage.npartitions} partitions>"
     if isinstance(stage, PartitionMap):
-        return stage.code()
+        if isinstance(stage, TextMapper):  # however long its settings are
+            settings = changed_settings(stage.options, stage.defaults, ["model"])
+            return call_text(stage.__name__, settings, repr)
+        return repr(stage)
     return getattr(stage, "__qualname__", None) or repr(stage)
 
 

@@ -32,7 +32,7 @@ from gpuclassify.jobs.report.counts import (
 )
 from gpuclassify.jobs.storage import Directory, open_directory, redacted
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.stage_counts import Stages, add_examples, count_labels
+from gpuclassify.mapping.stage_counts import Stages, add_examples, count_labels, label_fields
 from gpuclassify.workers.retire import on_sound_device
 from gpuclassify.workers.run_context import PartProgress, add_up, run_context
 from gpuclassify.workers.secrets import recall
@@ -269,7 +269,7 @@ def _counts(read: Any, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
     if column is not None:
         values = arrow_table(read[[column]], keep_index=False)[column]
         sources = {column: count_sources(values, kept[column])}
-    first_labels = [own.label_fields[0] for own in spec.chain.mappers if own.label_fields]
+    first_labels = [labels[0] for own in spec.chain.mappers if (labels := label_fields([own]))]
     return {
         "labels": count_labels(kept, spec.label_fields),
         "numbers": count_scores(kept, spec.number_fields),

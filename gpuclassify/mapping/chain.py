@@ -133,16 +133,6 @@ class Chain(PartitionMap):
         """Whether any mapper does."""
         return any(mapper.drops_rows for mapper in self.mappers)
 
-    @property
-    def label_fields(self) -> tuple[str, ...]:
-        """New columns whose values a report counts."""
-        return _distinct(mapper.label_fields for mapper in self.mappers)
-
-    @property
-    def number_fields(self) -> tuple[str, ...]:
-        """New columns of numbers of which a report shows the spread."""
-        return _distinct(mapper.number_fields for mapper in self.mappers)
-
     def schema(self) -> pa.Schema:
         """Every mapper's new columns."""
         return pa.schema([field for mapper in self.mappers for field in mapper.schema()])

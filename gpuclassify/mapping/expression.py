@@ -23,13 +23,7 @@ from dask.dataframe.dask_expr._expr import (
 
 
 def optimizable(mapped: Any) -> Any:
-    """The Dask frame that `PartitionMap.map_partitions` gave, open to Dask's optimizer.
-
-    Parameters
-    ----------
-    mapped : dask.dataframe.DataFrame
-        Of a mapper that is row-wise.
-    """
+    """The lazy frame of a row-wise mapper, open to Dask's optimizer."""
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
     return new_collection(kind(*mapped.expr.operands))
@@ -79,7 +73,14 @@ class RowMap(MapPartitions):
             return type(parent)(self.frame[columns], *parent.operands[1:])
         read = asked.difference(mapper.schema().names).union(mapper.text_fields)
         frame = new_collection(self.frame[[name for name in self.frame.columns if name in read]])
-        mapped = mapper.map_partitions(frame, self._meta[columns], columns)
+        mapped = frame.map_partitions(
+            self.func,
+            mapper,
+            mapper.meta_dtypes(frame._meta),
+            columns,
+            meta=self._meta[columns],
+            token=mapper.__name__,
+        )
         return type(parent)(optimizable(mapped).expr, *parent.operands[1:])
 
     def _filter_passthrough_available(self, parent: Expr, dependents: Any) -> bool:

@@ -30,6 +30,8 @@ class PartitionMap(Public):
         """Names the tasks on Dask's dashboard; without it an address would be part of the key."""
         return type(self).__qualname__
 
+    # What it says of itself.
+
     @property
     def text_fields(self) -> tuple[str, ...]:
         """Columns of text that are read."""
@@ -53,27 +55,23 @@ class PartitionMap(Public):
         """Whether the result may have fewer rows."""
         return True
 
-    @property
-    def label_fields(self) -> tuple[str, ...]:
-        """New columns whose values a report counts."""
-        return ()
-
-    @property
-    def number_fields(self) -> tuple[str, ...]:
-        """New columns of numbers of which a report shows the spread."""
-        return ()
-
     def schema(self) -> pa.Schema:
         """The new columns in order, as far as they are known without a frame."""
         return pa.schema([])
 
-    def code(self) -> str:
-        """What makes the same mapper again, for people."""
-        return repr(self)
-
     def describe(self) -> dict[str, Any]:
         """Its settings for people and for comparing two runs: JSON values, no secret."""
         return {}
+
+    def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
+        """The mapper that does for these columns of the result, and for the same rows.
+
+        None where the input has them as they are.
+        """
+        is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
+        return self if is_needed else None
+
+    # What it does: check, prepare and meta in the client, map_frame on a worker.
 
     @abstractmethod
     def check(self, frame: Any) -> None:
@@ -93,37 +91,20 @@ class PartitionMap(Public):
 
     @abstractmethod
     def meta(self, frame: Any) -> Any:
-        """The empty frame with the result's columns and dtypes.
-
-        Parameters
-        ----------
-        frame : pandas.DataFrame or cudf.DataFrame
-            Frame of the input's columns; its rows are ignored.
-        """
+        """The empty frame with the result's columns and dtypes, for one of the input's columns."""
 
     def meta_dtypes(self, frame: Any) -> Any:
         """What `map_frame` must know of the dtypes in meta: one partition may look different."""
         return None
 
-    def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
-        """The mapper that does for these columns of the result, and for the same rows.
-
-        None where the input has them as they are.
-        """
-        is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
-        return self if is_needed else None
-
     @abstractmethod
     def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
         """Map one plain frame, as a worker does with each partition.
 
-        Parameters
-        ----------
-        frame : pandas.DataFrame or cudf.DataFrame
-            One partition.
-        meta_dtypes : optional
-            What `PartitionMap.meta_dtypes` gave for the meta; default: for the frame itself.
+        `meta_dtypes` are those of the meta; default: of the frame itself.
         """
+
+    # How it meets Dask.
 
     def __call__(self, dataset: Any) -> Any:
         """Map over `dataset`.
@@ -147,22 +128,18 @@ class PartitionMap(Public):
         """
         if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
             dataset = frame_of_texts(dataset, self.main_text_fields)
-        if is_dask_frame(dataset):
-            return self._map_lazily(dataset)
-        backend_of(dataset)  # refuses what is no frame
-        self.check(dataset)
-        self.check_library(dataset)
+        is_lazy = is_dask_frame(dataset)
+        frame = dataset._meta if is_lazy else dataset
+        backend_of(frame)  # refuses what is no frame
+        self.check(frame)
+        self.check_library(frame)
         self.prepare()
-        return self.map_frame(dataset)
+        return self._map_lazily(dataset) if is_lazy else self.map_frame(dataset)
 
     def _map_lazily(self, dataset: Any) -> Any:
-        meta = dataset._meta
-        backend_of(meta)
-        self.check(meta)
-        self.check_library(meta)
-        self.prepare()
-        mapped = self.map_partitions(dataset, self.meta(meta))
-        if not (self.is_row_wise and meta.columns.is_unique):
+        meta, known = self.meta(dataset._meta), self.meta_dtypes(dataset._meta)
+        mapped = dataset.map_partitions(map_partition, self, known, meta=meta, token=self.__name__)
+        if not (self.is_row_wise and dataset._meta.columns.is_unique):
             return mapped
         try:
             from gpuclassify.mapping.expression import optimizable
@@ -170,33 +147,13 @@ class PartitionMap(Public):
             return mapped
         return optimizable(mapped)
 
-    def map_partitions(self, dataset: Any, meta: Any, columns: list[str] | None = None) -> Any:
-        """The lazy frame of `dataset`, which Dask's optimizer cannot see into.
-
-        Parameters
-        ----------
-        dataset : dask.dataframe.DataFrame
-        meta : pandas.DataFrame or cudf.DataFrame
-            Empty frame of the result's columns.
-        columns : list of str, optional
-            Those of the result; default: all.
-        """
-        return dataset.map_partitions(
-            map_partition,
-            self,
-            self.meta_dtypes(dataset._meta),
-            columns,
-            meta=meta,
-            token=self.__name__,
-        )
-
 
 @message_first
 @on_sound_device
 def map_partition(
     frame: Any, mapper: PartitionMap, meta_dtypes: Any, columns: list[str] | None = None
 ) -> Any:
-    """The task that Dask runs on each partition."""
+    """The task that Dask runs on each partition; of the result it keeps all, or some columns."""
     mapped = mapper.map_frame(frame, meta_dtypes)
     return mapped if columns is None else mapped[columns]
 

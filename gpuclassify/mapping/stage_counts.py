@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Texts
+from gpuclassify.mapping.columns import LABELS
+from gpuclassify.mapping.partition_map import PartitionMap
 
 # Why a row is dropped. One that several filters drop counts once, under the first of these.
 REASONS = ("null", "label", "confidence", "score")
@@ -19,6 +21,7 @@ KEPT, NULL = -1, 0  # beside and among the places in REASONS
 MOST_LABELS = 1_000
 MOST_LABELS_WITH_EXAMPLES = 30  # of one part, so that its record stays small
 EXAMPLE_CHARS = 160
+LABEL = {b"role": b"label"}  # metadata of the field of a label
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,19 @@ class Stages:
         if self.most_examples:
             most = self.most_examples
             self.examples[name] = {"most": most, **outcomes.examples(most)}
+
+
+def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
+    """New columns whose values a report counts: labels, whole numbers and decisions.
+
+    Of a column of lists every label of a row counts.
+    """
+    counted: list[str] = []
+    for schema in (mapper.schema() for mapper in mappers):
+        counted += [field.name for field in schema if field.metadata == LABEL]
+        kinds = (pa.bool_(), pa.int64(), LABELS)
+        counted += [field.name for field in schema if field.type in kinds]
+    return tuple(dict.fromkeys(counted))
 
 
 def first_reasons(passed: Mapping[str, np.ndarray], count: int) -> np.ndarray:

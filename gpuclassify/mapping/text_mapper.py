@@ -18,7 +18,6 @@ from gpuclassify import hub
 from gpuclassify.frames import HostTexts, Texts, backend_of, name_row
 from gpuclassify.mapping.code_digest import code_digest, value_digest
 from gpuclassify.mapping.columns import (
-    LABELS,
     ReadShare,
     check_are_new,
     check_column_types,
@@ -32,10 +31,12 @@ from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import EncoderRunner, OwnModule, Runner
 from gpuclassify.mapping.stage_counts import (
     KEPT,
+    LABEL,
     TextOutcomes,
     count_labels,
     count_rows,
     first_reasons,
+    label_fields,
     row_reasons,
 )
 from gpuclassify.models.checkpoint import CheckpointError, some_of
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 # Attributes that are no settings of a subclass's own.
 _PARTS = frozenset({"options", "model", "runner", "heads"})
-_PROBE = "One short text shows whether a model runs here."
 
 
 class TextMapper(PartitionMap):
@@ -171,19 +171,13 @@ class TextMapper(PartitionMap):
         return hash((type(self), self.options))
 
     def __repr__(self) -> str:
-        return call_text(self.__name__, self._settings_to_show("model"), short)
-
-    def code(self) -> str:
-        """The call that makes the same mapper, however long its settings are."""
-        return call_text(self.__name__, self._settings_to_show("model"), repr)
+        settings = changed_settings(self.options, self.defaults, ["model"])
+        return call_text(self.__name__, settings, short)
 
     def _repr_html_(self) -> str:
-        settings = self._settings_to_show("model", *self.defaults).items()
-        rows = [(name, short(value)) for name, value in settings]
+        settings = changed_settings(self.options, self.defaults, ["model", *self.defaults])
+        rows = [(name, short(value)) for name, value in settings.items()]
         return html_table(self.__name__, [("", self.purpose), *rows])
-
-    def _settings_to_show(self, *always: str) -> dict[str, Any]:
-        return changed_settings(self.options, self.defaults, always)
 
     def describe(self) -> dict[str, Any]:
         """Settings as JSON values, and the model's commit or digest if in reach."""
@@ -225,29 +219,13 @@ class TextMapper(PartitionMap):
         """Every label that a row can get; empty for a mapper that gives none."""
         return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
-    @property
-    def label_fields(self) -> tuple[str, ...]:
-        """New columns whose values a report counts: labels, whole numbers and decisions.
-
-        Of a column of lists every label of a row counts.
-        """
-        named = [head.label_field for head in self.heads if head.label_field is not None]
-        counted = [f.name for f in self.schema() if f.type in (pa.bool_(), pa.int64(), LABELS)]
-        return tuple(dict.fromkeys([*named, *counted]))
-
-    @property
-    def number_fields(self) -> tuple[str, ...]:
-        """New columns of numbers of which a report shows the spread."""
-        return tuple(field.name for field in self.schema() if field.type == pa.float32())
-
-    @property
-    def max_chars(self) -> int | None:
-        """Characters that are taken of a text: all, if a column has to tell how many there were."""
-        return None if read_share_fields(self.options) else self.options.max_chars
-
     def schema(self) -> pa.Schema:
         """The new columns: results, the decision, the share that was read."""
-        new = [field for head in self.heads for field in head.fields()]
+        new = []
+        for head in self.heads:
+            for field in head.fields():
+                is_label = field.name == head.label_field
+                new.append(field.with_metadata(LABEL) if is_label else field)
         if self._keep_field is not None:
             new.append(pa.field(self._keep_field, pa.bool_(), nullable=False))
         return pa.schema([*new, *read_share_fields(self.options)])
@@ -327,10 +305,6 @@ class TextMapper(PartitionMap):
         with self.runner.lease(*self.runner.device_and_dtype()):
             pass
 
-    def probe(self) -> None:
-        """Run one short text, which shows whether the model runs in this process."""
-        self.compute(HostTexts([_PROBE]), str)
-
     def teardown(self) -> None:
         """Give the model's memory back, here and on the workers of a Dask client."""
         self.runner.evict()
@@ -353,10 +327,10 @@ class TextMapper(PartitionMap):
 
     def read_texts(self, frame: Any) -> Any:
         """The rows' texts: a list of strings, or a column if the GPU is to tokenize."""
-        on_device = self.runner.device_texts(frame, self.text_field, self.max_chars)
-        if on_device is not None:
-            return on_device
-        return HostTexts(self.list_texts(frame, self.max_chars))
+        # All of a text, if a column has to tell how much of it was read.
+        max_chars = None if read_share_fields(self.options) else self.options.max_chars
+        on_device = self.runner.device_texts(frame, self.text_field, max_chars)
+        return HostTexts(self.list_texts(frame, max_chars)) if on_device is None else on_device
 
     def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:
         """The rows' texts, of columns that are cut to `max_chars` characters; None where null."""
@@ -402,7 +376,7 @@ class TextMapper(PartitionMap):
         reasons = row_reasons(found.reasons, positions) if has_filters else None
         if (stages := current_run().stages) is not None:
             counts = count_rows(len(positions), reasons, self.drops_rows)
-            counts["labels"] = count_labels(arrays, self.label_fields)
+            counts["labels"] = count_labels(arrays, label_fields([self]))
             counts["truncated_texts"] = stats.truncated_texts
             counts["seconds"] = time.perf_counter() - started
             stages.add(self.__name__, counts, found)

@@ -273,11 +273,6 @@ class ScoreBuckets(PartitionMap):
         """It keeps all."""
         return False
 
-    @property
-    def label_fields(self) -> tuple[str, ...]:
-        """The buckets, which a report counts."""
-        return tuple(self.schema().names)
-
     def schema(self) -> pa.Schema:
         """A column a score, and the combined one."""
         names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]

@@ -221,6 +221,7 @@ def test_expressions_have_equal_keys_and_come_back_from_a_pickle(domain, folder)
         assert any("DomainClassifier" in key for key in keys(ask(lazy)))
 
 
+@pytest.mark.slow
 def test_a_cluster_computes_the_same(domain, folder):
     lazy = domain()(dd.read_parquet(folder))
     asked = [lazy, lazy[["id", "domain_pred"]], lazy[lazy.id > 3], lazy.head(3, compute=False)]
