@@ -90,25 +90,9 @@ def check_workers(
     Workers that join later are not looked at. Where all leave before they answer, as those of a
     cluster that scales by its tasks may, nothing is checked, and a warning says so.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    probe : Probe, optional
-    uses_gpu : bool
-        Whether work would use a GPU where there is one.
-    step_seconds : float
-        How long a worker may take for each step: to tell its versions and where it runs, to fetch,
-        and to run.
-
-    Returns
-    -------
-    list of str
-        Addresses of the workers that passed.
-
-    Raises
-    ------
-    PreflightError
-        At least one worker cannot work, or none of those that stay answers.
+    A worker may take `step_seconds` to tell its versions and where it runs, to fetch, and to run.
+    `uses_gpu` tells whether work would use a GPU where there is one. The addresses of the workers
+    that passed are returned; PreflightError: one cannot work, or none of those that stay answers.
     """
     if not client.nthreads():  # a cluster that scales by its tasks starts one for a task
         logger.warning("the cluster has no workers yet: waiting for the first, as Dask does")

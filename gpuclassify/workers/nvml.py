@@ -16,14 +16,9 @@ class DriverError(RuntimeError):
 
 
 def open_nvml() -> Any:
-    """The module pynvml, ready to be called.
+    """The module pynvml, ready to be called, or DriverError.
 
     Its library is opened once a process and stays open: opening it takes longer than any question.
-
-    Raises
-    ------
-    DriverError
-        The package, the library or the driver is missing.
     """
     try:
         import pynvml
@@ -43,19 +38,10 @@ def _open(nvml: Any, process_id: int) -> None:
 
 
 def find_device(nvml: Any, uuid: str) -> Any:
-    """NVML's handle of a GPU or MIG slice.
+    """NVML's handle of a GPU or MIG slice, by its UUID as CUDA tells it, without a prefix.
 
-    Parameters
-    ----------
-    nvml : module
-        From `open_nvml`.
-    uuid : str
-        As CUDA tells it, without ``"GPU-"`` or ``"MIG-"``.
-
-    Raises
-    ------
-    DriverError
-        There is none, or it is a GPU cut into slices, which says nothing of the one in use.
+    Raises DriverError if there is none, or if it is a GPU cut into slices, which says nothing of
+    the one in use.
     """
     for name in (f"MIG-{uuid}", f"GPU-{uuid}"):
         try:
@@ -76,24 +62,12 @@ def is_mig(nvml: Any, handle: Any) -> bool:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG slice of a GPU.
+    """One GPU, or one MIG slice of a GPU."""
 
-    Attributes
-    ----------
-    index : int
-        NVML index of the physical GPU.
-    uuid : str
-        ``"GPU-..."``, or ``"MIG-..."`` for a slice.
-    name : str
-        Product name.
-    memory_bytes : int or None
-        Memory of the GPU or slice; None where it has none of its own (shared with the host).
-    """
-
-    index: int
-    uuid: str
-    name: str
-    memory_bytes: int | None
+    index: int  # NVML's, of the physical GPU
+    uuid: str  # "GPU-...", or "MIG-..." for a slice
+    name: str  # of the product
+    memory_bytes: int | None  # None where it has none of its own (shared with the host)
 
     @property
     def visible_name(self) -> str:
@@ -108,41 +82,19 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSurvey:
-    """What NVML reports of this machine.
+    """What NVML reports of this machine."""
 
-    Attributes
-    ----------
-    gpus : tuple of Gpu
-        The visible devices, in the order of ``CUDA_VISIBLE_DEVICES``.
-    has_gpu : bool
-        Whether a GPU is here and not hidden, even if it cannot be listed.
-    driver_version : str or None
-        Version of that driver.
-    cuda_version : tuple of int or None
-        (major, minor) of the newest CUDA that the driver runs.
-    absent_because : str
-        Why `gpus` is empty; empty otherwise.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    has_gpu: bool = False
+    gpus: tuple[Gpu, ...] = ()  # the visible devices, in the order of CUDA_VISIBLE_DEVICES
+    has_gpu: bool = False  # here and not hidden, even if it cannot be listed
     driver_version: str | None = None
-    cuda_version: tuple[int, int] | None = None
-    absent_because: str = ""
+    cuda_version: tuple[int, int] | None = None  # the newest that the driver runs
+    absent_because: str = ""  # why `gpus` is empty
 
 
 def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
-    """List the GPUs that this process may use.
+    """List the GPUs that this process may use by ``CUDA_VISIBLE_DEVICES``, or by a text like it.
 
-    Parameters
-    ----------
-    visible_devices : str, optional
-        In the form of ``CUDA_VISIBLE_DEVICES``; that variable by default.
-
-    Returns
-    -------
-    GpuSurvey
-        Never raises for a missing driver, library or device: `absent_because` says why.
+    It never raises for a missing driver, library or device: `absent_because` says why.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")

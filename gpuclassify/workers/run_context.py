@@ -98,31 +98,14 @@ class RunStats:
 
 
 def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Add the numbers of one run to the sums of others; of peaks the largest stays.
-
-    Parameters
-    ----------
-    sums : dict
-        Changed in place.
-    numbers : mapping
-        As `RunStats.as_dict` gives them.
-    """
+    """Add the numbers of one run to the sums of others, in place; of peaks the largest stays."""
     for name, number in numbers.items():
         known = sums.get(name, 0)
         sums[name] = max(known, number) if name.startswith("peak_") else known + number
 
 
 class PartProgress:
-    """Counts the rows of a part as their batches are done, and tells of them once a second.
-
-    Parameters
-    ----------
-    name : str
-    rows : int
-        Of the part.
-    runs : int
-        How many mappers read them.
-    """
+    """Counts the rows of a part, which so many mappers read, and tells of them once a second."""
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
         self._name, self._rows, self._work = name, rows, max(1, rows * runs)
@@ -217,14 +200,9 @@ def current_worker() -> Any:
 class RunningParts:
     """The parts that are running, as workers tell of them; safe to use from several threads.
 
-    A part that is run again counts from where it was once it gets beyond that.
-
-    Made when the first of them is handed out.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Parts that are to be run. What is told of others, as by other jobs, is passed over.
+    A part that is run again counts from where it was once it gets beyond that. What is told of
+    parts that are not to be run, as by other jobs, is passed over. Made when the first is handed
+    out.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -262,11 +240,7 @@ class RunningParts:
 def heard_by(hear: Callable[[Told], None], client: Any) -> Iterator[None]:
     """Call `hear` with what is told of parts in the block, here or on the workers of a client.
 
-    Parameters
-    ----------
-    hear : callable
-        Called from the client's own thread.
-    client : distributed.Client or None
+    It is called from the client's own thread.
     """
     if client is None:
         with run_context(hear=hear):

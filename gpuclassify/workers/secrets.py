@@ -18,14 +18,9 @@ _sharing = threading.Lock()
 
 
 def remember(name: str, value: Any) -> None:
-    """Keep a secret in this process's memory, and nowhere else.
+    """Keep a secret in this process's memory, and nowhere else, under a name that is none.
 
-    Parameters
-    ----------
-    name : str
-        What `recall` asks for; itself no secret.
-    value : object
-        A token, or storage options for fsspec, which may hold keys of an object store.
+    It is a token, or storage options for fsspec, which may hold keys of an object store.
     """
     _secrets[name] = value
 
@@ -39,17 +34,8 @@ def share_with_workers(names: Iterable[str]) -> None:
     """Hand remembered secrets to all present and future workers of the current client.
 
     Does nothing without a distributed client or for names without a secret, and nothing twice for
-    the same client and secret.
-
-    Parameters
-    ----------
-    names : iterable of str
-        As given to `remember`.
-
-    Raises
-    ------
-    RuntimeError
-        The current client is asynchronous, so that this call could not wait for its workers.
+    the same client and secret. RuntimeError: the client is asynchronous, so that this call could
+    not wait for its workers.
     """
     held = {name: value for name in names if (value := recall(name))}
     distributed = sys.modules.get("distributed")
@@ -76,17 +62,8 @@ def share_with_workers(names: Iterable[str]) -> None:
 def remember_token(name: str, token: str) -> None:
     """Keep a Hub token for one repository in this process's memory, and nowhere else.
 
-    Parameters
-    ----------
-    name : str
-        Hub name of a model, or that of a dataset after ``datasets/``.
-    token : str
-        Access token; white space around it is dropped.
-
-    Raises
-    ------
-    ValueError
-        The token is empty or has characters that no token has. The message does not show it.
+    The name is that of a model, or of a dataset after ``datasets/``. White space around the token
+    is dropped. ValueError, which does not show it: it has none or characters that no token has.
     """
     token = token.strip()
     # The HTTP client prints a header that it refuses, so such a token must not reach it.
@@ -99,24 +76,12 @@ def remember_token(name: str, token: str) -> None:
 
 
 def token_for(name: str) -> str | None:
-    """Return the remembered token of a repository; None leaves HF_TOKEN or the user's login.
-
-    Parameters
-    ----------
-    name : str
-        As of `remember_token`.
-    """
+    """Return the remembered token of a repository; None leaves HF_TOKEN or the user's login."""
     return recall(f"token of {name}")
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
-    """`share_with_workers` for the tokens of repositories.
-
-    Parameters
-    ----------
-    names : iterable of str
-        As of `remember_token`.
-    """
+    """`share_with_workers` for the tokens of repositories."""
     share_with_workers(f"token of {name}" for name in names)
 
 

@@ -92,19 +92,18 @@ def test_a_worker_that_joins_later_is_set_up_too_and_all_end_with_the_client():
     assert cluster.status == Status.closed
 
 
-def test_two_clusters_have_a_dashboard_each(client, recwarn):
-    with get_client("cpu", n_workers=1, processes=False) as second:
-        assert second.dashboard_link != client.dashboard_link
-    assert not [warning for warning in recwarn if "in use" in str(warning.message)]
-
-
-@pytest.mark.parametrize("kind", ["address", "scheduler_file"])
+@pytest.mark.parametrize("kind", ["address", "bare", "scheduler_file"])
 def test_a_cluster_that_was_only_connected_to_stays_open(client, tmp_path, kind):
     file = tmp_path / "scheduler.json"
     # As a scheduler writes it before a worker is there; a busy worker's metrics are no JSON.
     file.write_text(json.dumps({**client.scheduler_info(), "workers": {}}))
-    where = {"address": client.scheduler.address, "scheduler_file": file}[kind]
-    with get_client(**{kind: where}, set_as_default=False) as second:
+    address = client.scheduler.address
+    where = {
+        "address": {"address": address},
+        "bare": {"address": address.removeprefix("tcp://")},
+        "scheduler_file": {"scheduler_file": file},
+    }[kind]
+    with get_client(**where, set_as_default=False) as second:
         assert second.scheduler.address == client.scheduler.address
         assert second.submit(sum, [1, 2], pure=False).result() == 3
     assert second.status == "closed"
@@ -122,22 +121,12 @@ def test_a_scheduler_file_may_appear_late(client, tmp_path):
     later.join()
 
 
-def test_a_file_that_is_no_scheduler_file_is_named(tmp_path):
-    file = tmp_path / "other.json"
-    file.write_text("{}")
-    with pytest.raises(ValueError, match=r"other\.json is not a scheduler file"):
-        get_client(scheduler_file=file, timeout=0.2)
-
-
 def test_a_file_that_is_there_and_no_scheduler_file_is_told_in_seconds(tmp_path):
     (tmp_path / "data.jsonl").write_text("[1]\n")
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"data\.jsonl is not a scheduler file"):
         get_client(scheduler_file=tmp_path / "data.jsonl", timeout=60)
     assert time.monotonic() - started < 20
-
-
-def test_a_scheduler_file_that_never_appears_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no scheduler file .*absent.json after 0.2 sec"):
         get_client(scheduler_file=tmp_path / "absent.json", timeout="200ms")
 
@@ -185,12 +174,6 @@ def test_what_is_no_scheduler_is_told_whatever_it_answers(answering, answer):
     address = answering(answer)
     with pytest.raises(OSError, match=f"no Dask scheduler answers at {address}; check"):
         get_client(address=address, timeout=2)
-
-
-def test_an_address_may_do_without_its_protocol(client):
-    address = client.scheduler.address.removeprefix("tcp://")
-    with get_client(address=address, set_as_default=False) as second:
-        assert second.scheduler.address == client.scheduler.address
 
 
 def test_an_address_of_a_page_and_a_directory_are_refused(tmp_path):
@@ -254,14 +237,19 @@ def test_a_misspelt_option_names_the_nearest(misspelt, nearest):
         get_client("cpu", **{misspelt: 1})
 
 
-def test_options_of_an_asynchronous_cluster_are_refused():
-    with pytest.raises(TypeError, match="no option 'asynchronous'"):
-        get_client("cpu", asynchronous=True)
-
-
-def test_options_of_a_connection_are_those_of_the_client():
-    with pytest.raises(TypeError, match="Client have no option 'memory_limit'"):
-        get_client(address="tcp://127.0.0.1:1", memory_limit="1GB")
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ({"cluster_type": "cpu", "asynchronous": True}, "no option 'asynchronous'"),
+        (
+            {"address": "tcp://127.0.0.1:1", "memory_limit": "1GB"},
+            "Client have no option 'memory_limit'",
+        ),
+    ],
+)
+def test_options_are_those_of_what_is_started_or_connected_to(cluster, words):
+    with pytest.raises(TypeError, match=words):
+        get_client(**cluster)
 
 
 @pytest.mark.parametrize(
@@ -353,13 +341,6 @@ def test_coiled_that_is_not_reached_is_named():
     nobody = {"coiled.server": "http://127.0.0.1:1", "coiled.token": "x"}
     with config.set(nobody), pytest.raises(ConnectionError, match=r"Coiled is not reached: .*:1 "):
         get_client("coiled")
-
-
-def test_slurm_gets_the_options_as_they_are():
-    with pytest.raises(TypeError, match=r"no option 'partitions'; did you mean 'partition'"):
-        get_client("slurm", partitions="gpu")
-    with pytest.raises(ValueError, match="memory= is missing"):
-        get_client("slurm", n_workers=2, walltime="30")
 
 
 def test_a_script_without_the_guard_is_told_about_it(tmp_path):

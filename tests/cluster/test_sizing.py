@@ -4,7 +4,6 @@ import functools
 import sys
 from types import ModuleType
 
-import dask.system
 import pytest
 
 from gpuclassify.cluster import sizing
@@ -13,11 +12,11 @@ from gpuclassify.cluster.sizing import (
     cpu_cluster_options,
     missing_for_gpu,
     parse_size,
-    usable_cores,
 )
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 DEVICE_BYTES = 100_000_000_000
+GB = 1_000_000_000
 gpu_cluster_options = functools.partial(sizing.gpu_cluster_options, backend="cudf")
 
 
@@ -41,96 +40,91 @@ def test_sizes_are_bytes_or_a_share(value, expected):
     assert type(size) is type(expected)
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.0, -0.2, 1.5, "1.5", "many", "8 bananas", "", "nan"])
-def test_a_size_that_is_none_is_refused_with_the_forms_that_are(value):
-    with pytest.raises(ValueError, match=r"rmm_pool_size.*as bytes.*\"8GB\".*share"):
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        *(
+            (value, ValueError, r"rmm_pool_size.*as bytes.*\"8GB\".*share")
+            for value in (0, -1, 0.0, -0.2, 1.5, "1.5", "many", "8 bananas", "", "nan")
+        ),
+        *((value, TypeError, "is no size") for value in (True, [1], {})),
+    ],
+)
+def test_a_size_that_is_none_is_refused_with_the_forms_that_are(value, error, words):
+    with pytest.raises(error, match=words):
         parse_size(value, "rmm_pool_size")
 
 
-@pytest.mark.parametrize("value", [True, [1], {}])
-def test_a_size_of_another_type_is_refused(value):
-    with pytest.raises(TypeError, match="is no size"):
-        parse_size(value, "rmm_pool_size")
-
-
-@pytest.mark.parametrize("device_bytes", [None, DEVICE_BYTES])
-def test_with_pandas_frames_torch_has_the_device_for_itself(device_bytes):
-    options, torch_fraction = sizing.gpu_cluster_options(device_bytes=device_bytes)
-    assert options == {"rmm_async": False, "enable_cudf_spill": False}
-    assert torch_fraction == 0.9
-    llama_bytes = 7e9 * 2  # in bfloat16
-    assert llama_bytes < 24e9 * torch_fraction
-    assert llama_bytes > 24e9 * gpu_cluster_options()[1]
-
-
-@pytest.mark.parametrize("asked", [{"rmm_pool_size": 0.2}, {"rmm_async": True}])
-def test_rmm_gets_a_share_beside_pandas_frames_where_it_is_asked_for(asked):
-    options, torch_fraction = sizing.gpu_cluster_options(**asked, device_bytes=DEVICE_BYTES)
-    assert options["rmm_maximum_pool_size"] == 50_000_000_000
-    assert options.get("rmm_pool_size") == (None if "rmm_async" in asked else 20_000_000_000)
-    assert torch_fraction == 0.45
+# Settings, RMM's pool at the start and at most, and torch's share.
+@pytest.mark.parametrize(
+    ("settings", "pool", "maximum", "torch_fraction"),
+    [
+        ({"backend": "pandas"}, None, None, 0.9),
+        ({"backend": "pandas", "rmm_pool_size": 0.2}, 20 * GB, 50 * GB, 0.45),
+        ({"backend": "pandas", "rmm_async": True}, None, 50 * GB, 0.45),
+        ({}, 30 * GB, 50 * GB, 0.45),
+        ({"device_bytes": None}, 0.3, 0.5, 0.45),
+        ({"rmm_async": True}, None, 50 * GB, 0.45),
+        ({"rmm_pool_size": None}, None, None, 0.9),
+        ({"rmm_maximum_pool_size": "10GB"}, 10 * GB, 10 * GB, 0.45),
+    ],
+)
+def test_a_device_is_divided_by_rmm_and_torch(settings, pool, maximum, torch_fraction):
+    options, found = gpu_cluster_options(**{"device_bytes": DEVICE_BYTES, **settings})
+    expected = {
+        "rmm_async": settings.get("rmm_async", False),
+        "enable_cudf_spill": False,
+        **({"rmm_pool_size": pool} if pool else {}),
+        **({"rmm_maximum_pool_size": maximum} if maximum else {}),
+        **({"device_memory_limit": pytest.approx(0.8 * maximum)} if maximum else {}),
+    }
+    assert options == expected
+    assert all(
+        type(options[name]) is type(value) for name, value in expected.items() if "rmm" in name
+    )
+    assert found == torch_fraction
+    assert gpu_cluster_options({"device_memory_limit": 0.2}, **settings)[0] == (
+        gpu_cluster_options(**settings)[0] | {"device_memory_limit": 0.2}
+    )
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("settings", "words"),
     [
         ({"backend": "polars"}, "backend='polars' is not one of 'pandas', 'cudf'"),
-        ({"rmm_maximum_pool_size": 0.4}, 'give rmm_pool_size or backend="cudf" too'),
+        (
+            {"backend": "pandas", "rmm_maximum_pool_size": 0.4},
+            'there is none: give rmm_pool_size or backend="cudf" too',
+        ),
+        ({"rmm_pool_size": None, "rmm_maximum_pool_size": 0.5}, "there is none"),
+        *(
+            (
+                {"rmm_async": True, "rmm_pool_size": size},
+                r"rmm_async=True replaces the pool.*leave it out",
+            )
+            for size in (0.3, "8GB", 1000)
+        ),
+        ({"rmm_pool_size": 0.6}, r"rmm_pool_size=0\.6 is above"),
+        ({"rmm_pool_size": "60GB"}, r"rmm_pool_size='60GB' is above"),
+        *(
+            ({"torch_memory_fraction": fraction}, "not a share of the device")
+            for fraction in (0, -0.1, 1.1, "0.4", True, float("nan"))
+        ),
+        *(
+            (
+                {
+                    "options": {"rmm_allocator_external_lib_list": libraries},
+                    "rmm_pool_size": None,
+                },
+                r'for every tensor: give rmm_pool_size or backend="cudf" too',
+            )
+            for libraries in ("torch", ["torch", "cupy"])
+        ),
     ],
 )
-def test_what_makes_no_sense_for_the_frames_is_refused(asked, message):
-    with pytest.raises(ValueError, match=message):
-        sizing.gpu_cluster_options(**asked)
-
-
-def test_defaults_become_bytes_of_the_device():
-    options, torch_fraction = gpu_cluster_options(device_bytes=DEVICE_BYTES)
-    assert options == {
-        "rmm_pool_size": 30_000_000_000,
-        "rmm_maximum_pool_size": 50_000_000_000,
-        "rmm_async": False,
-        "enable_cudf_spill": False,
-        "device_memory_limit": 40_000_000_000,
-    }
-    assert torch_fraction == 0.45
-
-
-def test_shares_are_passed_on_where_the_device_is_unknown():
-    options, _ = gpu_cluster_options()
-    assert options["rmm_pool_size"] == 0.3
-    assert options["rmm_maximum_pool_size"] == 0.5
-    assert options["device_memory_limit"] == pytest.approx(0.4)
-    assert all(type(size) is float for name, size in options.items() if "size" in name)
-
-
-def test_the_asynchronous_allocator_replaces_the_pool_and_keeps_its_bound():
-    options, _ = gpu_cluster_options(rmm_async=True, device_bytes=DEVICE_BYTES)
-    assert "rmm_pool_size" not in options
-    assert options["rmm_async"] is True
-    assert options["rmm_maximum_pool_size"] == 50_000_000_000
-
-
-@pytest.mark.parametrize("size", [0.3, "8GB", 1000])
-def test_a_pool_beside_the_asynchronous_allocator_is_refused(size):
-    with pytest.raises(ValueError, match=r"rmm_async=True replaces the pool.*leave it out"):
-        gpu_cluster_options(rmm_async=True, rmm_pool_size=size)
-
-
-def test_a_pool_is_never_started_above_its_maximum():
-    options, _ = gpu_cluster_options(rmm_maximum_pool_size="10GB", device_bytes=DEVICE_BYTES)
-    assert options["rmm_pool_size"] == options["rmm_maximum_pool_size"] == 10_000_000_000
-    with pytest.raises(ValueError, match=r"rmm_pool_size=0\.6 is above"):
-        gpu_cluster_options(rmm_pool_size=0.6)
-    with pytest.raises(ValueError, match=r"rmm_pool_size='60GB' is above"):
-        gpu_cluster_options(rmm_pool_size="60GB", device_bytes=DEVICE_BYTES)
-
-
-def test_without_a_pool_rmm_is_left_alone():
-    options, torch_fraction = gpu_cluster_options(rmm_pool_size=None)
-    assert options == {"rmm_async": False, "enable_cudf_spill": False}
-    assert torch_fraction == 0.9
-    with pytest.raises(ValueError, match="there is none"):
-        gpu_cluster_options(rmm_pool_size=None, rmm_maximum_pool_size=0.5)
+def test_what_makes_no_sense_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        gpu_cluster_options(**{"device_bytes": DEVICE_BYTES, **settings})
 
 
 @pytest.mark.parametrize(
@@ -168,12 +162,6 @@ def test_shares_up_to_the_limit_are_those_that_were_asked_for(settings, maximum,
     assert found_fraction == torch_fraction
 
 
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.1, "0.4", True, float("nan")])
-def test_a_torch_fraction_that_is_no_share_is_refused(fraction):
-    with pytest.raises(ValueError, match="not a share of the device"):
-        gpu_cluster_options(torch_memory_fraction=fraction)
-
-
 @pytest.mark.parametrize("libraries", ["torch", "cupy, torch", ["torch"]])
 def test_torch_on_rmm_has_no_fraction_of_its_own(libraries):
     asked = {"rmm_allocator_external_lib_list": libraries}
@@ -182,11 +170,6 @@ def test_torch_on_rmm_has_no_fraction_of_its_own(libraries):
     assert options["rmm_allocator_external_lib_list"] == libraries
     with pytest.raises(ValueError, match="gives torch to RMM"):
         gpu_cluster_options(asked, torch_memory_fraction=0.3)
-
-
-def test_a_device_memory_limit_of_the_caller_wins():
-    options, _ = gpu_cluster_options({"device_memory_limit": 0.2}, device_bytes=DEVICE_BYTES)
-    assert options["device_memory_limit"] == 0.2
 
 
 def test_each_worker_gets_a_gpu():
@@ -246,20 +229,13 @@ def test_workers_times_torch_threads_stay_within_the_cores(
     cores, memory_bytes, n_workers, expected_workers, expected_threads
 ):
     options, torch_threads = cpu_cluster_options(
-        cores=cores, n_workers=n_workers, memory_bytes=memory_bytes
+        {"memory_limit": "1GB"}, cores=cores, n_workers=n_workers, memory_bytes=memory_bytes
     )
-    assert options == {"n_workers": expected_workers, "threads_per_worker": 1}
+    expected = {"n_workers": expected_workers, "threads_per_worker": 1, "memory_limit": "1GB"}
+    assert options == expected
     assert torch_threads == expected_threads
-
-
-def test_other_options_are_passed_on():
-    options, _ = cpu_cluster_options({"memory_limit": "1GB"}, n_workers=2, threads_per_worker=3)
-    assert options == {"n_workers": 2, "threads_per_worker": 3, "memory_limit": "1GB"}
-
-
-def test_one_process_is_one_worker():
-    options, torch_threads = cpu_cluster_options({"processes": False}, cores=4, memory_bytes=64e9)
-    assert (options["n_workers"], torch_threads) == (1, 4)
+    options, torch_threads = cpu_cluster_options({"processes": False}, cores=cores)
+    assert (options["n_workers"], torch_threads) == (1, cores)  # one process is one worker
 
 
 def test_the_default_is_told_in_words(monkeypatch):
@@ -268,7 +244,3 @@ def test_the_default_is_told_in_words(monkeypatch):
     assert sizing.shown_cpu_cluster() == "2 workers with 1 core and 12.00 GiB each"
     monkeypatch.setattr(sizing, "usable_memory", lambda: 4 * 2**30)
     assert sizing.shown_cpu_cluster() == "1 worker with 2 cores and 4.00 GiB"
-
-
-def test_usable_cores_are_those_that_dask_counts():
-    assert usable_cores() == dask.system.cpu_count()
