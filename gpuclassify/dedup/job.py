@@ -18,7 +18,7 @@ from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError,
 from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.job import Runnable, make_job
 from gpuclassify.jobs.ledger import FOLDER, LEDGER
-from gpuclassify.jobs.output.run_key import part_name
+from gpuclassify.jobs.output.records import part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.report import write_report

@@ -13,12 +13,9 @@ import pyarrow as pa
 
 from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.files import PARQUET, UnreadableInputError
-from gpuclassify.jobs.output.encoding import arrow_table
-from gpuclassify.jobs.output.folders import folder_types
-from gpuclassify.jobs.output.manifest import Manifest
-from gpuclassify.jobs.output.records import Record
-from gpuclassify.jobs.output.run_key import JobChangedError, check_current
-from gpuclassify.jobs.output.verify import VERIFY
+from gpuclassify.jobs.output.encoding import arrow_table, folder_types
+from gpuclassify.jobs.output.manifest import VERIFY, Manifest
+from gpuclassify.jobs.output.records import JobChangedError, Record, check_current
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report

@@ -18,10 +18,23 @@ from gpuclassify.frames import name_row
 from gpuclassify.jobs.files import InputFile, check_unchanged
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.schema import to_frame
-from gpuclassify.jobs.output.encoding import Encoding, arrow_table, conform
-from gpuclassify.jobs.output.folders import UnnamedFolderError, check_values, pack_rows
-from gpuclassify.jobs.output.records import Record, complete, is_published, publish
-from gpuclassify.jobs.output.run_key import check_current, key_in, number_in
+from gpuclassify.jobs.output.encoding import (
+    Encoding,
+    UnnamedFolderError,
+    arrow_table,
+    check_values,
+    conform,
+    pack_rows,
+)
+from gpuclassify.jobs.output.records import (
+    Record,
+    check_current,
+    complete,
+    is_published,
+    key_in,
+    number_in,
+    publish,
+)
 from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, row_content
 from gpuclassify.jobs.report.counts import (
     add_counts,

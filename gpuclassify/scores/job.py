@@ -10,8 +10,7 @@ from typing import Any
 
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
-from gpuclassify.jobs.output.records import QUARANTINE, quarantine_path
-from gpuclassify.jobs.output.run_key import JOB, key_in, number_in
+from gpuclassify.jobs.output.records import JOB, QUARANTINE, key_in, number_in, quarantine_path
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary

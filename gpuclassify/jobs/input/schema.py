@@ -20,7 +20,7 @@ from gpuclassify.frames import import_cudf
 from gpuclassify.hub.dataset_files import SCHEME
 from gpuclassify.jobs.arrow_types import changed_schema, inside
 from gpuclassify.jobs.files import UnreadableInputError
-from gpuclassify.jobs.output.run_key import JOB
+from gpuclassify.jobs.output.records import JOB
 from gpuclassify.jobs.storage import HTTP, open_directory, redacted
 from gpuclassify.settings.checks import nearest
 

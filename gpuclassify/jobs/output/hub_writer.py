@@ -26,8 +26,7 @@ from gpuclassify.hub.calls import (
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.files import JSONL, PARQUET, file_format
 from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
-from gpuclassify.jobs.output.records import parse_record, sealed, unsealed
-from gpuclassify.jobs.output.run_key import METADATA
+from gpuclassify.jobs.output.records import METADATA, parse_record, sealed, unsealed
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
 from gpuclassify.jobs.storage import Directory, Place, redacted
 from gpuclassify.settings.checks import check_choice

@@ -7,6 +7,7 @@ of parts are the truth; only the client reads them together, and writes the mani
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -15,23 +16,36 @@ import platform
 import posixpath
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dask.utils import format_bytes
+
+from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.encoding import Encoding
 from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
+    FUNCTION,
+    JOB,
+    KEY_DIGITS,
+    METADATA,
     QUARANTINE,
     RECORDS,
     SCRATCH,
     WHOLE,
+    JobChangedError,
     Record,
+    check_current,
     complete,
     is_published,
+    key_in,
+    metadata_gone,
     parse_record,
+    part_name,
     published_path,
     quarantine_path,
     record_path,
@@ -39,30 +53,42 @@ from gpuclassify.jobs.output.records import (
     stem_of,
     unsealed,
 )
-from gpuclassify.jobs.output.run_key import (
-    FUNCTION,
-    JOB,
-    KEY_DIGITS,
-    METADATA,
-    JobChangedError,
-    check_current,
-    key_in,
-    metadata_gone,
-    part_name,
-)
-from gpuclassify.jobs.output.verify import Checked, find_damage, read_records
-from gpuclassify.jobs.storage import Directory, Place
+from gpuclassify.jobs.storage import FILES_AT_A_TIME, Directory, Place, told_md5
 
 logger = logging.getLogger(__name__)
 
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
 MOST_CHANGES_SHOWN = 5
+VERIFY = ("digest", "size")
+FILES_A_TASK = 64
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
 class DamagedMetadataError(ValueError):
     """The file that describes the job of an output directory cannot be read."""
+
+
+@dataclass
+class Checked:
+    """What was found to be as it was written.
+
+    By digest, the SHA-256 of files is that of what was written, or a store tells of the right MD5
+    by itself; by size, nothing is read.
+    """
+
+    by: str
+    # Size in bytes of each file that holds, by its name and digest; none is read twice.
+    files: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        way = "digests" if self.by == "digest" else "sizes alone"
+        count, size = len(self.files), format_bytes(sum(self.files.values()))
+        return f"{way} of {count:,} file{'' if count == 1 else 's'}, {size}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"by": self.by, "files": len(self.files), "bytes": sum(self.files.values())}
 
 
 @dataclass(frozen=True)
@@ -121,7 +147,7 @@ class Manifest:
             return uuid.uuid4().hex[:KEY_DIGITS]
         earlier = self._earlier()
         goes_on = earlier and self._is_same(earlier, but_code=self.accept_changed_code)
-        return str(earlier["key"]) if earlier and goes_on else _digest(self.identity)
+        return str(earlier["key"]) if earlier and goes_on else _key_of(self.identity)
 
     def names(self) -> list[str]:
         """The names of all parts, in their order."""
@@ -135,16 +161,8 @@ class Manifest:
     def check(self) -> None:
         """Raise unless this job may write here; writes nothing.
 
-        Raises
-        ------
-        NotADirectoryError
-            A file has the directory's name.
-        FileExistsError
-            There are data files that no job wrote.
-        JobChangedError
-            There are parts of a job with another identity, unless it starts over.
-        DamagedMetadataError
-            It cannot be read whose parts there are, unless it starts over.
+        Nothing is overwritten: not a file with the directory's name, nor data files that no job
+        wrote. Parts of another job, or of one that cannot be read, need a start over.
         """
         self.directory.refuse_file()
         earlier = self._earlier()
@@ -172,7 +190,7 @@ class Manifest:
             }
             for identity in (earlier["identity"], self.identity)
         )
-        return _digest(before) == _digest(after)
+        return _key_of(before) == _key_of(after)
 
     def _ways_with_code(self, earlier: dict[str, Any]) -> str:
         """What else to do about a job that differs in the code of functions alone."""
@@ -189,21 +207,9 @@ class Manifest:
     def begin(self, client: Any = None, place: Place | None = None) -> Iterator[Record]:
         """Make the directory ready, and yield the records of parts that are done already.
 
-        Parameters
-        ----------
-        client : distributed.Client, optional
-            Whose workers read files to verify them. Default: threads of this process.
-        place : Place, optional
-            The directory, for workers.
-
-        Raises
-        ------
-        NotADirectoryError, FileExistsError, JobChangedError, DamagedMetadataError
-            See `check`.
-        UnsupportedStorageError
-            Files cannot be created exclusively here.
-        OSError
-            The directory cannot be written to.
+        Workers of `client` read files to verify them, in the directory at `place`, or threads here.
+        Raises what `check` does, and UnsupportedStorageError where files cannot be created
+        exclusively.
         """
         self.check()
         earlier = self._earlier()
@@ -256,47 +262,32 @@ class Manifest:
     def records(self) -> dict[str, Record | None]:
         """The records of parts that have one, by the parts' names; None for one that is damaged."""
         names = {f"{stem_of(name)}.json": name for name in self.names()}
-        named = [name for record in self.directory.sizes(RECORDS) if (name := names.get(record))]
-        return dict(read_records(self.directory, sorted(named)))
+        there = self.directory.sizes(RECORDS)
+        named = sorted(name for record in there if (name := names.get(record)))
+        contents = self.directory.read_all([record_path(name) for name in named])
+        records = {name: parse_record(text) for name, text in zip(named, contents, strict=True)}
+        return {
+            name: r if r is not None and r.name == name else None for name, r in records.items()
+        }
 
     def examine(
         self, client: Any = None, place: Place | None = None
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
-        """The records of parts, and what is wrong with parts that have one.
+        """The records of parts by their names, and why parts that have one do not hold.
 
-        Parameters
-        ----------
-        client, place
-            As of `begin`.
-
-        Returns
-        -------
-        dict of str to Record or None
-            By the parts' names; None for one that is damaged.
-        dict of str to str
-            The reason, for parts that are not as they were written.
-
-        Raises
-        ------
-        FileExistsError
-            There are files beside those of parts that are done, called as they are.
+        A record is None if it is damaged itself. Files beside those of parts that are done, called
+        as they are, raise FileExistsError.
         """
         recorded = self.records()  # first: whoever is at work writes them last
         there = self.directory.part_entries()
         records = [record for record in recorded.values() if record is not None]
         self._refuse_copies(records, there)
-        damage = find_damage(self.directory, records, there, self.checked, client, place)
+        damage = _find_damage(self.directory, records, there, self.checked, client, place)
         lost = [name for name, record in recorded.items() if record is None]
         return recorded, damage | dict.fromkeys(lost, "its record is not what was written")
 
     def finish(self) -> None:
-        """Write the manifest, and mark the output as complete at last.
-
-        Raises
-        ------
-        JobChangedError
-            Another run has started over here.
-        """
+        """Write the manifest, and mark the output as complete at last."""
         check_current(self.directory, self.key)
         contents = self.directory.read_all([record_path(name) for name in self.names()])
         try:
@@ -329,7 +320,7 @@ class Manifest:
             keys = {key for name in named if (key := key_in(name)) is not None}
             if self.restart:
                 return {"key": self.key, "earlier": sorted(keys)}
-            if (mine := _digest(self.identity)) not in keys:
+            if (mine := _key_of(self.identity)) not in keys:
                 raise
             logger.warning("%s: it is written anew, for the parts are this job's", err)
             known = {"key": mine, "earlier": sorted(keys), "identity": self.identity}
@@ -438,15 +429,7 @@ class Manifest:
 
 
 def manifest_of(directory: Directory) -> Manifest:
-    """The metadata of the job whose output a directory is.
-
-    Raises
-    ------
-    FileNotFoundError
-        It is none's.
-    NotADirectoryError, DamagedMetadataError
-        As of `read_job`.
-    """
+    """The metadata of the job whose output a directory is; see `read_job`."""
     job = read_job(directory)
     output, command = job["identity"]["output"], job.get("command", "")
     names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
@@ -457,14 +440,8 @@ def manifest_of(directory: Directory) -> Manifest:
 def read_job(directory: Directory) -> dict[str, Any]:
     """Read job.json: what the job is that has begun in a directory.
 
-    Raises
-    ------
-    FileNotFoundError
-        None has.
-    NotADirectoryError
-        A file has the directory's name, or that of one above it.
-    DamagedMetadataError
-        It cannot be read.
+    Raises FileNotFoundError if none has, NotADirectoryError for a file in the directory's place,
+    and DamagedMetadataError.
     """
     try:
         with directory.explained():
@@ -499,7 +476,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _digest(identity: dict[str, dict[str, Any]]) -> str:
+def _key_of(identity: dict[str, dict[str, Any]]) -> str:
     content = json.dumps(identity, sort_keys=True).encode("utf-8", "backslashreplace")
     return hashlib.sha256(content).hexdigest()[:KEY_DIGITS]
 
@@ -531,3 +508,76 @@ def _shown(changes: Iterator[str]) -> str:
     listed = list(changes)
     more = len(listed) - MOST_CHANGES_SHOWN
     return "; ".join(listed[:MOST_CHANGES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+# Whether files of parts that are done are still what was written.
+
+
+def _find_damage(
+    directory: Directory,
+    records: Iterable[Record],
+    there: Mapping[str, Mapping[str, Any]],
+    checked: Checked,
+    client: Any,
+    place: Place | None,
+) -> dict[str, str]:
+    """What is wrong with files of parts that are done: the reason by the part's name.
+
+    `there` are the files, from `Directory.part_entries`. Those that hold are added to `checked`.
+    """
+    damage: dict[str, str] = {}
+    unread: dict[str, Record] = {}
+    for record in records:
+        for path, size in record.files.items():
+            info = there.get(path)
+            if info is None:
+                damage[record.name] = f"{path} is gone"
+            elif info["size"] != size:
+                damage[record.name] = (
+                    f"{path} has {info['size']:,} bytes, and {size:,} were written"
+                )
+            elif checked.by == "size" or told_md5({**info}) == (record.md5 or {}).get(path, ""):
+                checked.files[path, record.digests[path]] = size
+            elif (path, record.digests[path]) not in checked.files:
+                unread[path] = record
+        for path in record.quarantine or () if checked.by == "digest" else ():
+            unread[path] = record
+    for path, (digest, problem) in _digests(directory, [*unread], client, place):
+        record = unread[path]
+        if digest == (record.quarantine or {}).get(path):
+            continue
+        if digest == record.digests.get(path):
+            checked.files[path, digest] = record.files[path]
+        else:
+            reason = problem or "has other content than was written"
+            damage[record.name] = f"{path} {reason}"
+    return damage
+
+
+def _digests(
+    directory: Directory, names: Sequence[str], client: Any, place: Place | None
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Of each file its SHA-256, or what keeps it from being read."""
+    if client is None or place is None:
+        with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+            yield from zip(
+                names, pool.map(lambda name: _file_digest(directory, name), names), strict=True
+            )
+        return
+    some = (names[at : at + FILES_A_TASK] for at in range(0, len(names), FILES_A_TASK))
+    for found in run_tasks(client, _digests_here, ((place, batch) for batch in some)):
+        yield from found
+
+
+def _digests_here(place: Place, names: Sequence[str]) -> list[tuple[str, tuple[str, str]]]:
+    """As `_digests`, on a worker."""
+    return list(_digests(place.open(), names, None, None))
+
+
+def _file_digest(directory: Directory, name: str) -> tuple[str, str]:
+    try:
+        return directory.digest(name), ""
+    except OSError as err:
+        if err.errno not in (errno.EIO, errno.ENOENT):  # others pass, such as of a network
+            raise
+        return "", f"cannot be read: {err}"

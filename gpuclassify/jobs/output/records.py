@@ -18,21 +18,68 @@ import contextlib
 import hashlib
 import json
 import posixpath
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from gpuclassify.jobs.output.encoding import Encoding
+from gpuclassify.jobs.output.encoding import Encoding, folder_files
 from gpuclassify.jobs.output.exclusive import create, ensure
-from gpuclassify.jobs.output.folders import folder_files, spread
-from gpuclassify.jobs.output.run_key import METADATA
 from gpuclassify.jobs.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.storage import Directory
 
+METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
+JOB = f"{METADATA}/job.json"
+FUNCTION = "function"  # the digest of a stage's code in the identity of a job
+KEY_DIGITS = 8
+PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
+_HEAD_BYTES = 64  # of job.json, which begins with the key
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
 WHOLE = f"{METADATA}/whole"  # parts whose rows go to folders, until they are there
 QUARANTINE = "_quarantine"
+
+
+class JobChangedError(ValueError):
+    """The output directory holds parts of a job with other settings, another model or input."""
+
+
+def part_name(number: int, count: int, key: str, suffix: str) -> str:
+    """The name of one of `count` parts of the run with this key."""
+    return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
+
+
+def number_in(name: str) -> int:
+    """The number of the part with this name."""
+    return int(name.split("-")[1])
+
+
+def key_in(name: str) -> str | None:
+    """The key of the run whose part, record or quarantine file has this name."""
+    match = PART_NAME.match(posixpath.basename(name))
+    return match[1] if match else None
+
+
+def check_current(directory: Directory, key: str | None) -> None:
+    """Raise JobChangedError unless a directory still belongs to the run with this key."""
+    path = directory.path(JOB)
+    try:  # of the beginning alone: the whole file names every input file
+        head = directory.filesystem.cat_file(path, start=0, end=_HEAD_BYTES)
+    except FileNotFoundError:
+        raise metadata_gone(directory) from None
+    if f'"key": "{key}"'.encode() not in head:
+        raise JobChangedError(
+            f"another run has started over in {directory}: this one stops, and what it wrote there "
+            "does not count. Write to another directory to have the results of both"
+        )
+
+
+def metadata_gone(directory: Directory) -> JobChangedError:
+    """What is raised where the metadata of a run is no more."""
+    return JobChangedError(
+        f"the metadata of this job is gone from {directory}: another run has started over there, "
+        "or somebody has removed it. Run the job again, in a directory of its own"
+    )
 
 
 @dataclass(frozen=True)
@@ -199,19 +246,9 @@ def publish(
     problems: Sequence[Problem],
     encoding: Encoding,
 ) -> Record:
-    """Create the part's file and its record, unless another attempt was first.
+    """Create the part's file and its record, and return that of the attempt whose file is there.
 
-    Returns
-    -------
-    Record
-        Of the attempt whose file is there.
-
-    Raises
-    ------
-    OSError
-        The disk is full, or permission is lost; then nothing of this attempt is left.
-    RuntimeError
-        The file would have other rows than the record tells of.
+    An attempt that fails, such as on a full disk, leaves nothing.
     """
     if encoding.partition_by:  # what cannot be spread must not be published
         files = folder_files(record.name, content, encoding)
@@ -283,7 +320,11 @@ def _create_record(
     path = record_path(record.name)
     # With a record, the file is that of an attempt which came after the first one was cleared up.
     if encoding.partition_by and not directory.filesystem.exists(directory.path(path)):
-        spread(directory, files, SCRATCH)
+        for file, content in files.items():
+            check_current(directory, key_in(file))
+            directory.make(posixpath.dirname(file))
+            # Another version of Arrow may have written another file of the same rows.
+            ensure(directory, file, content, SCRATCH, is_lasting=True)
         record = record.with_files(files, directory)
     is_created = create(directory, path, record.as_json(), SCRATCH)
     if encoding.partition_by:

@@ -10,7 +10,7 @@ from distributed import Client
 from gpuclassify.jobs import files
 from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError, _digest
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
-from gpuclassify.jobs.output.run_key import JobChangedError
+from gpuclassify.jobs.output.records import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 

@@ -14,8 +14,8 @@ from job_faults import in_process, write_input
 from gpuclassify import Deduplicate, ExactDuplicates, JsonlWriter, ParquetReader, read_files
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output import exclusive
-from gpuclassify.jobs.output.folders import MOST_VALUES
-from gpuclassify.jobs.output.run_key import JobChangedError
+from gpuclassify.jobs.output.encoding import MOST_VALUES
+from gpuclassify.jobs.output.records import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 

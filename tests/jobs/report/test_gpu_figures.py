@@ -9,8 +9,7 @@ from distributed import Client, LocalCluster
 from distributed.diagnostics import nvml
 from rich.console import Console
 
-from gpuclassify.jobs.output.records import RECORDS, Record, record_path, sealed
-from gpuclassify.jobs.output.run_key import JOB, part_name
+from gpuclassify.jobs.output.records import JOB, RECORDS, Record, part_name, record_path, sealed
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
