@@ -13,7 +13,7 @@ from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.report.page import page
+from gpuclassify.jobs.report.report import page
 from gpuclassify.training.evaluation import evaluate
 from gpuclassify.training.tasks import TASKS
 from tests.replicas import sample_texts

@@ -35,14 +35,7 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Rows by label of the one and of the other, for each two of the columns; without nulls.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-    columns : sequence of str
-        Of labels, each from a small set: all pairs are counted.
-    """
+    """Rows by label of the one and of the other, for each two columns of labels; without nulls."""
     agreements = {}
     there = [name for name in columns if name in table.column_names]
     there = [name for name in there if not pa.types.is_nested(table[name].type)]

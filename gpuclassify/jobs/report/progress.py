@@ -61,7 +61,6 @@ class JobProgress:
         self._log_every, self._look_every = log_every_seconds, look_every_seconds
         self._gpus, self._looked = "", 0.0
         self._line = ""
-        self._end: float | None = None  # of what is waited for, as far as it is known
         self._job: tuple[int, int, JobSummary] | None = None
         self._share = 0.0  # shown last; a part that is just done never takes it back
         self._is_over = threading.Event()
@@ -97,46 +96,23 @@ class JobProgress:
         else:
             self._print()
 
-    def waiting(self, what: str, seconds: float | None = None) -> None:
-        """Show what is waited for, before any share of the work is known.
-
-        Parameters
-        ----------
-        what : str
-        seconds : float, optional
-            About how long until everything is done, which is counted down.
-        """
+    def waiting(self, what: str) -> None:
+        """Show what is waited for, before any share of the work is known."""
         self._title = what
-        self._end = None if seconds is None else time.monotonic() + seconds
-        self._show_waiting()
         if self._bar is None:
-            self._write(f"{what} {self._waiting_time()}".rstrip())
-
-    def _show_waiting(self) -> None:
-        if self._bar is not None:
-            status = self._waiting_time()
-            self._bar.update(self._task, description=self._title, total=None, status=status)
-
-    def _waiting_time(self) -> str:
-        if self._end is None:
-            return ""
-        return f"about {readable_time(max(0.0, self._end - time.monotonic()))} left"
+            self._write(what)
+        else:
+            self._bar.update(self._task, description=what, total=None, status="")
 
     def watch(self, title: str, client: Any, at_first: str = "waiting for rows") -> None:
         """Show from here on the work with this title, and the GPUs of this client's workers.
 
-        Parameters
-        ----------
-        title : str
-        client : distributed.Client or None
-        at_first : str
-            What is waited for until the first rows are done.
+        `at_first` is what is waited for until the first rows are done.
         """
         self._title, self._client, self._at_first = title, client, at_first
 
     def share(self, done: float, status: str = "") -> None:
         """Show that the share `done`, 0 to 1, is done."""
-        self._end = None
         self._line = f"{self._title}: {done:.0%} {status}"
         if self._bar is not None:
             self._bar.update(
@@ -186,8 +162,6 @@ class JobProgress:
     def _tick(self) -> None:
         every = self._log_every if self._bar is None else SHOW_EVERY_SECONDS
         while not self._is_over.wait(every):
-            if self._end is not None:
-                self._show_waiting()
             self._show_parts()
             if self._bar is None:
                 self._print()

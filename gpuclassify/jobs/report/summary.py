@@ -131,16 +131,7 @@ class JobSummary:
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     def add(self, record: Record, output: str = "", is_resumed: bool = False) -> None:
-        """Count what one more part did.
-
-        Parameters
-        ----------
-        record : Record
-        output : str
-            Directory or URL of its files.
-        is_resumed : bool
-            Whether an earlier run did it.
-        """
+        """Count what one more part did, in this run or an earlier one."""
         self.running.finish(record.name)
         self.files += [posixpath.join(output, name) for name in record.files]
         self.parts += 1

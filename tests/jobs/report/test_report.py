@@ -19,9 +19,8 @@ from gpuclassify.jobs.output.records import parse_record
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.counts import add_counts, count_lengths, count_scores
-from gpuclassify.jobs.report.page import join_bins, page
 from gpuclassify.jobs.report.progress import JobProgress, shown_gpus
-from gpuclassify.jobs.report.report import report_of, write_report
+from gpuclassify.jobs.report.report import join_bins, page, report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
 from gpuclassify.mapping.stage_counts import count_labels
