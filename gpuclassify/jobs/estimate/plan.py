@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from gpuclassify.pages.readable import readable_time, short_number
 from gpuclassify.pages.tables import html_table, text_table
 
 BAR_WIDTH = 40  # characters
-TEXT_COPIES = 2  # of a part's text on a worker: in the frame, and as Python's strings
 # cudf counts a column's rows, a list column's elements and, with 32-bit offsets, the bytes of a
 # column of strings as int32.
 COLUMN_LIMIT = 2**31 - 1
@@ -229,10 +228,19 @@ def make_plan(
             sample, tokens, chain, meta_dtypes, seconds=trial_seconds, seed=seed, on_error=on_error
         )
         left_out += Counter({ROW: failed})
-    text_sizes = _text_bytes(sample.frame, chain.text_fields)
+    text_sizes = np.zeros(len(sample.frame))  # in UTF-8
+    for name in {*chain.text_fields} & {*sample.frame.columns}:
+        texts = backend_of(sample.frame).texts(sample.frame, name, None)
+        text_sizes += [len((text or "").encode("utf-8", "surrogatepass")) for text in texts]
     part_bytes = sample.largest_part(text_sizes)
     part_rows = sample.largest_part(np.ones(len(text_sizes)))
     lists = [column for mapper in chain.mappers for column in list_columns(mapper)]
+    # All weights, which stay side by side where they fit, one batch, and one part's text, which
+    # is in the frame and there as Python's strings.
+    batches = [own.plan.batch_bytes for own in counts]
+    weights = {file: size for own in counts for file, size in own.weights.items()}
+    memory = sum(weights.values()) + max(filter(None, batches), default=0) + 2 * part_bytes
+    is_known = None not in batches and all(own.weights for own in counts)
     warnings += limit_warnings(part_bytes, part_rows, lists, is_of_files=sample.is_of_files)
     return Plan(
         rows=sample.rows,
@@ -247,7 +255,7 @@ def make_plan(
         classifiers=tuple(own.plan for own in counts),
         time=timed,
         cluster=None if any(own.plan.device != "cpu" for own in counts) else shown_cpu_cluster(),
-        worker_bytes=_worker_bytes(counts, part_bytes),
+        worker_bytes=int(memory) if is_known else None,
         warnings=tuple(warnings),
     )
 
@@ -335,26 +343,6 @@ def _shape_of(lengths: np.ndarray, is_cut: np.ndarray, weights: np.ndarray) -> d
     }
 
 
-def _text_bytes(frame: Any, columns: tuple[str, ...]) -> np.ndarray:
-    """Bytes of each row's texts in UTF-8, float64 (rows,)."""
-    found = np.zeros(len(frame))
-    for name in columns:
-        if name in frame.columns:
-            texts = backend_of(frame).texts(frame, name, None)
-            found += [len((text or "").encode("utf-8", "surrogatepass")) for text in texts]
-    return found
-
-
-def _worker_bytes(counts: Sequence[_Count], part_bytes: float) -> int | None:
-    """All weights, which stay side by side where they fit, one batch, and one part's text."""
-    batches = [own.plan.batch_bytes for own in counts]
-    weights = {file: size for own in counts for file, size in own.weights.items()}
-    if None in batches or not all(own.weights for own in counts):
-        return None
-    batch = max(filter(None, batches), default=0)
-    return int(sum(weights.values()) + batch + TEXT_COPIES * part_bytes)
-
-
 def list_columns(mapper: Any) -> list[tuple[str, int]]:
     """Output columns of lists of numbers, and how many numbers a row of each has."""
     return [
@@ -408,16 +396,13 @@ def time_stages(
     failed: set[Any] = set()
 
     def run(rows: Any) -> None:
-        if on_error == "raise":
-            chain.map_frame(rows, meta_dtypes)
-            return
-        parts = isolate_bad_rows(
-            lambda start, stop: chain.map_frame(rows.iloc[start:stop], meta_dtypes),
-            0,
-            len(rows),
-            row_errors(),
-        )
-        failed.update(rows.index[row] for row, found in parts if isinstance(found, Exception))
+        def map_some(start: int, stop: int) -> Any:
+            return chain.map_frame(rows.iloc[start:stop], meta_dtypes)
+
+        errors = row_errors() if on_error == "quarantine" else ()
+        for row, found in isolate_bad_rows(map_some, 0, len(rows), errors):
+            if isinstance(found, Exception):
+                failed.add(rows.index[row])
 
     load_seconds, slices = time_slices(chain.mappers, sample.frame, run, seconds, seed)
     work = tokens if tokens.any() else np.ones(len(tokens))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,11 +22,12 @@ from gpuclassify.jobs.quarantine import FILE, Problem, counts_by_kind
 ATTEMPTS = ((32, 256 << 10), (128, 1 << 20), (512, 4 << 20))
 FEWEST_ROWS = 100
 MOST_PARTITIONS = 8  # of a Dask frame: nobody knows what computing one takes
-FEWEST_STRETCHES, MOST_BYTES = 4, 1 << 30  # row groups of Parquet are read whole
+FEWEST_STRETCHES, MOST_BYTES = 4, 256 << 20  # stored, of row groups, which are read whole
+MOST_PIECES = 10_000  # to choose stretches from
 BEGINNING_BYTES = 1 << 20  # of a compressed file, which can only be read from its beginning
 SPREAD = 2.0  # standard errors to either side: about 95%
 
-Piece = tuple[Any, float]  # a part, a stretch of it or a partition's number, and its size
+Piece = tuple[Part, float]  # of a part, and its size
 
 
 @dataclass(frozen=True)
@@ -125,24 +125,29 @@ def sample_files(
     Of a large compressed file only the beginning is read: nothing else can be read alone.
     """
     is_parquet = any(part.row_groups is not None for part in source.parts)
+    stored = sum(file.size_bytes or 0 for file in source.files)
     for count, stretch_bytes in attempts:
         rng = np.random.default_rng(seed)
+        step = max(stretch_bytes, stored // MOST_PIECES)
+        parts = [*(_row_groups(source) if is_parquet else _byte_ranges(source, step))]
+        pieces = [piece for part in parts for piece in part if piece[1]]
         if is_parquet:
-            parts, cut, group_bytes = _row_groups(source)
-            count = min(count, max(FEWEST_STRETCHES, int(MOST_BYTES // group_bytes)))
-        else:
-            parts, cut = _byte_ranges(source, stretch_bytes)
-        total, rows_read = sum(size for _, size in parts), 0
+            count = min(count, max(FEWEST_STRETCHES, MOST_BYTES * len(pieces) // max(1, stored)))
+        total, rows_read = sum(size for _, size in pieces), 0
         stretches: list[_Stretch] = []
         problems: list[Problem] = []
-        for part, size, share in _choose(parts, cut, count, rng):
-            is_packed = compression(part.path) and part.file_bytes is not None
-            limit = Limit(stored_bytes=beginning_bytes) if is_packed else None
+        for number, share in _choose([size for _, size in pieces], count, rng):
+            part, size = pieces[number]
+            limit, cut = None, 1.0
+            if part.length is not None and part.length > stretch_bytes:
+                cut, part = stretch_bytes / part.length, replace(part, length=stretch_bytes)
+            elif compression(part.path) and part.file_bytes is not None:
+                limit = Limit(stored_bytes=beginning_bytes)
             table, found, read = read_table(part, source.schema, on_error, limit)
-            # Several draws of a file's beginning would hide that nothing is known of its rest.
             own = _pick(to_pandas(table), math.ceil(rows * share), int(rng.integers(2**31)))[0]
-            stands_for = len(table) / read * total / size * share
+            # Several draws of a file's beginning would hide that nothing is known of its rest.
             draws = round(count * share) if read == 1 else 1
+            stands_for = len(table) / (read * cut) * total / size * share
             stretches.append(_Stretch(own, stands_for, share, draws))
             problems += found
             rows_read += len(table)
@@ -151,28 +156,67 @@ def sample_files(
     left_out = counts_by_kind(problems)
     if broken := sum(part.problem is not None for part in source.parts):
         left_out[FILE] = left_out.get(FILE, 0) + broken
-    largest = max((size for _, size in parts), default=0) / (total or 1)
-    return _sample(stretches, rows_read, largest, True, left_out)
+    largest = max((sum(size for _, size in part) for part in parts), default=0.0)
+    return _sample(stretches, rows_read, largest / (total or 1), True, left_out)
+
+
+def _row_groups(source: InputParts) -> Iterator[list[Piece]]:
+    """The row groups of each part, by their rows."""
+    footers = read_footers(source.files, source.schema.storage_options)
+    rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
+    for part in source.parts:
+        groups = part.row_groups or ()
+        yield [(replace(part, row_groups=(n,)), float(rows[part.path][n])) for n in groups]
+
+
+def _byte_ranges(source: InputParts, step: int) -> Iterator[list[Piece]]:
+    """Ranges of each part of JSON lines, by their stored bytes.
+
+    Where the size of a file is unknown, all parts count alike and are read whole.
+    """
+    is_sized = all(file.size_bytes is not None for file in source.files)
+    for part in source.parts:
+        if part.problem is not None:
+            yield []
+        elif part.length is None or not is_sized:
+            yield [(part, float(part.file_bytes or 0) if is_sized else 1.0)]
+        else:
+            lows = range(0, part.length, step)
+            lengths = [(low, min(step, part.length - low)) for low in lows]
+            yield [(replace(part, start=part.start + at, length=n), float(n)) for at, n in lengths]
 
 
 def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
     """Draw rows from some partitions of a Dask frame, each of which is computed."""
     rng, count = np.random.default_rng(seed), frame.npartitions
-    parts: list[Piece] = [(number, 1.0) for number in range(count)]
-    chosen = _choose(parts, lambda part, size: [(part, size)], MOST_PARTITIONS, rng)
-    delayed = frame.partitions[[number for number, _, _ in chosen]].to_delayed()
-    pick = dask.delayed(_pick)
+    numbers, shares = zip(*_choose([1.0] * count, MOST_PARTITIONS, rng), strict=True)
     picked = dask.compute(
         *(
-            pick(part, math.ceil(rows * share), int(rng.integers(2**31)))
-            for part, (_, _, share) in zip(delayed, chosen, strict=True)
+            dask.delayed(_pick)(part, math.ceil(rows * share), int(rng.integers(2**31)))
+            for part, share in zip(frame.partitions[[*numbers]].to_delayed(), shares, strict=True)
         )
     )
     stretches = [
         _Stretch(own, length * count * share, share, round(MOST_PARTITIONS * share))
-        for (own, length), (_, _, share) in zip(picked, chosen, strict=True)
+        for (own, length), share in zip(picked, shares, strict=True)
     ]
     return _sample(stretches, sum(length for _, length in picked), 1 / count, False, {})
+
+
+def _choose(
+    sizes: Sequence[float], count: int, rng: np.random.Generator
+) -> list[tuple[int, float]]:
+    """Numbers of pieces from all over the input, and the shares of it that they stand for.
+
+    One is drawn in each of `count` equal strata with a probability proportional to its size; a
+    large one may be drawn more often. All are taken where there are no more than `count`.
+    """
+    ends = np.cumsum(sizes)
+    if len(sizes) <= count:
+        return [(number, size / ends[-1]) for number, size in enumerate(sizes)]
+    points = (np.arange(count) + rng.random(count)) * (ends[-1] / count)
+    found = np.minimum(np.searchsorted(ends, points, "right"), len(sizes) - 1)
+    return [(number, times / count) for number, times in Counter(found.tolist()).items()]
 
 
 def _pick(frame: Any, most: int, seed: int) -> tuple[Any, int]:
@@ -219,71 +263,3 @@ def _sample(
         is_of_files,
         left_out,
     )
-
-
-def _choose(
-    parts: Sequence[Piece],
-    cut: Callable[[Any, float], list[Piece]],
-    count: int,
-    rng: np.random.Generator,
-) -> list[tuple[Any, float, float]]:
-    """Stretches from all over the input, with their sizes and the shares that they stand for.
-
-    One is drawn in each of `count` equal strata with a probability proportional to its size; a
-    large one may be drawn more often. All are taken where there are no more than `count`.
-    """
-    ends = np.cumsum([size for _, size in parts])
-    every = itertools.chain.from_iterable(cut(*part) for part in parts)
-    few = list(itertools.islice(every, count + 1))
-    if len(few) <= count:
-        return [(piece, size, size / ends[-1]) for piece, size in few]
-    chosen: Counter[Piece] = Counter()
-    for point in (np.arange(count) + rng.random(count)) * (ends[-1] / count):
-        number = min(int(np.searchsorted(ends, point, "right")), len(parts) - 1)
-        pieces = cut(*parts[number])
-        inner = ends[number] - parts[number][1] + np.cumsum([size for _, size in pieces])
-        chosen[pieces[min(int(np.searchsorted(inner, point, "right")), len(pieces) - 1)]] += 1
-    return [(piece, size, times / count) for (piece, size), times in chosen.items()]
-
-
-def _row_groups(
-    source: InputParts,
-) -> tuple[list[Piece], Callable[[Any, float], list[Piece]], float]:
-    """Parts of Parquet files by rows, what cuts one into row groups, and mean bytes of a group."""
-    footers = read_footers(source.files, source.schema.storage_options)
-    rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
-
-    def cut(part: Part, size: float) -> list[Piece]:
-        held = [(n, float(rows[part.path][n])) for n in part.row_groups or ()]
-        return [(replace(part, row_groups=(n,)), count) for n, count in held if count]
-
-    sized = [(part, sum(size for _, size in cut(part, 0))) for part in source.parts]
-    group_bytes = [size for footer in footers for size in footer.group_bytes]
-    mean_bytes = sum(group_bytes) / max(1, len(group_bytes))
-    return [piece for piece in sized if piece[1]], cut, max(1.0, mean_bytes)
-
-
-def _byte_ranges(
-    source: InputParts, most_bytes: int
-) -> tuple[list[Piece], Callable[[Any, float], list[Piece]]]:
-    """Parts of JSON lines by stored bytes, and what cuts one into ranges.
-
-    Where the size of a file is unknown, all parts count alike and are read whole.
-    """
-    is_sized = all(file.size_bytes is not None for file in source.files)
-
-    def cut(part: Part, size: float) -> list[Piece]:
-        if part.length is None or not is_sized:
-            return [(part, size)]
-        step = -(-part.length // -(-part.length // most_bytes))
-        lengths = [(low, min(step, part.length - low)) for low in range(0, part.length, step)]
-        return [(replace(part, start=part.start + low, length=n), float(n)) for low, n in lengths]
-
-    sized = [
-        (part, float((part.file_bytes if part.length is None else part.length) or 0))
-        for part in source.parts
-        if part.problem is None
-    ]
-    if not is_sized:
-        sized = [(part, 1.0) for part, _ in sized]
-    return [piece for piece in sized if piece[1]], cut

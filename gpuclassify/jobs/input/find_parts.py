@@ -93,13 +93,8 @@ def read_footers(files: Sequence[InputFile], storage_options: dict[str, Any]) ->
 class PartFinder:
     """Finds the parts of files of one format, and their columns.
 
-    Attributes
-    ----------
-    files : sequence of InputFile
-    fields, part_bytes, options
-        As of `gpuclassify.jobs.input.readers.FileReader`; `options` are its storage options.
-    on_error, needed
-        As of `gpuclassify.jobs.input.readers.FileReader.find_parts`.
+    Settings as of `gpuclassify.jobs.input.readers.FileReader` and its `find_parts`; `options` are
+    for storage.
     """
 
     files: Sequence[InputFile]

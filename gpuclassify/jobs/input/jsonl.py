@@ -77,21 +77,10 @@ def read_range(file: Any, start: int, length: int | None) -> tuple[int, bytes]:
 
 
 def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool = False) -> pa.Table:
-    """A table of lines that are all good.
+    """A table of lines that are all good; one of `BROKEN_LINES` if some are not.
 
-    Parameters
-    ----------
-    lines : sequence of bytes
-        With their ends.
-    schema : pyarrow.Schema, optional
-        The columns; None finds them.
-    is_projected : bool
-        Leave out fields that the schema lacks, instead of refusing them.
-
-    Raises
-    ------
-    ValueError, pyarrow.ArrowException
-        Some line is no JSON object, or none of these columns.
+    Without a schema, its columns are those that are found. Fields that it lacks are refused, or
+    left out if it is a projection.
     """
     from pyarrow import json as arrow_json
 

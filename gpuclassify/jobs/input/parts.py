@@ -41,28 +41,14 @@ CURES = {
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of one file.
+    """A piece of one file: row groups of Parquet, or the lines that begin in a range of bytes."""
 
-    Attributes
-    ----------
-    path : str
-        Path or URL.
-    row_groups : tuple of int, optional
-        For Parquet.
-    start, length : int, optional
-        Byte range of a JSONL file; lines that begin in it belong to it. None for whole files.
-    problem : str, optional
-        Why the file cannot be read, as far as it is known beforehand.
-    file_bytes : int, optional
-        Size of the file, which saves asking for it.
-    """
-
-    path: str
+    path: str  # or URL
     row_groups: tuple[int, ...] | None = None
     start: int = 0
-    length: int | None = None
-    problem: str | None = None
-    file_bytes: int | None = None
+    length: int | None = None  # None for a whole file
+    problem: str | None = None  # why the file cannot be read, as far as it is known beforehand
+    file_bytes: int | None = None  # which saves asking for it
 
     def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
         return f"Part({self})"
@@ -76,24 +62,12 @@ class Part:
 
 @dataclass(frozen=True)
 class InputSchema:
-    """What all parts of an input have in common.
+    """What all parts of an input have in common."""
 
-    Attributes
-    ----------
-    arrow : pyarrow.Schema
-        Columns of every part.
-    storage_options : dict
-        For fsspec.
-    is_projected : bool
-        Whether columns beside those of `arrow` are left out on purpose.
-    folder_fields : tuple of str
-        Those of the columns that names of folders give, and no file holds.
-    """
-
-    arrow: pa.Schema
-    storage_options: dict[str, Any] = field(repr=False)
-    is_projected: bool
-    folder_fields: tuple[str, ...] = ()
+    arrow: pa.Schema  # columns of every part
+    storage_options: dict[str, Any] = field(repr=False)  # for fsspec
+    is_projected: bool  # whether columns beside those of `arrow` are left out on purpose
+    folder_fields: tuple[str, ...] = ()  # that names of folders give, and no file holds
 
     @property
     def file_fields(self) -> list[str]:
@@ -126,21 +100,11 @@ class InputParts:
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of a part to read from its beginning: whichever ends first.
+    """How much of a part to read from its beginning: whichever ends first."""
 
-    Attributes
-    ----------
-    rows : float
-        Lines that are not blank, or rows of Parquet.
-    line_bytes : float
-        Bytes of whole lines, decompressed.
-    stored_bytes : float
-        Bytes of a compressed file as it is stored.
-    """
-
-    rows: float = math.inf
-    line_bytes: float = math.inf
-    stored_bytes: float = math.inf
+    rows: float = math.inf  # lines that are not blank
+    line_bytes: float = math.inf  # of whole lines, decompressed
+    stored_bytes: float = math.inf  # of a compressed file as it is stored
 
 
 @dataclass(frozen=True)
@@ -154,15 +118,10 @@ class Lines:
 
 
 def read_part(part: Part, schema: InputSchema) -> pd.DataFrame:
-    """One part as a pandas frame with the dtypes of `schema`.
+    """One part as a pandas frame with the dtypes of `schema`; else an UnreadableInputError.
 
     Columns that this file lacks are null. Fields that the schema lacks are left out if it is a
     projection, and refused if it stands for all columns, so that no data is lost unseen.
-
-    Raises
-    ------
-    UnreadableInputError
-        Names the file, the part and what is wrong.
     """
     return to_pandas(read_table(part, schema)[0])
 
@@ -172,12 +131,8 @@ def read_table(
 ) -> tuple[pa.Table, list[Problem], float]:
     """The rows of one part that can be read, what cannot, and which share of the part that is.
 
-    `on_error` is one of `CURES`, or "quarantine".
-
-    Raises
-    ------
-    UnreadableInputError
-        Something cannot be read, unless `on_error` is "quarantine".
+    What cannot be read raises UnreadableInputError, unless `on_error` is "quarantine"; else it is
+    one of `CURES`.
     """
     share = 1.0
     try:
@@ -197,13 +152,7 @@ def read_table(
 
 
 def read_lines(part: Part, storage_options: dict[str, Any], limit: Limit | None = None) -> Lines:
-    """The lines of a part; with a limit those at its beginning, if it is a whole file.
-
-    Raises
-    ------
-    BrokenContentError
-        They cannot be decompressed.
-    """
+    """The lines of a part; with a limit those at its beginning, if it is a whole file."""
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None:  # at first all lines are asked for, or the end of the line before
         ahead_bytes = LINE_BYTES + (part.length if part.start else 0)

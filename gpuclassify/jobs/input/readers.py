@@ -234,21 +234,7 @@ def read_files(
 def first_rows(
     inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """The first rows of files, without a look at the rest of them.
-
-    Parameters
-    ----------
-    inputs : sequence of str
-        As of `FileReader`.
-    most : int
-    fields : sequence of str, optional
-        Columns to keep. Default: all.
-
-    Raises
-    ------
-    UnreadableInputError
-        Nothing matches, formats are mixed, a column is not there, or what is read is broken.
-    """
+    """So many rows of the first files, or these columns of them, without a look at the rest."""
     tables: list[pa.Table] = []
     for file in find_files(inputs, {}):
         missing, name = most - sum(map(len, tables)), redacted(file.path)

@@ -30,14 +30,10 @@ _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
 
 
 def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
-    """One schema for data of several; where they contradict each other, the most frequent wins.
+    """One schema for data of several, by how many files or lines have each.
 
-    A column that is null everywhere may hold text further on, and is taken for text.
-
-    Parameters
-    ----------
-    counts : mapping of pyarrow.Schema to int
-        How many files or lines have it.
+    Where they contradict each other, the most frequent wins. A column that is null everywhere may
+    hold text further on, and is taken for text.
     """
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
@@ -64,13 +60,7 @@ def fits(kind: pa.DataType, common: pa.DataType) -> bool:
 
 
 def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
-    """The schema of these columns alone.
-
-    Raises
-    ------
-    UnreadableInputError
-        One of them is not there.
-    """
+    """The schema of these columns alone; UnreadableInputError if one is not there."""
     held = set(schema.names)
     for name in fields:
         if name not in held:
@@ -82,13 +72,7 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
 
 
 def named_type(column: str, name: str) -> pa.DataType:
-    """The Arrow type of this name, for a column.
-
-    Raises
-    ------
-    ValueError
-        There is none.
-    """
+    """The Arrow type of this name, for a column; ValueError if there is none."""
     try:
         return pa.type_for_alias(name)
     except (ValueError, TypeError) as err:
@@ -116,15 +100,7 @@ def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
 
 
 def folder_schema(paths: Iterable[str]) -> pa.Schema:
-    """The columns that names of folders give.
-
-    Text, or integers where all values are, which is what pyarrow takes them for too.
-
-    Raises
-    ------
-    UnreadableInputError
-        A name is not UTF-8 where it has percent signs.
-    """
+    """The columns that names of folders give: text, or integers as pyarrow takes them for."""
     folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
     steps = (step.partition("=") for folder in folders for step in folder.split("/"))
     names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
@@ -153,13 +129,7 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
 
 
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
-    """What the names of a path's folders give for the columns of `schema`; None for null.
-
-    Raises
-    ------
-    UnreadableInputError
-        A name is not UTF-8, or a value is not of its column's type.
-    """
+    """What the names of a path's folders give for the columns of `schema`; None for null."""
     from pyarrow import dataset
 
     try:
@@ -174,13 +144,7 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str | None:
     """What is wrong with a file whose folders give a column that other files hold and it does not.
 
-    Parameters
-    ----------
-    path : str
-    held : iterable of str
-        The file's own columns.
-    common : iterable of str
-        Columns that some file holds.
+    `held` are the file's own columns, `common` those that some file holds.
     """
     given = set(folder_schema([path]).names) - set(held)
     names = [name for name in common if name in given]

@@ -262,7 +262,7 @@ def check(files, writer, on_error, fields, part_bytes, samples):
         return "read"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(inputs, options)
 def test_every_line_comes_out_or_is_named(files, options):
     check(files, **options)

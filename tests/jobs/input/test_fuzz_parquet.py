@@ -281,7 +281,7 @@ def check(files, writer, on_error, part_bytes):
         return "read"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(inputs, options)
 def test_every_row_comes_out_or_is_named(files, options):
     check(files, **options)

@@ -1,4 +1,4 @@
-"""A hostile megabyte takes every regular expression, and every line, about as long as any other."""
+"""A hostile text takes every regular expression, and every line, about as long as any other."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ from gpuclassify.questions.template import TemplateError, parse_template
 from gpuclassify.training.tasks import _in_order
 
 SECONDS = 10  # of the processor; what is quadratic takes a minute or more
-SIZES = (10_000, 100_000, 1_000_000)
+SIZES = (10_000, 300_000)
 
 
 def check_linear(call, hostile):
@@ -130,8 +130,8 @@ def patterns():
                     yield pytest.param(value, id=f"{name.removeprefix('gpuclassify.')}.{own}")
 
 
-@pytest.mark.parametrize("pattern", patterns())
-def test_a_hostile_megabyte_takes_no_pattern_longer(pattern):
+@pytest.mark.parametrize("pattern", [*patterns()])
+def test_a_hostile_text_takes_no_pattern_longer(pattern):
     literals = re.findall(r"[\w<>:/-]{2,}", pattern.pattern)
     for piece in (*PIECES, *literals, "\\", '"', "[", "{", "<", ":", "a:", "a.", "a\n", "a=", "O1"):
         for before in ("", *literals[:2]):

@@ -3,16 +3,11 @@
 import functools
 import json
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
-import boto3
 import job_faults as faults
 import numpy as np
 import pandas as pd
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ClientError
 
 from gpuclassify.jobs.files import (
     ChangedInputError,
@@ -36,41 +31,6 @@ def job(place, stage=faults.double, **options):
 def tags(bucket, place):
     """What is in the output, and a tag of each content."""
     return {path: info["ETag"] for path, info in bucket.find(f"{place}/out", detail=True).items()}
-
-
-def put_once(client, store, key):
-    client.put_object(Bucket=store.bucket, Key=key, Body=b"1", IfNoneMatch="*")
-
-
-def complete_once(client, store, key):
-    name = {"Bucket": store.bucket, "Key": key}
-    upload = client.create_multipart_upload(**name)["UploadId"]
-    part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"1")
-    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    client.complete_multipart_upload(
-        **name, UploadId=upload, MultipartUpload=parts, IfNoneMatch="*"
-    )
-
-
-@pytest.mark.parametrize("write", [put_once, complete_once])
-def test_the_store_itself_lets_one_of_racing_writes_win(store, write):
-    """What all else rests on; boto3 alone."""
-    config = Config(retries={"max_attempts": 0})
-    clients = [boto3.client("s3", region_name="us-east-1", config=config) for _ in range(4)]
-    for number in range(10):
-        together = threading.Barrier(4)
-
-        def attempt(client, key=f"{write.__name__}-{number}", together=together):
-            together.wait()
-            try:
-                write(client, store, key)
-            except ClientError as err:
-                return err.response["Error"]["Code"]
-            return "won"
-
-        with ThreadPoolExecutor(4) as pool:
-            answers = sorted(pool.map(attempt, clients))
-        assert answers == ["PreconditionFailed"] * 3 + ["won"]
 
 
 def conflict():

@@ -5,7 +5,6 @@ import shutil
 
 import fsspec
 import pandas as pd
-import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 from job_faults import write_input
@@ -230,18 +229,6 @@ def test_values_that_cannot_name_folders_are_refused_or_left_out(tmp_path, value
     assert read_files(tmp_path / "out").compute()["id"].nunique() == 20
     (listed,) = (tmp_path / "out/_quarantine").iterdir()
     assert {json.loads(line)["row"] for line in listed.open()} == {*range(0, 30, 3)}
-
-
-def test_a_part_with_such_a_value_does_not_keep_others_from_being_done(tmp_path):
-    for number, value in enumerate(["b", "a" * 400, "c"]):
-        pd.DataFrame({"id": [number], "lab": value}).to_parquet(tmp_path / f"{number}.parquet")
-    writer = ParquetWriter(f"{tmp_path}/out", partition_by="lab")
-    pipeline = Pipeline([ParquetReader(f"{tmp_path}/*.parquet"), writer])
-    for _ in range(2):
-        with pytest.raises(ValueError, match="name of 404 bytes"):
-            pipeline.run()
-    found = ds.dataset(tmp_path / "out", partitioning="hive").to_table().to_pylist()
-    assert found == [{"id": 0, "lab": "b"}]
 
 
 def test_what_a_killed_run_left_is_swept(folder):

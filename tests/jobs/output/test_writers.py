@@ -1,5 +1,4 @@
 import base64
-import io
 import json
 
 import dask.dataframe as dd
@@ -84,16 +83,6 @@ def test_cudf_reads_and_writes_it_without_an_option(written, frame, tmp_path):
     assert as_lists(pd.read_parquet(tmp_path / "from-gpu")["probabilities"]) == EXPECTED
 
 
-def test_plain_to_parquet_writes_right_files_that_plain_pandas_cannot_read(frame, tmp_path):
-    """Why the writer exists; if this ever passes plainly, it has become unnecessary."""
-    path = tmp_path / "plain"
-    dd.from_pandas(frame, npartitions=1, sort=False).to_parquet(path)
-    with pytest.raises(TypeError, match="not understood"):
-        pd.read_parquet(path)
-    assert as_lists(pd.read_parquet(path, dtype_backend="pyarrow")["probabilities"]) == EXPECTED
-    assert pq.read_table(path)["probabilities"].to_pylist() == EXPECTED
-
-
 def test_empty_and_all_null_partitions_keep_the_schema(tmp_path, checkpoint):
     texts = pd.Series([None, None, *sample_texts(4), None], dtype="str")
     frame = pd.DataFrame({"text": texts, "number": range(7)})
@@ -172,17 +161,6 @@ def test_lazy_writing_writes_when_computed(frame, tmp_path):
 
 def json_lines(frame):
     return Encoding("jsonl", None).encode(arrow_table(frame)).decode()
-
-
-def test_json_lines_hold_nulls_lists_and_unicode():
-    frame = pd.DataFrame({"text": ["größe", None], "n": [1.5, np.nan]})
-    frame["scores"] = pd.Series([[0.5], None], dtype=LISTS)
-    raw = json_lines(frame)
-    lines = pd.read_json(io.StringIO(raw), lines=True)
-    assert lines["text"].tolist()[0] == "größe"
-    assert lines.isna().iloc[1].all()
-    assert "NaN" not in raw
-    assert "größe" in raw
 
 
 def test_json_lines_are_json_for_strict_readers_too():

@@ -14,11 +14,10 @@ from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.storage import open_directory
-from gpuclassify.workers.run_context import RunStats, add_up
 
 RUNS = [
-    {"device_sampled_seconds": 4.0, "device_busy_seconds": 3.0, "peak_device_bytes": 6_000_000},
-    {"device_sampled_seconds": 6.0, "device_busy_seconds": 6.0, "peak_device_bytes": 7_000_000},
+    {"device_sampled_seconds": 4.0, "device_busy_seconds": 3.0, "peak_device_bytes": 2**30},
+    {"device_sampled_seconds": 6.0, "device_busy_seconds": 6.0, "peak_device_bytes": 3 * 2**30},
 ]  # fmt: skip
 
 
@@ -36,30 +35,21 @@ def report_of_runs(folder, runs):
     return write_report(open_directory(str(folder))), (folder / "_report/report.html").read_text()
 
 
-def test_a_report_tells_the_mean_use_and_the_highest_peak(tmp_path):
-    report, _ = report_of_runs(tmp_path, RUNS)
-    assert report["gpu"] == {"busy_share": 0.9, "peak_device_bytes": 7_000_000}
-    assert report["totals"]["peak_device_bytes"] == 7_000_000
-
-
-def test_what_slices_do_not_tell_is_not_zero(tmp_path):
-    report, _ = report_of_runs(tmp_path, [{"peak_torch_bytes": 5}])
-    assert report["gpu"] == {"busy_share": None, "peak_torch_bytes": 5}
-
-
-def test_a_report_of_cpus_has_no_figures_of_gpus(tmp_path):
-    report, page = report_of_runs(tmp_path, [{"tokens": 7}])
-    assert report["gpu"] is None
-    assert "GPU" not in page
-
-
-def test_a_parts_runs_add_up_and_their_highest_peak_stays():
-    runs = [RunStats(tokens=3, **stats) for stats in RUNS]
-    sums = {}
-    for run in runs:
-        add_up(sums, run.as_dict())
-    assert (sums["tokens"], sums["device_busy_seconds"]) == (6, 9.0)
-    assert sums["peak_device_bytes"] == 7_000_000
+@pytest.mark.parametrize(
+    ("runs", "figures", "shown"),
+    [
+        (RUNS, {"busy_share": 0.9, "peak_device_bytes": 3 * 2**30}, ["90%", "3.0 GiB"]),
+        ([{"peak_torch_bytes": 5}], {"busy_share": None, "peak_torch_bytes": 5}, []),
+        ([{"tokens": 7}], None, []),
+    ],
+    ids=["all", "a slice of a GPU", "no GPU"],
+)
+def test_a_report_tells_the_mean_use_and_the_highest_peak(tmp_path, runs, figures, shown):
+    report, page = report_of_runs(tmp_path, runs)
+    assert report["gpu"] == figures
+    assert ("GPU" in page) == (figures is not None)
+    tiles = zip(shown, ["GPUs busy", "peak memory of a GPU"], strict=False)
+    assert all(f"<b>{number}</b><span>{what}" in page for number, what in tiles)
 
 
 @pytest.fixture
@@ -86,17 +76,3 @@ def test_a_running_job_shows_how_busy_the_workers_gpus_are(client):
             time.sleep(0.05)
             bar.parts(1, 2, summary)
     assert "left, GPU 83% busy" in console.file.getvalue()
-
-
-def test_the_page_shows_use_and_memory(tmp_path):
-    _, page = report_of_runs(tmp_path, [{**RUNS[0], "peak_device_bytes": 3 * 2**30}, RUNS[1]])
-    assert "<b>90%</b><span>GPUs busy" in page
-    assert "<b>3.0 GiB</b><span>peak memory of a GPU" in page
-
-
-def test_a_summary_keeps_the_highest_peak():
-    summary = JobSummary()
-    for stats in RUNS:
-        summary.add(Record("a.parquet", {}, 5, 5, 100, "", stats=stats), "a.parquet")
-    assert summary.totals["device_busy_seconds"] == 9.0
-    assert summary.totals["peak_device_bytes"] == 7_000_000
