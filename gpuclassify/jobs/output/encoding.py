@@ -38,21 +38,11 @@ _NAMES_FOLDERS = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a part's rows become the bytes of a file.
-
-    Attributes
-    ----------
-    file_format : {"parquet", "jsonl"}
-    compression : str, optional
-    partition_by : tuple of str
-        Columns whose values become names of folders.
-    non_finite : {"null", "literal", "string"}
-        See `gpuclassify.jobs.output.writers.JsonlWriter`.
-    """
+    """How a part's rows become the bytes of a file; settings as of `FileWriter`."""
 
     file_format: str
     compression: str | None
-    partition_by: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()  # columns whose values become names of folders
     non_finite: str = "null"
 
     @property

@@ -32,21 +32,9 @@ def create(
     appears with all of its content or not at all, without locks, on NFS too. Object stores are
     asked to store the object only if there is none.
 
-    Parameters
-    ----------
-    directory : Directory
-    name : str
-        Path in the directory.
-    data : bytes
-    scratch : str
-        Folder of the directory for private files.
-    is_lasting : bool
-        Bring the content to disk first, so that it outlives a loss of power.
-
-    Returns
-    -------
-    bool
-        Whether this attempt's content is there now.
+    Private files are in the folder `scratch` of the directory; with `is_lasting`, the content is
+    brought to disk first, so that it outlives a loss of power. Returns whether this attempt's
+    content is there now.
     """
     if directory.is_local:
         return _create_by_link(directory.path(name), data, directory.path(scratch), is_lasting)

@@ -93,43 +93,20 @@ class Checked:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The metadata of one job, in its output directory.
-
-    Attributes
-    ----------
-    directory : Directory
-        The output.
-    identity : dict
-        Settings of each input, stage and output by its name: JSON values, no secret. Parts of
-        jobs that differ in it never mix.
-    count : int
-        Number of parts.
-    encoding : Encoding
-        Of part files.
-    restart : bool
-        Begin anew: remove what earlier runs of any job wrote there, and nothing else.
-    code : str
-        Python code that makes the same job again, for people.
-    command : str
-        The command that does, if the job was begun by one.
-    verify : {"digest", "size"}
-        How to find out whether parts that are done are still what was written.
-    folders : dict of str to str, optional
-        Arrow types of the columns that name folders, for `FileReader`.
-    accept_changed_code : bool
-        Go on with the parts of a job that differs in the code of its functions alone.
-    """
+    """The metadata of one job, in its output directory."""
 
     directory: Directory
+    # Settings of each input, stage and output by its name: JSON values, no secret. Parts of jobs
+    # that differ in it never mix.
     identity: dict[str, dict[str, Any]]
-    count: int
+    count: int  # of parts
     encoding: Encoding
-    restart: bool = False
-    code: str = ""
-    command: str = ""
-    verify: str = "digest"
-    folders: dict[str, str] | None = None
-    accept_changed_code: bool = False
+    restart: bool = False  # begin anew: remove what earlier runs of any job wrote, and nothing else
+    code: str = ""  # that makes the same job again, in Python
+    command: str = ""  # that does, if the job was begun by one
+    verify: str = "digest"  # how to find out whether parts that are done hold; or "size"
+    folders: dict[str, str] | None = None  # Arrow types of the columns that name folders
+    accept_changed_code: bool = False  # go on though functions, and nothing else, differ
 
     @functools.cached_property
     def checked(self) -> Checked:

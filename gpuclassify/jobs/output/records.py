@@ -84,75 +84,38 @@ def metadata_gone(directory: Directory) -> JobChangedError:
 
 @dataclass(frozen=True)
 class Record:
-    """What was done with one part.
+    """What was done with one part."""
 
-    Attributes
-    ----------
-    name : str
-        Of the file that holds the part's rows, or of its files in folders.
-    source : dict
-        Path and byte range or row groups, or number of the partition.
-    rows_in, rows_out : int
-    file_bytes : int
-    digest : str
-        SHA-256 of the file, as it was published.
-    left_out : dict of str to int
-        Files, lines and rows in quarantine.
-    labels : dict of str to dict
-        Rows written by label, for every column of labels.
-    numbers : dict of str to dict
-        Rows written by bin of score, for every column of scores; see
-        `gpuclassify.jobs.report.counts`.
-    text_lengths : dict of str to dict
-        Rows read by bin of the text's length, for every column of text.
-    stages : dict of str to dict
-        What each classifier did with the rows; see `gpuclassify.mapping.stage_counts.Stages`.
-    examples : dict of str to dict
-        Beginnings of texts, for each classifier; see there.
-    agreements : dict of str to dict
-        Rows written by the labels of two columns, which the name gives.
-    sources : dict of str to dict
-        Rows ``read`` and ``kept`` by the values of the column that names a row's source.
-    seconds : dict of str to float
-        Reading, mapping and writing.
-    stats : dict of str to float
-        Sums of the `RunStats` of what was mapped.
-    finished : float
-        Seconds since 1970, before the file was written.
-    worker : str
-        Host and process.
-    folder_files : dict of str to int, optional
-        Size in bytes of each file, where rows are in folders.
-    folder_digests : dict of str to str, optional
-        SHA-256 of each of these.
-    md5 : dict of str to str, optional
-        Another digest of each file that holds rows, for stores that tell of it unasked.
-    quarantine : dict of str to str, optional
-        SHA-256 of the file that describes what was left out.
-    """
-
-    name: str
-    source: dict[str, Any]
+    name: str  # of the file that holds the part's rows, or of its files in folders
+    source: dict[str, Any]  # path and byte range or row groups, or number of the partition
     rows_in: int
     rows_out: int
     file_bytes: int
-    digest: str
+    digest: str  # SHA-256 of the file, as it was published
+    # Files, lines and rows in quarantine.
     left_out: dict[str, int] = field(default_factory=dict)
+    # Rows written by label, or by bin of score, for every such column; see
+    # `gpuclassify.jobs.report.counts`.
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    # Rows read by bin of the text's length, for every column of text.
     text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
+    # What each classifier did with the rows, and beginnings of texts; see
+    # `gpuclassify.mapping.stage_counts.Stages`.
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Rows written by the labels of two columns, which the name gives.
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    # Rows "read" and "kept" by the values of the column that names a row's source.
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    stats: dict[str, float] = field(default_factory=dict)
-    finished: float = 0.0
-    worker: str = ""
-    folder_files: dict[str, int] | None = None
-    folder_digests: dict[str, str] | None = None
-    md5: dict[str, str] | None = None
-    quarantine: dict[str, str] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # reading, mapping and writing
+    stats: dict[str, float] = field(default_factory=dict)  # sums of the `RunStats`
+    finished: float = 0.0  # seconds since 1970, before the file was written
+    worker: str = ""  # host and process
+    folder_files: dict[str, int] | None = None  # size of each file, where rows are in folders
+    folder_digests: dict[str, str] | None = None  # SHA-256 of each of these
+    md5: dict[str, str] | None = None  # of each file, for stores that tell of it unasked
+    quarantine: dict[str, str] | None = None  # SHA-256 of the file that tells what was left out
 
     @property
     def files(self) -> dict[str, int]:

@@ -111,18 +111,9 @@ class FileWriter:
         return True
 
     def upload(self, client: Any, *, restart: bool = False) -> str:
-        """Upload a finished output, where the writer has a place to upload it to.
+        """Upload a finished output where it has a place to go to; its address, or nothing.
 
-        Parameters
-        ----------
-        client : distributed.Client or None
-        restart : bool
-            Ask again what is there, even if an earlier run has uploaded everything.
-
-        Returns
-        -------
-        str
-            Its address; empty for an output that stays where it was written.
+        With `restart`, what is there is asked for, even if an earlier run has uploaded everything.
         """
         return ""
 
