@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.fasttext.head import FastTextHead, LanguageHead
-from gpuclassify.fasttext.runner import FastTextModel, FastTextRunner
+from gpuclassify.fasttext.heads import FastTextHead, LanguageHead
+from gpuclassify.fasttext.model_file import FastTextModel
+from gpuclassify.fasttext.runner import FastTextRunner
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.checks import check_probability, label_tuple
 from gpuclassify.settings.options import LabelOptions

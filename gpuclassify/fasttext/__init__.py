@@ -1,1 +1,1 @@
-"""fastText classifiers: their files, the process that holds one for a node, runner and head."""
+"""fastText models: file, process that holds it, runner and heads; read `runner.py` first."""

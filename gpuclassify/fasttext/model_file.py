@@ -1,4 +1,4 @@
-"""What a fastText file declares, read without its matrices, and whether it is whole.
+"""A fastText file, pinned: what it declares, read without its matrices, and whether it is whole.
 
 The library believes whatever a file says: a truncated one crashes the process that loads it. The
 format is that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, ``args.cc``,
@@ -7,11 +7,14 @@ format is that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, 
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
+from gpuclassify import hub
 from gpuclassify.hub import Identity, ModelFile
+from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.models.checkpoint import CheckpointError
 
 PATTERNS = ("*.bin", "*.ftz")
@@ -25,37 +28,18 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """A fastText classifier pinned and described; equal for equal files.
-
-    Attributes
-    ----------
-    identity : Identity
-    filename : str
-    labels : tuple of str
-        In the library's order, with their prefix.
-    size_bytes : int
-        Of the file.
-    """
+    """A fastText classifier pinned and described; equal for equal files."""
 
     identity: Identity
     filename: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # in the library's order, with their prefix
     size_bytes: int
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
-    """Read what a file declares, and hold its length against that.
+    """Read header, dictionary and sizes of matrices, and hold the file's length against them.
 
-    Parameters
-    ----------
-    file : binary file
-        At its beginning. Of it header and dictionary are read, and the sizes of its matrices.
-    model : ModelFile
-
-    Raises
-    ------
-    CheckpointError
-        It is no fastText classifier, of another version, or not whole.
+    Raises CheckpointError if it is no fastText classifier, of another version, or not whole.
     """
     return _Reader(file, model).read()
 
@@ -69,8 +53,15 @@ class _Reader:
         file.seek(0)
 
     def read(self) -> FastTextFile:
-        """All blocks; see `read_fasttext`."""
-        self._read_head()
+        head = self.file.read(8)
+        magic, version = struct.unpack("<2i", head) if len(head) == 8 else (0, 0)
+        if magic != MAGIC:
+            cure = "; it is a Git LFS pointer: run `git lfs pull`" if head == b"version " else ""
+            self._refuse(f"is no fastText model, which begins with other bytes{cure}")
+        if version not in VERSIONS:
+            self._refuse(
+                f"has version {version} of the format, and versions {VERSIONS} can be read"
+            )
         settings = self._numbers("12i", "settings")
         dim, word_ngrams, kind, bucket, max_chars = (settings[n] for n in (0, 5, 7, 8, 10))
         self._skip(8, "settings")  # a sampling threshold, float64
@@ -94,17 +85,6 @@ class _Reader:
         if rest := self.size_bytes - self.file.tell():
             self._refuse(f"has {rest:,} bytes more than its header announces: copy it again")
         return FastTextFile(*self.model, labels, self.size_bytes)
-
-    def _read_head(self) -> None:
-        head = self.file.read(8)
-        magic, version = struct.unpack("<2i", head) if len(head) == 8 else (0, 0)
-        if magic != MAGIC:
-            cure = "; it is a Git LFS pointer: run `git lfs pull`" if head == b"version " else ""
-            self._refuse(f"is no fastText model, which begins with other bytes{cure}")
-        if version not in VERSIONS:
-            self._refuse(
-                f"has version {version} of the format, and versions {VERSIONS} can be read"
-            )
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
         """The labels, which stand behind the words, each with its count and its type."""
@@ -180,3 +160,55 @@ class _Reader:
     def _refuse(self, reason: str) -> NoReturn:
         identity, filename = self.model
         raise CheckpointError(f"{filename} of {identity.name} {reason}")
+
+
+class FastTextModel(PinnedModel):
+    """A fastText file: a path, or one of a directory or of a repository of the Hub."""
+
+    @property
+    def repositories(self) -> list[str]:
+        """The model alone."""
+        return [self.options.model]
+
+    @property
+    def identity(self) -> Identity:
+        """The file's commit on the Hub; or its directory and its digest."""
+        return self.checkpoint.identity
+
+    @property
+    def checkpoint(self) -> FastTextFile:  # type: ignore[override]
+        """What the file declares, read once from its header and dictionary."""
+        return cast(FastTextFile, super().checkpoint)
+
+    @property
+    def file(self) -> ModelFile:
+        """The file, by its name in a repository or directory."""
+        return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
+
+    def read(self) -> FastTextFile:  # type: ignore[override]
+        """Read what the file declares; no matrix."""
+        options, cache_dir = self.options, self.options.cache_dir
+        model = hub.resolve_file(
+            options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
+        )
+        return hub.read_file(model, lambda file: read_fasttext(file, model), cache_dir=cache_dir)
+
+    def check(self, checkpoint: Any) -> None:
+        """Nothing in the settings can contradict a file; its labels are the head's."""
+
+    def check_directories(self) -> None:
+        """Raise if a local file is not the one that was described."""
+        if self.checkpoint.identity.is_directory:
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Download the file, once for the machine."""
+        hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
+
+    def weights_bytes(self, dtype: Any) -> dict[str, int]:
+        """Bytes of the file, which a node has in memory once; empty where it is out of reach."""
+        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
+            identity, filename = self.file
+            name = f"{identity.name}@{identity.revision}/{filename}"
+            return {name: self.checkpoint.size_bytes}
+        return {}

@@ -1,4 +1,4 @@
-"""The parts of a mapper that know a fastText model: the pinned file, and what runs it."""
+"""FastTextRunner: texts to labels and probabilities, by a process that a node shares."""
 
 from __future__ import annotations
 
@@ -8,75 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.fasttext.client import HostClient, check_library
-from gpuclassify.fasttext.model_file import PATTERNS, FastTextFile, read_fasttext
+from gpuclassify.fasttext.host import HostClient, check_library
+from gpuclassify.fasttext.model_file import FastTextModel
 from gpuclassify.frames import Texts
-from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.mapping.columns import ReadShare
-from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
 from gpuclassify.workers.run_context import RunStats, advance
 
 # Texts, and characters of them, that are sent at once: the copies of more would take memory.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
-
-
-class FastTextModel(PinnedModel):
-    """A fastText file: a path, or one of a directory or of a repository of the Hub."""
-
-    @property
-    def repositories(self) -> list[str]:
-        """The model alone."""
-        return [self.options.model]
-
-    @property
-    def identity(self) -> Identity:
-        """The file's commit on the Hub; or its directory and its digest."""
-        return self.checkpoint.identity
-
-    @property
-    def checkpoint(self) -> FastTextFile:  # type: ignore[override]
-        """What the file declares, read once from its header and dictionary."""
-        return cast(FastTextFile, super().checkpoint)
-
-    @property
-    def file(self) -> ModelFile:
-        """Where the file is."""
-        return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
-
-    def read(self) -> FastTextFile:  # type: ignore[override]
-        """Read what the file declares; no matrix."""
-        options = self.options
-        cache_dir = options.cache_dir
-        model = hub.resolve_file(
-            options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
-        )
-        return hub.read_file(model, lambda file: read_fasttext(file, model), cache_dir=cache_dir)
-
-    def check(self, checkpoint: Any) -> None:
-        """Nothing in the settings can contradict a file; its labels are the head's."""
-
-    def check_directories(self) -> None:
-        """Raise if a local file is not the one that was described."""
-        if self.checkpoint.identity.is_directory:
-            self.fetch()
-
-    def fetch(self) -> None:
-        """Download the file, once for the machine."""
-        hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
-
-    def weights_bytes(self, dtype: Any) -> dict[str, int]:
-        """Bytes of the file, which a node has in memory once; empty where it is out of reach."""
-        with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
-            identity, filename = self.file
-            name = f"{identity.name}@{identity.revision}/{filename}"
-            return {name: self.checkpoint.size_bytes}
-        return {}
 
 
 class FastTextRunner(Runner):
@@ -109,7 +54,12 @@ class FastTextRunner(Runner):
         stats.batches += len(blocks)
         stats.model_seconds += time.perf_counter() - started
         stats.windows += len(texts)
-        self._refuse_nan(values, name_text)
+        failed = (values["label"] >= 0) & ~np.isfinite(values["probability"])
+        for place in np.flatnonzero(failed.any(axis=1)):
+            raise NonFiniteOutputError(
+                f"{options.model} gives {values['probability'][place].tolist()} for "
+                f"{name_text(int(place))}: take another model, or remove the row"
+            )
         read = ReadShare(np.ones(len(texts), np.int64), np.ones(len(texts), np.float32))
         return Outputs(values, np.arange(len(texts)), read)
 
@@ -143,14 +93,6 @@ class FastTextRunner(Runner):
     def check_weights(self) -> None:
         """Raise ModuleNotFoundError unless fastText is installed."""
         check_library()
-
-    def _refuse_nan(self, values: np.ndarray, name_text: Callable[[int], str]) -> None:
-        failed = (values["label"] >= 0) & ~np.isfinite(values["probability"])
-        for place in np.flatnonzero(failed.any(axis=1)):
-            raise NonFiniteOutputError(
-                f"{self.options.model} gives {values['probability'][place].tolist()} for "
-                f"{name_text(int(place))}: take another model, or remove the row"
-            )
 
 
 def compute_threads() -> int:

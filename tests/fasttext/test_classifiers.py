@@ -20,7 +20,6 @@ from gpuclassify import (
 from gpuclassify.commands.classify import classify as classify_command
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.preview import preview
-from gpuclassify.inference.residency import MODELS
 from gpuclassify.models.checkpoint import CheckpointError
 
 FRAME = pd.DataFrame(
@@ -146,14 +145,6 @@ def test_a_job_on_workers_goes_on_where_it_stopped(documents, quality):
     assert [*map(list, found["top_labels"].dropna())] == [
         *map(list, expected["top_labels"].dropna())
     ]
-
-
-def test_models_are_released_by_teardown(quality):
-    classifier = quality()
-    classifier(FRAME)
-    assert any(classifier.runner._is_own(key) for key in MODELS.keys())  # noqa: SIM118
-    classifier.teardown()
-    assert not any(classifier.runner._is_own(key) for key in MODELS.keys())  # noqa: SIM118
 
 
 def run(command, *arguments):

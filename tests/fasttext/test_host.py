@@ -3,16 +3,16 @@
 import contextlib
 import os
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import psutil
 import pytest
 
 from gpuclassify import FastTextClassifier
-from gpuclassify.fasttext import client
-from gpuclassify.fasttext.client import HostClient, HostError
+from gpuclassify.fasttext import host
+from gpuclassify.fasttext.host import HostClient, HostError
 
 DEADLINE_SECONDS = 20
 
@@ -43,39 +43,22 @@ def wait_for(is_so):
         time.sleep(0.05)
 
 
-def ask_in_threads(own, count):
-    """What so many threads are told that ask at the same time, however few cores there are."""
-    barrier, answers = threading.Barrier(count), []
-
-    def ask():
-        connection = own.connect()
-        barrier.wait()
-        own._idle.append(connection)
-        answers.append(own.predict(["buy"], 1)[0].item())
-
-    threads = [threading.Thread(target=ask) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
-
-
 def test_threads_and_processes_share_one_model(model, run_python):
-    holder = [HostClient(model, "r")]
-    answers = ask_in_threads(holder[0], 3)
-    assert len(set(answers)) == 1
+    clients = [HostClient(model, "r") for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = {*pool.map(lambda own: own.predict(["buy"], 1)[0].item(), clients)}
+    assert len(answers) == 1
     assert len(processes(model)) == 4
     out = run_python(f"""
 from pathlib import Path
-from gpuclassify.fasttext.client import HostClient
+from gpuclassify.fasttext.host import HostClient
 import psutil
 other = HostClient(Path({str(model)!r}), "r")
 print(other.predict(["buy"], 1)[0].item())
 print(sum({str(model)!r} in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])))
 """)
-    assert out.split() == [str(answers[0]), "5"]
-    holder.clear()
+    assert out.split() == [str(*answers), "5"]
+    clients.clear()
     wait_for(lambda: not processes(model))
 
 
@@ -95,11 +78,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_killed_child_or_host_is_started_again(model, caplog):
     classifier, frame = FastTextClassifier(model=model), pd.DataFrame({"text": ["buy", "proof"]})
     expected = classifier(frame)
-    host, child = processes(model)
+    parent, child = processes(model)
     child.kill()
     wait_for(lambda: len(processes(model)) == 1)
     pd.testing.assert_frame_equal(classifier(frame), expected)
-    assert processes(model)[0] == host
+    assert processes(model)[0] == parent
     for process in processes(model):
         process.kill()
     wait_for(lambda: not processes(model))
@@ -113,7 +96,7 @@ def test_a_child_that_ends_each_time_it_is_asked_is_an_error(model, monkeypatch,
     own = HostClient(model, "r")
 
     def connect(path, revision):
-        connection = client.connect(path, revision)
+        connection = host.connect(path, revision)
         wait_for(lambda: len(processes(model)) == 2)
         os.kill(processes(model)[-1].pid, signal.SIGKILL)
         return connection
@@ -124,27 +107,28 @@ def test_a_child_that_ends_each_time_it_is_asked_is_an_error(model, monkeypatch,
     assert "started again" in caplog.text
 
 
-def test_a_model_that_the_library_refuses_says_why(tmp_path):
+def test_what_the_library_refuses_reaches_the_client(model, tmp_path):
     path = tmp_path / "no.bin"
     path.write_bytes(b"no model")
     with pytest.raises(HostError, match=r"no.bin cannot be loaded: .*wrong file format"):
         HostClient(path, "r").warm_up()
-
-
-def test_what_the_library_raises_reaches_the_client(model):
     with pytest.raises(ValueError, match="k needs to be 1 or higher"):
         HostClient(model, "r").predict(["buy"], 0)
 
 
-def test_others_sockets_are_not_trusted(model, monkeypatch, tmp_path):
-    monkeypatch.setattr(client.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_sockets_have_short_paths_that_nobody_else_can_enter(model, monkeypatch, tmp_path):
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(long))
+    assert HostClient(model, "r").predict(["buy"], 1)[0].shape == (1, 1)
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / f"gpuclassify-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="open to other users"):
         HostClient(model, "r").warm_up()
 
 
 def test_without_the_library_the_message_names_what_to_install(model, monkeypatch):
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"gpuclassify\[fasttext\]"):
         FastTextClassifier(model=model)(pd.DataFrame({"text": ["buy"]}))
 
@@ -153,7 +137,7 @@ def test_a_fork_has_connections_of_its_own(model, run_python):
     out = run_python(f"""
 import os
 from pathlib import Path
-from gpuclassify.fasttext.client import HostClient
+from gpuclassify.fasttext.host import HostClient
 own = HostClient(Path({str(model)!r}), "r")
 own.predict(["buy"], 1)
 used = own._idle[0]
@@ -167,17 +151,10 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), own.predict(["buy"], 1)[0].shape)
     assert out.strip() == "0 (1, 1)"
 
 
-def test_a_socket_has_a_short_path_wherever_temporary_files_are(model, monkeypatch, tmp_path):
-    long = tmp_path / ("long" * 20)
-    long.mkdir()
-    monkeypatch.setattr(client.tempfile, "gettempdir", lambda: str(long))
-    assert HostClient(model, "r").predict(["buy"], 1)[0].shape == (1, 1)
-
-
 def test_a_model_that_cannot_be_loaded_for_lack_of_memory_says_so(model, monkeypatch, tmp_path):
     killed = tmp_path / "python"
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o700)
-    monkeypatch.setattr(client.sys, "executable", str(killed))
+    monkeypatch.setattr(host.sys, "executable", str(killed))
     with pytest.raises(HostError, match=r"own.bin cannot be loaded: SIGKILL .*lack of memory"):
         HostClient(model, "r").warm_up()

@@ -1,12 +1,14 @@
 """Languages by other names than the model's: the table against the models' own labels."""
 
 import fasttext
+import pandas as pd
 import pytest
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from gpuclassify import LanguageIdentifier
-from gpuclassify.fasttext.languages import _THREE_LETTERS, same_language
-from tests.fasttext.test_classifiers import FRAME
+from gpuclassify.fasttext.heads import _THREE_LETTERS, same_language
+
+FRAME = pd.DataFrame({"text": ["a text"]})
 
 
 def test_two_letters_are_those_of_the_real_model(real_model):

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.fasttext.languages import same_language
 from gpuclassify.fasttext.model_file import FastTextFile
 from gpuclassify.mapping.columns import SCORES
 from gpuclassify.mapping.heads import Columns, LabelHead, named_columns, named_fields
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 
 PREFIX = "__label__"
+# Languages of which the web has much, by ISO 639-1, with their codes of ISO 639-3: also those of
+# the one language of a group, such as Mandarin of Chinese, that models have labels for.
+_TWO_AND_THREE_LETTERS = """
+af=afr am=amh ar=ara,arb as=asm az=aze,azj be=bel bg=bul bn=ben bs=bos ca=cat cs=ces cy=cym da=dan
+de=deu el=ell en=eng eo=epo es=spa et=est,ekk eu=eus fa=fas,pes fi=fin fr=fra ga=gle gl=glg gu=guj
+he=heb hi=hin hr=hrv hu=hun hy=hye id=ind is=isl it=ita ja=jpn jv=jav ka=kat kk=kaz km=khm kn=kan
+ko=kor ku=kur,kmr ky=kir la=lat lo=lao lt=lit lv=lav,lvs mg=mlg,plt mk=mkd ml=mal mn=mon,khk mr=mar
+ms=msa,zsm mt=mlt my=mya ne=nep,npi nl=nld nn=nno no=nor,nob or=ori,ory pa=pan pl=pol ps=pus,pbt
+pt=por ro=ron ru=rus sd=snd si=sin sk=slk sl=slv so=som sq=sqi,als sr=srp sv=swe sw=swa,swh ta=tam
+te=tel tg=tgk th=tha tr=tur tt=tat ug=uig uk=ukr ur=urd uz=uzb,uzn vi=vie yi=yid,ydd yo=yor
+zh=zho,cmn
+"""
+_THREE_LETTERS = {pair[:2]: pair[3:].split(",") for pair in _TWO_AND_THREE_LETTERS.split()}
 
 
 class FastTextHead(LabelHead):
@@ -57,8 +70,8 @@ class FastTextHead(LabelHead):
         options, ids = self.options, values["label"]
         columns = named_columns(
             (self.label_field, self._texts(ids[:, 0])),
-            (options.confidence_field, _or_null(self._confidences(values))),
-            (options.score_field, _or_null(self._scores(values))),
+            (options.confidence_field, pa.array(values["probability"][:, 0], from_pandas=True)),
+            (options.score_field, pa.array(self._scores(values), from_pandas=True)),
         )
         if options.top_k is not None:
             ids, probabilities = ids[:, : options.top_k], values["probability"][:, : options.top_k]
@@ -78,14 +91,14 @@ class FastTextHead(LabelHead):
             wanted = [self.labels.index(label) for label in options.filter_by]
             passed["label"] = np.isin(values["label"][:, 0], wanted)
         if options.min_confidence is not None:
-            passed["confidence"] = self._confidences(values) >= np.float32(options.min_confidence)
+            passed["confidence"] = values["probability"][:, 0] >= np.float32(options.min_confidence)
         if options.min_score is not None:
             passed["score"] = self._scores(values) >= np.float32(options.min_score)
         return passed
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
         """The probability of each text's label."""
-        return np.nan_to_num(self._confidences(values))
+        return np.nan_to_num(values["probability"][:, 0])
 
     def check_model(self, checkpoint: Any) -> None:
         """Raise CheckpointError if `labels` are not the file's, or fewer than `top_k`."""
@@ -111,9 +124,6 @@ class FastTextHead(LabelHead):
         codes = pa.array(ids, mask=ids < 0)
         return pa.DictionaryArray.from_arrays(codes, pa.array(self.labels, pa.string()))
 
-    def _confidences(self, values: np.ndarray) -> np.ndarray:
-        return values["probability"][:, 0]
-
     def _scores(self, values: np.ndarray) -> np.ndarray:
         """The probability of `score_label`, 0 where the library leaves it out as too small."""
         if self.options.score_label is None:
@@ -124,7 +134,10 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """As `FastTextHead`, with labels that are names of languages: without their prefix."""
+    """As `FastTextHead`, with labels that are names of languages: without their prefix.
+
+    Models name them by two letters of ISO 639-1, or by ISO 639-3 with a script (deu_Latn).
+    """
 
     def labels_of(self, file: FastTextFile) -> tuple[str, ...]:
         """Languages, in the library's order."""
@@ -141,5 +154,11 @@ class LanguageHead(FastTextHead):
         super()._check_labels(*names)
 
 
-def _or_null(values: np.ndarray) -> pa.Array:
-    return pa.array(values, mask=np.isnan(values))
+def same_language(name: str, labels: Iterable[str]) -> list[str]:
+    """The labels of the language with this name: ``deu_Latn`` of ``de``, and the other way."""
+
+    def codes(label: str) -> set[str]:
+        code = label.partition("_")[0]
+        return {code, *_THREE_LETTERS.get(code, ())}
+
+    return [label for label in labels if codes(label) & codes(name)]
