@@ -15,9 +15,9 @@ from .classifiers import MultilingualDomainClassifier as MultilingualDomainClass
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
 from .classifiers import TopicClassifier as TopicClassifier
+from .classifiers.checkpoint import ModelMapper as ModelMapper
 from .classifiers.embedder import Embedder as Embedder
 from .classifiers.head_classifier import HeadClassifier as HeadClassifier
-from .classifiers.own_model import ModelMapper as ModelMapper
 from .cluster import get_client as get_client
 from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates

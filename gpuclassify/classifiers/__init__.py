@@ -1,12 +1,14 @@
-"""The classifiers, and the names that the command line knows them by."""
+"""Published classifiers as declarations, and any model by its name; read `category.py` first."""
 
 from __future__ import annotations
 
 from gpuclassify.classifiers.category import (
     ContentTypeClassifier,
     DomainClassifier,
+    FormatClassifier,
     MultilingualDomainClassifier,
     QualityClassifier,
+    TopicClassifier,
 )
 from gpuclassify.classifiers.checkpoint import DistributedDataClassifier
 from gpuclassify.classifiers.education import (
@@ -16,11 +18,11 @@ from gpuclassify.classifiers.education import (
 )
 from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
-from gpuclassify.classifiers.web_page import FormatClassifier, TopicClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.questions.aegis import AegisClassifier
 from gpuclassify.questions.guard import InstructionDataGuardClassifier
 
+# By the names that the command line knows them by.
 FAMILIES: dict[str, type[TextMapper]] = {
     "domain": DomainClassifier,
     "multilingual-domain": MultilingualDomainClassifier,
@@ -40,20 +42,9 @@ FAMILIES: dict[str, type[TextMapper]] = {
 }
 
 __all__ = [
-    "FAMILIES",
-    "AegisClassifier",
-    "ContentTypeClassifier",
-    "DistributedDataClassifier",
-    "DomainClassifier",
-    "FastTextClassifier",
-    "FineWebEduClassifier",
-    "FineWebMixtralEduClassifier",
-    "FineWebNemotronEduClassifier",
-    "FormatClassifier",
-    "InstructionDataGuardClassifier",
-    "LanguageIdentifier",
-    "MultilingualDomainClassifier",
-    "PromptTaskComplexityClassifier",
-    "QualityClassifier",
-    "TopicClassifier",
-]
+    "FAMILIES", "AegisClassifier", "ContentTypeClassifier", "DistributedDataClassifier",
+    "DomainClassifier", "FastTextClassifier", "FineWebEduClassifier",
+    "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "FormatClassifier",
+    "InstructionDataGuardClassifier", "LanguageIdentifier", "MultilingualDomainClassifier",
+    "PromptTaskComplexityClassifier", "QualityClassifier", "TopicClassifier",
+]  # fmt: skip

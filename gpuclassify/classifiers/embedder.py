@@ -135,13 +135,7 @@ class EmbeddingHead(Head):
         return outputs / np.maximum(lengths, _LEAST_LENGTH)
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """The column for embeddings, float32 (texts, numbers).
-
-        Raises
-        ------
-        OverflowError
-            A number is too large for float16.
-        """
+        """The column for embeddings, float32 (texts, numbers)."""
         vectors = self.activate(values)  # again, because a mean of windows is shorter than they
         kind = np.dtype(self.options.embedding_dtype)
         largest = np.abs(vectors).max()

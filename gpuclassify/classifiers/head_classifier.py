@@ -1,31 +1,358 @@
-"""HeadClassifier: several heads on one embedding."""
+"""HeadClassifier: several trained heads on one embedding; their settings, models and runner."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from gpuclassify.classifiers.embedder import EmbeddingHead
-from gpuclassify.classifiers.head_model import HeadsModel, check_width
-from gpuclassify.classifiers.head_options import HeadOptions
+from gpuclassify import hub
+from gpuclassify.classifiers.embedder import EmbeddingHead, EmbeddingModel, EmbeddingOptions
 from gpuclassify.frames import Texts
+from gpuclassify.hub import Identity
+from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.mapping.heads import HEADS, Head
+from gpuclassify.mapping.pinned_model import PIN, PinnedModel, is_pinned
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.models.trained_head import TrainedHead, TrainedHeadCheckpoint, load_head
-from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, ClassifierOptions
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
+from gpuclassify.models.trained_head import (
+    CONVERT,
+    Backbone,
+    TrainedHead,
+    TrainedHeadCheckpoint,
+    load_head,
+    read_head,
+)
+from gpuclassify.settings.checks import check_text, nearest
+from gpuclassify.settings.options import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    ClassifierOptions,
+    ProblemType,
+    StrPath,
+    setting_names,
+)
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
+HEAD = "{head}"  # stands for a head's name in the names of columns
+_COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field")
 
-class HeadRunner(EncoderRunner):
+
+@dataclass(frozen=True, kw_only=True)
+class HeadClassifierOptions(EmbeddingOptions):
+    """Settings of `HeadClassifier`, beside those of `EmbeddingOptions`.
+
+    Attributes
+    ----------
+    heads : dict of str to str
+        Directory or Hub name (or ``owner/name@revision``) of each, by name.
+    backbone : str
+        Hub name or directory of what embeds. Default: the heads' own.
+    revision : str
+        Branch, tag or commit of `backbone` on the Hub.
+    label_field : str
+        Output columns of labels, {head} being a head's name; or None.
+    labels_field : str
+        Output columns of all labels above `thresholds`, of multi-label heads.
+    thresholds : dict of str to float or dict
+        By head: the least score of a label in `labels_field`. Default: 0.5.
+    score_field : str
+        Of scores. Default: {head}_score of a regression, else none.
+    confidence_field : str
+        Output columns (float32) of the labels' probabilities.
+    filter_by : dict of str to labels
+        By head: keep only rows with these labels.
+    min_score : dict of str to float or dict
+        By head: the least score to keep, or a dict of them by label.
+    min_confidence : dict of str to float
+        By head: the least probability to keep of its label, 0 to 1.
+    keep_field : str
+        Write the filters' decision to this column, and drop nothing.
+    labels : dict of str to list of str
+        Of each head, in id order, for a client without the models.
+    problem_type : dict of str to str
+        By head, beside `labels`. Default: that of one label a text.
+    pooling : {"mean", "cls", "last"}
+        Which tokens are averaged. Default: as the model's files say.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+    names_by_head: ClassVar[tuple[str, ...]] = (
+        *filter_names,
+        *("thresholds", "labels", "problem_type"),
+    )
+
+    model: StrPath = field(default="", init=False)
+    heads: Mapping[str, StrPath]
+    backbone: StrPath | None = None
+    label_field: str | None = f"{HEAD}_pred"
+    labels_field: str | None = None
+    score_field: str | None = None
+    confidence_field: str | None = None
+    filter_by: Mapping[str, Any] | None = None
+    min_score: Mapping[str, Any] | None = None
+    min_confidence: Mapping[str, float] | None = None
+    keep_field: str | None = None
+    thresholds: Mapping[str, Any] | None = None
+    labels: Mapping[str, Sequence[str]] | None = None
+    problem_type: Mapping[str, ProblemType] | None = None
+    # The settings of each head, by its name.
+    by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
+
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
+        if self.keep_field is not None and not self.filters:
+            raise ValueError(
+                f"keep_field={self.keep_field!r} has no decision to write: "
+                f"pass {' or '.join(self.filter_names)} with it"
+            )
+        heads = _named_heads(self.heads)
+        given = {key: self._of_heads(key, heads) for key in self.names_by_head}
+        by_head = {name: self._of_head(name, path, given) for name, path in heads.items()}
+        object.__setattr__(self, "heads", tuple(heads.items()))
+        object.__setattr__(self, "by_head", tuple(by_head.items()))
+        for key, of in given.items():  # as the heads' own options normalise them
+            values = tuple((name, getattr(by_head[name], key)) for name in heads if name in of)
+            object.__setattr__(self, key, values or None)
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels of all heads are given, so that no model need be in reach."""
+        return all(own.plans_without_model for _, own in self.by_head)
+
+    def _of_heads(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
+        """A setting's values by the names of heads."""
+        value = getattr(self, key)
+        try:
+            given = {} if value is None else dict(value)
+        except (TypeError, ValueError):
+            example = f"{key}={{{next(iter(heads))!r}: {value!r}}}"
+            raise TypeError(f"{key}={value!r} names no head: pass {example}") from None
+        for name in given:
+            if name not in heads:
+                near = nearest(str(name), heads)
+                raise ValueError(
+                    f"{key} names the head {name!r}.{near} Heads are {', '.join(heads)}"
+                )
+        return {name: own for name, own in given.items() if own is not None}
+
+    def _of_head(
+        self, name: str, path: str, given: Mapping[str, Mapping[str, Any]]
+    ) -> ClassifierOptions:
+        """The settings of one head."""
+        own = {key: of[name] for key, of in given.items() if name in of}
+        if "labels" in own:
+            own.setdefault("problem_type", SINGLE_LABEL)
+        columns = {key: getattr(self, key) for key in _COLUMN_NAMES}
+        model, revision = path, ""
+        if "@" in path and not hub.is_directory_name(path):
+            model, _, revision = path.partition("@")
+        return ClassifierOptions(
+            model=model,
+            revision=revision or None,
+            cache_dir=self.cache_dir,
+            keep_field=self.keep_field if own.keys() & {*self.filter_names} else None,
+            **{key: column and column.replace(HEAD, name) for key, column in columns.items()},
+            **own,
+        )
+
+
+def _named_heads(heads: Any) -> dict[str, str]:
+    """Paths of heads by their names."""
+    example = 'heads={"edu": "heads/edu"}'
+    try:
+        named = {name: os.fspath(path) for name, path in dict(heads).items()}
+    except (TypeError, ValueError) as err:
+        raise TypeError(f"heads={heads!r}: pass names and paths, such as {example}") from err
+    if not named:
+        raise ValueError(f"no heads: pass at least one, such as {example}")
+    for name, path in named.items():
+        check_text("the name of a head", name, "a text, of which columns' names are made")
+        check_text(f"heads[{name!r}]", path, "a directory or a Hub name")
+    return named
+
+
+class TrainedHeadModel(PinnedModel):
+    """One head, of a directory or the Hub."""
+
+    @property
+    def checkpoint(self) -> TrainedHeadCheckpoint:
+        """What the head declares, read once."""
+        return cast(TrainedHeadCheckpoint, super().checkpoint)
+
+    def read(self) -> TrainedHeadCheckpoint:
+        """Read what the head declares; no weights."""
+        name = self.options.model
+        if Path(name).is_file():
+            raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
+        return read_head(self.identity, cache_dir=self.options.cache_dir)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if the head is of another kind than `problem_type` says."""
+        given, kind = self.options.problem_type, checkpoint.problem_type
+        if given not in (None, kind):
+            raise CheckpointError(
+                f"{self.options.model} is a {kind} head, and by the settings a {given} one: pass "
+                f"problem_type={{NAME: {kind!r}}}, NAME being what heads= calls it"
+            )
+
+
+class TrainedHeadsModel(PinnedModel):
+    """A model that embeds, and the heads on its embeddings."""
+
+    def __init__(self, options: HeadClassifierOptions, **parts: Any) -> None:
+        super().__init__(options, **parts)
+        self.heads = {name: TrainedHeadModel(own) for name, own in options.by_head}
+
+    @functools.cached_property
+    def backbone(self) -> EmbeddingModel:
+        """The model that embeds, with the settings that were given or that the heads agree on."""
+        heads = {name: head.checkpoint for name, head in self.heads.items()}
+        return EmbeddingModel(backbone_options(self.options, heads))
+
+    @property
+    def repositories(self) -> list[str]:
+        """The backbone and the heads, as far as they are named."""
+        is_known = "backbone" in vars(self)
+        backbone = self.backbone.options.model if is_known else self.options.backbone
+        heads = [name for head in self.heads.values() for name in head.repositories]
+        return [*([backbone] if backbone else []), *heads]
+
+    @property
+    def unpinned(self) -> str:
+        """What to pass so that the settings alone tell every revision; empty if they do."""
+        backbone, revision = self.options.backbone, self.options.revision
+        if backbone is None or not is_pinned(backbone, revision):
+            return f"backbone= and {PIN}"
+        open_heads = [head.options.model for head in self.heads.values() if head.unpinned]
+        return f"{open_heads[0]}@COMMIT, a commit of 40 hex digits, in heads=" if open_heads else ""
+
+    @property
+    def identity(self) -> Identity:
+        """The backbone's."""
+        return self.backbone.identity
+
+    @property
+    def identities(self) -> list[Identity]:
+        """The backbone's, then the heads'."""
+        return [*super().identities, *(head.identity for head in self.heads.values())]
+
+    @property
+    def prompt(self) -> str:
+        """What stands before every text that the backbone reads."""
+        return self.backbone.prompt
+
+    @property
+    def weights_files(self) -> dict[Identity, str]:
+        """The weights of the backbone and of the heads."""
+        heads = {head.identity: WEIGHTS for head in self.heads.values()}
+        return super().weights_files | heads
+
+    def read(self) -> Checkpoint:
+        """Read what the backbone declares; no weights."""
+        return self.backbone.checkpoint
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless all heads read embeddings of the backbone's width."""
+        backbone, width = checkpoint.identity, state_width(checkpoint.sizes)
+        for name, head in self.heads.items():
+            if width is not None:  # else the first embedding tells
+                check_width(name, head.checkpoint, width, backbone.name)
+            given = head.checkpoint.backbone
+            if given is None or given.model == backbone.name:
+                continue
+            # A directory may be a copy of the model.
+            if not (backbone.is_directory or hub.is_directory_name(given.model)):
+                was = f"head {name!r} was trained on embeddings of {given.model}"
+                warnings.warn(f"{was}, not of {backbone.name}", UserWarning, stacklevel=2)
+
+    def describe(self) -> dict[str, Any]:
+        """The backbone's settings, and the commits or digests of backbone and heads."""
+        options = self.backbone.options
+        return {
+            **super().describe(),
+            "backbone": {own.name: getattr(options, own.name) for own in fields(Backbone)},
+            "heads": {
+                name: {"model": head.identity.name, "revision": head.identity.revision}
+                for name, head in self.heads.items()
+            },
+        }
+
+    def key(self) -> Any:
+        """What tells the backbone and the heads from all others, or as much as is known."""
+        heads = () if self._is_out_of_reach else self.heads.values()
+        return (super().key(), *(head.key() for head in heads))
+
+
+def backbone_options(
+    given: HeadClassifierOptions, heads: Mapping[str, TrainedHeadCheckpoint]
+) -> EmbeddingOptions:
+    """The backbone's settings: those given, else those that the heads were trained with."""
+    settings = {name: getattr(given, name) for name in setting_names(EmbeddingOptions)}
+    settings["model"] = given.backbone
+    known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
+    models = {backbone.model for backbone in known.values()}
+    for own in fields(Backbone):
+        name = own.name
+        if settings[name] is not None or (name == "prompt" and given.prompt_name is not None):
+            continue
+        if name == "revision" and models != {settings["model"]}:
+            continue  # it is not that of another place
+        settings[name] = _agreed(name, known)
+    if settings["model"] is None:
+        raise CheckpointError(
+            f"the heads {', '.join(heads)} do not say what model embeds for them: pass backbone="
+        )
+    return EmbeddingOptions(**settings)
+
+
+def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
+    """The value that all heads have for a setting of their backbone; None if none is known."""
+    found = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
+    if setting == "revision":  # which need not be known
+        found = {name: value for name, value in found.items() if value is not None}
+    if not found:
+        return None
+    (first, value), *others = found.items()
+    for name, other in others:
+        if other != value:
+            argument = "backbone" if setting == "model" else setting
+            raise CheckpointError(
+                f"the heads {first!r} and {name!r} were trained on other embeddings: {setting} is "
+                f"{value!r} of one and {other!r} of the other. Run them in two HeadClassifiers, or "
+                f"pass {argument}= for both"
+            )
+    return value
+
+
+def check_width(name: str, head: TrainedHeadCheckpoint, width: int, backbone: str) -> None:
+    """Raise CheckpointError unless the head reads embeddings of `width` numbers."""
+    if head.widths[0] != width:
+        raise CheckpointError(
+            f"head {name!r} ({head.identity.name}) reads embeddings of {head.widths[0]} numbers, "
+            f"and those of {backbone} have {width}: pass the backbone= that it was trained on"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _load_head_once(checkpoint: TrainedHeadCheckpoint, cache_dir: str | None) -> TrainedHead:
+    return load_head(checkpoint, cache_dir=cache_dir)
+
+
+class TrainedHeadsRunner(EncoderRunner):
     """Embeds every text once and runs the heads on it: outputs are theirs, then the embedding."""
 
-    model: HeadsModel
+    model: TrainedHeadsModel
 
     @functools.cached_property
     def backbone(self) -> EncoderRunner:
@@ -42,7 +369,7 @@ class HeadRunner(EncoderRunner):
         values = []
         for name, head in self.model.heads.items():
             check_width(name, head.checkpoint, embeddings.shape[1], self.model.identity.name)
-            loaded = _loaded_head(head.checkpoint, self.options.cache_dir)
+            loaded = _load_head_once(head.checkpoint, self.options.cache_dir)
             values.append(loaded.apply(embeddings))
             if len(failed := np.flatnonzero(~np.isfinite(values[-1]).all(axis=1))):
                 raise NonFiniteOutputError(
@@ -75,16 +402,16 @@ class HeadClassifier(TextMapper):
     >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
     """
 
-    Options = HeadOptions
-    model_type = HeadsModel
-    runner_type = HeadRunner
+    Options = HeadClassifierOptions
+    model_type = TrainedHeadsModel
+    runner_type = TrainedHeadsRunner
     purpose = "heads of one's own on one embedding"
     licence = "the model's and the heads'"
-    model: HeadsModel
+    model: TrainedHeadsModel
 
     if TYPE_CHECKING:
 
-        @takes(HeadOptions)
+        @takes(HeadClassifierOptions)
         def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
@@ -95,30 +422,16 @@ class HeadClassifier(TextMapper):
             model = self.model.heads[name]
             problem_type = options.problem_type or model.checkpoint.problem_type
             stop = start + len(options.labels or model.checkpoint.labels)
-            options = _with_own_columns(options, name, problem_type)
-            made.append(
-                HEADS[problem_type](f"the head {name!r}", options, model, slice(start, stop))
-            )
+            if problem_type != MULTI_LABEL:
+                options = replace(options, labels_field=None)
+            if problem_type == REGRESSION:
+                score = options.score_field or f"{name}_score"
+                none = {"label_field": None, "confidence_field": None}
+                options = replace(options, score_field=score, **none)
+            head_type, outputs = HEADS[problem_type], slice(start, stop)
+            made.append(head_type(f"the head {name!r}", options, model, outputs))
             start = stop
         if self.options.embedding_field is not None:
-            owner = type(self).__qualname__
-            made.append(EmbeddingHead(owner, self.options, self.model, slice(start, None)))
+            parts = (type(self).__qualname__, self.options, self.model)
+            made.append(EmbeddingHead(*parts, slice(start, None)))
         return tuple(made)
-
-
-def _with_own_columns(
-    options: ClassifierOptions, name: str, problem_type: str
-) -> ClassifierOptions:
-    """A head's settings with the columns that its kind has."""
-    if problem_type != MULTI_LABEL:
-        options = replace(options, labels_field=None)
-    if problem_type != REGRESSION:
-        return options
-    score_field = options.score_field or f"{name}_score"
-    return replace(options, label_field=None, confidence_field=None, score_field=score_field)
-
-
-@functools.lru_cache(maxsize=64)
-def _loaded_head(checkpoint: TrainedHeadCheckpoint, cache_dir: str | None) -> TrainedHead:
-    """The head in memory, once a process."""
-    return load_head(checkpoint, cache_dir=cache_dir)
