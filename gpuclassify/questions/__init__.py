@@ -1,1 +1,1 @@
-"""The decoder wing: content safety by LlamaGuard and its adapters."""
+"""Decoders asked about texts, by LlamaGuard with adapters; read `runners.py` first."""

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.frames import Texts
-from gpuclassify.mapping.columns import LABELS, ReadShare
+from gpuclassify.mapping.columns import LABELS
 from gpuclassify.mapping.heads import Columns, LabelHead, named_columns, named_fields
-from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, TokenLengths
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.questions.answers import ANSWER_LABELS, final_verdict, read_answer
 from gpuclassify.questions.lora import (
     BASE_MODEL,
     DEFENSIVE,
     MAX_TOKENS,
     LoraCheckpoint,
+    LoraModel,
+    LoraOptions,
 )
-from gpuclassify.questions.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
-from gpuclassify.questions.template import full_digest, read_template
+from gpuclassify.questions.runners import AnswerRunner
+from gpuclassify.questions.template import CATEGORY_CODES, full_digest, read_template
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
-from gpuclassify.workers.run_context import RunStats
 
-if TYPE_CHECKING:
-    from gpuclassify.questions.decoder import Decoder
-    from gpuclassify.questions.prompt_tokens import PromptTokenizer
-    from gpuclassify.tokenizing.token_batch import TokenBatch
-
-MAX_NEW_TOKENS = 100
+SAFE, UNSAFE, UNKNOWN = "safe", "unsafe", "unknown"
+ANSWER_LABELS = (UNKNOWN, SAFE, *CATEGORY_CODES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,54 +77,8 @@ class AegisModel(LoraModel):
         return replace(checkpoint, prompt=prompt)
 
 
-class AnswerRunner(DecoderRunner):
-    """Asks a decoder about each text, in the model's prompt, and gives its answers."""
-
-    options: AegisOptions
-
-    @property
-    def changes_texts(self) -> bool:
-        """The model reads prompts."""
-        return True
-
-    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """The answer about each text, as objects (texts,); see `Runner.run`."""
-        import torch
-
-        device, dtype = self.device_and_dtype()
-        with self.lease_decoder(device, dtype) as decoder:
-            started = time.perf_counter()
-            tokenizer = self._prompt_tokenizer(decoder)
-            prompts = tokenizer(texts.to_list())
-            stats.tokenize_seconds += time.perf_counter() - started
-            stats.truncated_texts += prompts.truncated
-            stats.windows += len(texts)
-            answers = self._answer(decoder, tokenizer, prompts, stats)
-        failed = [row for row, answer in enumerate(answers) if answer is None]
-        if failed:
-            stats.rescued_texts += len(failed)
-            with self.lease_decoder(device, torch.float32) as decoder:
-                for row in failed:
-                    (answers[row],) = self._answer(decoder, tokenizer, prompts.take([row]), stats)
-                    if answers[row] is None:
-                        raise NonFiniteOutputError(
-                            f"{self.options.model} gives NaN or infinity for {name_text(row)}, "
-                            "also alone and in float32: check the weights, or remove the row"
-                        )
-        read = ReadShare(np.ones(len(texts), np.int64), tokenizer.seen_share(prompts))
-        return Outputs(np.asarray(answers, dtype=object), np.arange(len(texts)), read)
-
-    def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """How long texts are in the prompt; see `Runner.token_lengths`."""
-        tokenizer = self._new_prompt_tokenizer(self.model.new_tokenizer)
-        tokens = tokenizer(texts)
-        whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
-        ones = np.ones(len(texts), dtype=np.int64)
-        return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
-
-    def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[Decoder]:
-        """The decoder in memory; see `Runner.lease`."""
-        return self.lease_decoder(device, dtype)
+class AegisRunner(AnswerRunner):
+    """Decodes answers as far as they decide the columns that are asked for."""
 
     def is_decided(self, answer: str, is_complete: bool) -> bool:
         """Whether further tokens of an answer cannot change any column."""
@@ -142,36 +87,59 @@ class AnswerRunner(DecoderRunner):
         needs_all = self.options.categories_field is not None
         return read_answer(answer, is_complete, needs_all) is not None
 
-    def _answer(
-        self,
-        decoder: Decoder,
-        tokenizer: PromptTokenizer,
-        prompts: TokenBatch,
-        stats: RunStats,
-    ) -> list[str | None]:
-        from gpuclassify.questions.generation import AnswerTask, answer
 
-        task = AnswerTask(
-            decoder=decoder,
-            adapter=adapter_key(self.model.checkpoint.adapter),
-            prefix=tokenizer.prefix,
-            is_decided=self.is_decided,
-            max_new_tokens=MAX_NEW_TOKENS,
-        )
-        key = (self.model.checkpoint, str(decoder.device), str(decoder.dtype))
-        return answer(task, key, prompts, self.batch_settings(), stats)
+@dataclass(frozen=True)
+class Verdict:
+    """An answer's label, and every known category that it names, in that order.
 
-    def _prompt_tokenizer(self, decoder: Decoder) -> PromptTokenizer:
-        """The one that all mappers with this prompt share."""
-        key = (self.model.checkpoint.prompt, self.options.max_seq_length)
-        return decoder.attached(key, lambda: self._new_prompt_tokenizer(decoder.new_tokenizer))
+    The label is "safe", the one category named, or "unknown" for an answer in another form, such as
+    one that names several.
+    """
 
-    def _new_prompt_tokenizer(self, new_tokenizer: Callable[[], Any]) -> PromptTokenizer:
-        from gpuclassify.questions.prompt_tokens import PromptTokenizer
+    label: str
+    categories: tuple[str, ...] = ()
 
-        prompt, length = self.model.checkpoint.prompt, self.options.max_seq_length
-        assert prompt is not None and length is not None, "both have values in every Aegis"
-        return PromptTokenizer(new_tokenizer(), prompt.head, prompt.tail, length)
+
+def final_verdict(answer: str) -> Verdict:
+    """The verdict of an answer to which nothing is added."""
+    verdict = read_answer(answer, is_complete=True)
+    assert verdict is not None, "a complete answer is decided"
+    return verdict
+
+
+def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
+    """The verdict of an answer, or None while more tokens can change it.
+
+    The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
+    from ``O1`` to ``O13`` with commas between them. Further lines are not read. Several categories
+    make the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``): a
+    filter that lets one category pass lets no text pass that has another one as well. With
+    `needs_all_categories` the rest of the second line matters, and not just how many it names.
+    """
+    first, *others = text.split("\n")
+    word = first.strip()
+    if not others and not is_complete:
+        is_open = any(answer.startswith(word) for answer in (SAFE, UNSAFE))
+        return None if is_open else Verdict(UNKNOWN)
+    if word == SAFE:
+        return Verdict(SAFE)
+    if word != UNSAFE:
+        return Verdict(UNKNOWN)
+    is_whole_line = is_complete or len(others) > 1
+    return _read_categories(others[0] if others else "", is_whole_line, needs_all_categories)
+
+
+def _read_categories(line: str, is_whole: bool, needs_all: bool) -> Verdict | None:
+    first, *others = (part.strip() for part in line.split(","))
+    if not is_whole and not others:
+        is_open = any(code.startswith(first) for code in CATEGORY_CODES)
+        return None if is_open else Verdict(UNKNOWN)
+    if first not in CATEGORY_CODES:
+        return Verdict(UNKNOWN)
+    if needs_all and not is_whole:
+        return None
+    named = [code for code in (first, *others) if code in CATEGORY_CODES]
+    return Verdict(UNKNOWN if others else first, tuple(dict.fromkeys(named)))
 
 
 class AnswerHead(LabelHead):
@@ -237,7 +205,7 @@ class AegisClassifier(TextMapper):
 
     Options = AegisOptions
     model_type = AegisModel
-    runner_type = AnswerRunner
+    runner_type = AegisRunner
     head_type = AnswerHead
     family = "aegis"
     purpose = "safety of content, 13 categories"

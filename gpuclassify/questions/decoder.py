@@ -22,23 +22,17 @@ Thing = TypeVar("Thing")
 
 
 class Decoder:
-    """A causal language model on its device. Safe for threads.
+    """A causal language model on its device, evaluating in one precision. Safe for threads.
 
     Its weights are in memory once, and low-rank adapters that are added to it take turns. They are
     not merged into the weights: merged ones could not share them.
-
-    Parameters
-    ----------
-    model : transformers.LlamaForCausalLM
-        In evaluation mode, in one precision, on one device.
-    tokenizer : transformers tokenizer
-        For decoding and its declarations; never configured.
 
     Attributes
     ----------
     device : torch.device
     dtype : torch.dtype
     tokenizer : transformers tokenizer
+        For decoding and its declarations; never configured.
     eos_ids : frozenset of int
         Every token that ends an answer.
     """
@@ -73,14 +67,8 @@ class Decoder:
     def add_adapter(self, name: str, directory: Path) -> None:
         """Load the LoRA adapter in `directory` under `name`, once; its weights become `dtype`.
 
-        The active adapter stays the active one; the first that is added becomes it.
-
-        Raises
-        ------
-        CheckpointError
-            A file is missing, it is no LoRA adapter, or its tensors do not fit this model.
-        ModuleNotFoundError
-            peft is not installed.
+        The active adapter stays the active one; the first that is added becomes it. CheckpointError
+        says what is missing or does not fit this model.
         """
         if name in self._inner_names:  # without waiting for a forward, or for another model's load
             return
@@ -102,13 +90,7 @@ class Decoder:
             self._inner_names[name] = inner
 
     def use(self, name: str) -> None:
-        """Make the adapter `name` the active one. The caller holds the device's lock.
-
-        Raises
-        ------
-        KeyError
-            No such adapter was added.
-        """
+        """Make the adapter `name` the active one. The caller holds the device's lock."""
         with self._lock:
             if name not in self._inner_names:
                 known = list(self._inner_names)
@@ -129,16 +111,8 @@ class Decoder:
         """Hidden states after the final norm, (rows, width, hidden), by the active adapter.
 
         Padding on the left needs the mask and position ids. With padding on the right, tokens
-        before it come out right without a mask, which is faster.
-
-        Parameters
-        ----------
-        input_ids : Tensor of int64, shape (rows, width)
-        attention_mask, position_ids : Tensor of int64, shape (rows, width), optional
-        attention : str
-            The name of an attention function that transformers knows.
-        **extra
-            Handed to that function.
+        before it come out right without a mask, which is faster. `attention` is the name of an
+        attention function that transformers knows, and `extra` is handed to that function.
         """
         with self._lock:
             if self._model.config._attn_implementation != attention:
@@ -160,12 +134,9 @@ class Decoder:
 
 
 def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Load the model and the tokenizer in `directory` in the precision `dtype` onto `device`.
+    """Load the Llama model and the tokenizer in `directory` as `dtype` onto `device`.
 
-    Raises
-    ------
-    CheckpointError
-        It is no Llama model, tensors are missing or of another shape, or there is no tokenizer.
+    CheckpointError says which tensors or files are missing or of another shape.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

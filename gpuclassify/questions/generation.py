@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
@@ -17,13 +18,16 @@ from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_budget,
 from gpuclassify.questions.decoder import Decoder
 from gpuclassify.questions.prompt_tokens import shared_length
 from gpuclassify.questions.shared_prefix import ATTENTION, Prefix, RowState
-from gpuclassify.questions.speculation import MOST_DRAFTED, SeenAnswers, Tokens
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_context import RunStats, advance
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
 _SHARED_STEP = 64
 _LOGIT_ROWS = 1_024  # vocabularies are wide: this bounds the memory of the last layer
+MOST_DRAFTED = 8  # tokens; longer answers seldom come twice
+_MOST_SEEN = 64  # answers; the table of continuations is made from them for every batch
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def answer(
     """The answer to every prompt up to where it was decided, in input order.
 
     Greedy decoding: each token is the likeliest, the one with the lowest id among equals. Special
-    tokens are no part of the text.
+    tokens are no part of the text. None is the answer at which logits were not finite.
 
     Parameters
     ----------
@@ -75,16 +79,6 @@ def answer(
         Only `sort_by_length` and `batch_size` count: there is one loader and one engine here.
     stats : RunStats
         Counts of this run are added to it.
-
-    Returns
-    -------
-    list of str or None
-        None for a prompt at which logits were not finite.
-
-    Raises
-    ------
-    DocumentTooLargeError
-        One prompt alone does not fit on the device.
     """
     answers: list[str | None] = [None] * len(prompts)
     if not answers:
@@ -108,6 +102,31 @@ def answer(
     stats.tokens += int(prompts.offsets[-1])
     stats.prefix_tokens += int(shared.sum())
     return answers
+
+
+class SeenAnswers:
+    """Answers that were given before, with how often: from them the next ones are drafted."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Tokens] = Counter()
+
+    def add(self, answer: Tokens) -> None:
+        """Count an answer; when too many differ, the rarer half is forgotten."""
+        self._counts[answer] += 1
+        if len(self._counts) > _MOST_SEEN:
+            self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
+
+    def continuations(self) -> dict[Tokens, Tokens]:
+        """By the beginning of an answer: the rest of the most common one, but its last token.
+
+        The last token of an answer is left out because verifying those before it gives it anyway.
+        """
+        rarest_first = reversed(self._counts.most_common())
+        return {
+            answer[:start]: answer[start:-1][:MOST_DRAFTED]
+            for answer, _ in rarest_first
+            for start in range(len(answer))
+        }
 
 
 class _Memory:

@@ -24,9 +24,11 @@ from gpuclassify.questions.lora import (
     DEFENSIVE,
     MAX_TOKENS,
     LoraCheckpoint,
+    LoraModel,
+    LoraOptions,
     read_required_json,
 )
-from gpuclassify.questions.lora_model import DecoderRunner, LoraModel, LoraOptions, adapter_key
+from gpuclassify.questions.runners import DecoderRunner, adapter_key
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 
@@ -106,12 +108,12 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
     def check_weights(self) -> None:
         """Raise CheckpointError if guard, adapter and base do not fit each other."""
-        from gpuclassify.questions.guard_network import guard_shapes
+        from gpuclassify.questions.guard_network import layer_shapes
 
         super().check_weights()
         checkpoint = self.model.checkpoint
         found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=self.options.cache_dir)
-        compare_shapes(checkpoint.identity.name, found, guard_shapes(checkpoint.config))
+        compare_shapes(checkpoint.identity.name, found, layer_shapes(checkpoint.config))
 
     @contextlib.contextmanager
     def lease(self, device: Any, dtype: Any) -> Iterator[LoadedModel]:
@@ -122,12 +124,12 @@ class StateRunner(DecoderRunner, EncoderRunner):
     def _load(self, decoder: Decoder) -> LoadedModel:
         """The guard on a decoder that it does not own."""
         from gpuclassify.inference.loaded_model import LoadedModel
-        from gpuclassify.questions.guard_network import GuardNetwork, load_guard_head
+        from gpuclassify.questions.guard_network import GuardNetwork, load_layers
 
         directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
-        head = load_guard_head(directory, decoder.device)
+        layers = load_layers(directory, decoder.device)
         return LoadedModel(
-            module=GuardNetwork(decoder, adapter_key(self.model.checkpoint.adapter), head),
+            module=GuardNetwork(decoder, adapter_key(self.model.checkpoint.adapter), layers),
             device=decoder.device,
             dtype=decoder.dtype,
             new_tokenizer=decoder.new_tokenizer,

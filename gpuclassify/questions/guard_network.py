@@ -17,15 +17,10 @@ from gpuclassify.questions.decoder import Decoder
 WEIGHTS = "model.safetensors"
 
 
-class GuardHead(nn.Module):
-    """Four linear layers on a normalised vector.
+class GuardLayers(nn.Module):
+    """Four linear layers on a normalised state of a decoder, `input_dim` numbers.
 
     The layout of ``nvidia/instruction-data-guard``, whose inner sizes are fixed.
-
-    Parameters
-    ----------
-    input_dim : int
-        Size of the decoder's states.
     """
 
     def __init__(self, input_dim: int) -> None:
@@ -44,19 +39,14 @@ class GuardHead(nn.Module):
 
 
 class GuardNetwork(nn.Module):
-    """A decoder's last state, read by a `GuardHead` in float32. The decoder is shared with others.
+    """A decoder's last state by one of its adapters, read by `GuardLayers` in float32.
 
-    Parameters
-    ----------
-    decoder : Decoder
-    adapter : str
-        The decoder's adapter that is to be active.
-    head : GuardHead
+    The decoder is shared with others.
     """
 
-    def __init__(self, decoder: Decoder, adapter: str, head: GuardHead) -> None:
+    def __init__(self, decoder: Decoder, adapter: str, layers: GuardLayers) -> None:
         super().__init__()
-        self.head = head
+        self.layers = layers
         self._decoder = decoder
         self._adapter = adapter
 
@@ -73,19 +63,19 @@ class GuardNetwork(nn.Module):
         self._decoder.use(self._adapter)
         is_left = position_ids is not None
         hidden = self._decoder.forward(input_ids, attention_mask if is_left else None, position_ids)
-        return self.head(last_token(hidden, attention_mask))
+        return self.layers(last_token(hidden, attention_mask))
 
 
-def guard_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a `GuardHead` of this ``config.json`` needs."""
+def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that `GuardLayers` of this ``config.json`` need."""
     with torch.device("meta"):
-        head = GuardHead(config["input_dim"])
-    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+        layers = GuardLayers(config["input_dim"])
+    return {name: tuple(tensor.shape) for name, tensor in layers.state_dict().items()}
 
 
-def load_guard_head(directory: Path, device: torch.device) -> GuardHead:
-    """The head in `directory`, in float32 on `device`."""
+def load_layers(directory: Path, device: torch.device) -> GuardLayers:
+    """The layers in `directory`, in float32 on `device`."""
     config = json.loads((directory / "config.json").read_text())
-    head = GuardHead(config["input_dim"])
-    head.load_state_dict(load_file(directory / WEIGHTS))
-    return head.float().to(device).eval().requires_grad_(False)
+    layers = GuardLayers(config["input_dim"])
+    layers.load_state_dict(load_file(directory / WEIGHTS))
+    return layers.float().to(device).eval().requires_grad_(False)

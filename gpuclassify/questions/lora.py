@@ -1,4 +1,4 @@
-"""A decoder with a LoRA adapter: what both declare, and whether they fit each other.
+"""A decoder with a LoRA adapter: settings, the pinned model, and whether both fit each other.
 
 Nothing here loads torch or peft before tensors are needed, so that a client reads a checkpoint in
 milliseconds.
@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
+from gpuclassify.hub.files import WEIGHTS
+from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.models.tensors import Shapes, compare_shapes
 from gpuclassify.questions.template import SafetyTemplate
+from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.options import LabelOptions, ModelOptions
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +34,26 @@ DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
 MAX_TOKENS = 4096
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions(LabelOptions, ModelOptions):
+    """Settings of mappers with an adapter on a decoder, beside those of `LabelOptions`.
+
+    Attributes
+    ----------
+    base_model : str
+        The decoder, which is gated: ask for access on its page, and pass `token`.
+    base_revision : str
+        Branch, tag or commit of `base_model` on the Hub.
+    """
+
+    base_revision: str | None = None
+
+    def check(self) -> None:
+        """See `ModelOptions.check`."""
+        super().check()
+        check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,38 +77,62 @@ class LoraCheckpoint(Checkpoint):
     prompt: SafetyTemplate | None = None
 
 
-def read_lora(
-    identity: Identity, base: Identity, adapter: Identity, cache_dir: str | None = None
-) -> LoraCheckpoint:
-    """Describe a model that runs `base` with `adapter`.
+class LoraModel(PinnedModel):
+    """A decoder with a low-rank adapter, which is the model itself."""
 
-    Parameters
-    ----------
-    identity : Identity
-        The model itself: the adapter, or what reads its states.
-    base, adapter : Identity
-    cache_dir : str, optional
+    @property
+    def repositories(self) -> list[str]:
+        """The model, and the decoder that it stands on."""
+        return list(dict.fromkeys([self.options.model, self.options.base_model]))
 
-    Raises
-    ------
-    CheckpointError
-        The base model is no Llama decoder, or the adapter is none.
-    """
-    sizes = read_required_json(base, "config.json", "is no saved model", cache_dir)
-    check_is_llama(sizes, base.name)
-    config = read_required_json(adapter, ADAPTER_CONFIG, "is no adapter", cache_dir)
-    _check_is_lora(config, adapter.name)
-    return LoraCheckpoint(
-        identity=identity,
-        layout="lora_decoder",
-        labels=(),
-        problem_type="single_label_classification",
-        config_json="{}",
-        backbone_json=json.dumps(sizes),
-        base=base,
-        adapter=adapter,
-        adapter_json=json.dumps(config),
-    )
+    @property
+    def checkpoint(self) -> LoraCheckpoint:
+        """What model, adapter and decoder declare, read once."""
+        return cast(LoraCheckpoint, super().checkpoint)
+
+    @property
+    def identities(self) -> list[Identity]:
+        """The decoder, the model and its adapter."""
+        checkpoint = self.checkpoint
+        return list(dict.fromkeys([checkpoint.base, checkpoint.identity, checkpoint.adapter]))
+
+    @property
+    def tokenizer_home(self) -> Identity:
+        """The decoder's directory."""
+        return self.checkpoint.base
+
+    @property
+    def weights_files(self) -> dict[Identity, str]:
+        """Decoder and adapter, and what stands on them."""
+        checkpoint = self.checkpoint
+        files = {checkpoint.base: WEIGHTS, checkpoint.adapter: ADAPTER_WEIGHTS}
+        files.setdefault(checkpoint.identity, WEIGHTS)
+        return files
+
+    def read(self) -> LoraCheckpoint:
+        """Read what model, adapter and decoder declare; no weights."""
+        options, cache_dir = self.options, self.options.cache_dir
+        base = hub.resolve(options.base_model, options.base_revision, cache_dir=cache_dir)
+        sizes = read_required_json(base, "config.json", "is no saved model", cache_dir)
+        check_is_llama(sizes, base.name)
+        adapter = self.resolve_adapter()
+        config = read_required_json(adapter, ADAPTER_CONFIG, "is no adapter", cache_dir)
+        _check_is_lora(config, adapter.name)
+        return LoraCheckpoint(
+            identity=self.identity,
+            layout="lora_decoder",
+            labels=(),
+            problem_type="single_label_classification",
+            config_json="{}",
+            backbone_json=json.dumps(sizes),
+            base=base,
+            adapter=adapter,
+            adapter_json=json.dumps(config),
+        )
+
+    def resolve_adapter(self) -> Identity:
+        """The adapter pinned to a revision."""
+        return self.identity
 
 
 def read_required_json(
@@ -123,13 +171,8 @@ def _check_is_lora(settings: Mapping[str, Any], name: str) -> None:
 def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
     """Compare the headers of base and adapter with what both configurations need.
 
-    Raises
-    ------
-    CheckpointError
-        Names the tensors that are missing, unknown or of another shape, as when the adapter is for
-        another base model.
-    ModuleNotFoundError
-        peft is not installed.
+    CheckpointError names the tensors that are missing, unknown or of another shape, as when the
+    adapter is for another base model.
     """
     base, adapter = checkpoint.base, checkpoint.adapter
     found = hub.read_tensor_shapes(base, cache_dir=cache_dir)
@@ -152,22 +195,7 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
 
 
 def adapter_shapes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> Shapes:
-    """Names and shapes of the tensors of an adapter for a decoder.
-
-    Parameters
-    ----------
-    settings : mapping
-        The adapter's ``adapter_config.json``.
-    sizes : mapping
-        The decoder's ``config.json``.
-
-    Raises
-    ------
-    CheckpointError
-        The decoder has no layers of the names that the adapter is for.
-    ModuleNotFoundError
-        peft is not installed.
-    """
+    """Names and shapes of the tensors of an adapter for a decoder."""
     import torch
 
     peft = import_peft()
@@ -184,23 +212,10 @@ def adapter_shapes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> Sha
 def load_adapter(
     directory: Path, sizes: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The LoRA adapter in `directory` for a decoder whose ``config.json`` is `sizes`.
+    """Configuration and tensors of the adapter in `directory` for a decoder of these `sizes`.
 
-    The base model that the adapter names is never looked for: it can be a path of whoever
-    trained it.
-
-    Returns
-    -------
-    config : peft.LoraConfig
-    tensors : dict of str to Tensor
-        By the names that peft saves them under, on `device`, as precise as they were saved.
-
-    Raises
-    ------
-    CheckpointError
-        A file is missing, it is no LoRA adapter, or its tensors do not fit the model.
-    ModuleNotFoundError
-        peft is not installed.
+    Tensors have the names that peft saves them under, and their saved precision. The base model
+    that the adapter names is never looked for: it can be a path of whoever trained it.
     """
     from safetensors.torch import load_file
 

@@ -19,21 +19,9 @@ _BLOCK_PROMPTS = 2_048
 class PromptTokenizer:
     """Tokenizes ``head + document + tail``; a document that makes it too long loses its end.
 
-    The whole prompt is tokenized at once, because tokens can reach across the seams.
-
-    Parameters
-    ----------
-    tokenizer : transformers.PreTrainedTokenizerBase
-        One of the tokenizers library, which says where in the text each token stands. Is configured
-        here and must not be shared.
-    head, tail : str
-    max_tokens : int
-        Most tokens of a prompt, special tokens included.
-
-    Raises
-    ------
-    ValueError
-        The prompt alone leaves a document no room.
+    The whole prompt is tokenized at once, because tokens can reach across the seams. The tokenizer
+    is one of the tokenizers library, which says where in the text each token stands; it is
+    configured here and must not be shared. ValueError: the prompt alone leaves a document no room.
     """
 
     def __init__(self, tokenizer: Any, head: str, tail: str, max_tokens: int) -> None:

@@ -46,15 +46,10 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True)
 class SafetyTemplate:
-    """A safety prompt, cut where the document goes.
+    """A safety prompt, cut where the document goes: ``head + document + tail``.
 
-    Attributes
-    ----------
-    head : str
-        From ``"[INST] "`` to ``"User: "``.
-    tail : str
-        From the line break after the document to ``"[/INST]"``. The prompt for a document is
-        ``head + document + tail``.
+    The head is from ``"[INST] "`` to ``"User: "``, and the tail from the line break after the
+    document to ``"[/INST]"``.
     """
 
     head: str
@@ -79,27 +74,9 @@ def read_template(
 ) -> SafetyTemplate:
     """Read the safety prompt of a model and make sure that it is the one meant.
 
-    Parameters
-    ----------
-    template : str or None
-        A text, if it has a line break: the prompt, or a text that it stands in, which is taken as
-        it is. Otherwise the path of a file. None reads the model's own ``README.md``.
-    template_digest : str or None
-        The digest that the prompt must have. A file's or a model card's prompt that is none of the
-        known ones needs it.
-    identity : hub.Identity
-        The model.
-    cache_dir : str, path or None
-        Hub cache to use instead of the default one.
-
-    Raises
-    ------
-    TemplateError
-        There is no prompt, it is not complete, or it is not the one meant.
-    ValueError
-        `template_digest` is not a digest.
-    ModelNotFoundError, ModelAccessError, HubUnreachableError
-        As in `hub.resolve`.
+    A `template` with a line break is the prompt, or a text that it stands in, and is taken as it
+    is; another one is the path of a file, and None the ``README.md`` of `identity`. Of these two a
+    prompt that is none of the known ones needs its `template_digest`.
     """
     expected = None if template_digest is None else full_digest(template_digest)
     is_explicit = template is not None and "\n" in template
@@ -128,19 +105,9 @@ def read_template(
 def parse_template(source_text: str, where: str) -> SafetyTemplate:
     """Find the one safety prompt in a text.
 
-    Parameters
-    ----------
-    source_text : str
-        The prompt, or a text such as a model card that holds it once or several times, maybe
-        indented as code. The document's place is what follows ``User:`` on its line: nothing, or
-        any placeholder.
-    where : str
-        What the text is, for messages.
-
-    Raises
-    ------
-    TemplateError
-        No prompt, none that is complete (all that it lacks is listed), or several different ones.
+    The text may hold it several times, maybe indented as code. The document's place is what follows
+    ``User:`` on its line: nothing, or any placeholder. `where` says in messages what the text is.
+    TemplateError lists all that the most complete prompt lacks, or that there are different ones.
     """
     source_text = source_text.replace("\r\n", "\n")
     prompts = _prompts_in(source_text)

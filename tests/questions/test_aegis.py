@@ -1,9 +1,9 @@
 """Aegis against plain transformers and peft: whole prompts, one at a time, decoded to the end."""
 
+import bisect
 import functools
 import hashlib
 import json
-import pickle
 import shutil
 
 import dask.dataframe as dd
@@ -19,13 +19,14 @@ from gpuclassify import AegisClassifier
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.questions.aegis import Verdict, read_answer
 from gpuclassify.questions.template import TemplateError
 from gpuclassify.workers.run_context import collected_stats
 from tests.replicas import safety_template, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [
-    *sample_texts(40, max_words=60),
+    *sample_texts(24, max_words=60),
     "",
     " leading space",
     "\nleading line break",
@@ -111,10 +112,6 @@ def test_labels_are_those_of_plain_generation(safety_models, aegis, frames, vari
     assert found.index.tolist() == FRAME.index.tolist()
 
 
-def test_the_variants_disagree_somewhere(safety_models):
-    assert answers_of(safety_models, "defensive") != answers_of(safety_models, "permissive")
-
-
 def test_categories_and_raw_answers(safety_models, aegis, frames):
     classifier = aegis(categories_field="categories", keep_raw=True)
     lazy = classifier(frames.lazy(FRAME))
@@ -122,6 +119,7 @@ def test_categories_and_raw_answers(safety_models, aegis, frames):
     found = frames.to_pandas(lazy)
 
     answers = answers_of(safety_models, "defensive")
+    assert found["aegis_pred"].iloc[:-1].tolist() == [*map(published_label, answers)]
     assert list(found.columns) == ["text", "aegis_pred", "categories", "_aegis_raw_pred"]
     assert found["_aegis_raw_pred"].iloc[:-1].tolist() == answers
     for categories, answer in zip(found["categories"].iloc[:-1], answers, strict=True):
@@ -136,24 +134,6 @@ def test_categories_and_raw_answers(safety_models, aegis, frames):
         assert found.dtypes.to_dict() == lazy._meta.dtypes.to_dict()
 
 
-def test_deciding_early_changes_no_label(aegis):
-    with collected_stats() as (early):
-        short = aegis()(FRAME)
-    with collected_stats() as whole:
-        long = aegis(keep_raw=True)(FRAME)
-
-    assert short["aegis_pred"].equals(long["aegis_pred"])
-    assert early[0].decode_steps <= whole[0].decode_steps
-
-
-def test_scores_do_not_depend_on_company(aegis):
-    together = aegis()(FRAME)["aegis_pred"].tolist()
-    parted = aegis()(dd.from_pandas(FRAME, npartitions=7, sort=False)).compute(scheduler="sync")
-    single = aegis(batch_size=1, sort_by_length=False)(FRAME)["aegis_pred"].tolist()
-
-    assert parted["aegis_pred"].tolist()[:-1] == together[:-1] == single[:-1]
-
-
 def test_most_of_every_prompt_is_run_once_a_process(aegis):
     aegis()(FRAME)
     with collected_stats() as (stats):
@@ -162,6 +142,13 @@ def test_most_of_every_prompt_is_run_once_a_process(aegis):
     (run,) = stats
     assert run.prefix_tokens > 0.6 * run.tokens
     assert run.padded_tokens < run.tokens
+
+
+def test_settings_without_a_meaning_for_a_prompt_are_refused(aegis):
+    with pytest.raises(ValueError, match="has no meaning for a prompt"):
+        aegis(long_text="windows")
+    with pytest.raises(ValueError, match="max_seq_length=50 leaves no room for a document"):
+        aegis(max_seq_length=50)(FRAME)
 
 
 def test_filters_and_decisions(aegis):
@@ -185,18 +172,14 @@ def test_a_document_that_is_too_long_keeps_the_question(safety_models, aegis):
 
     found = classifier(pd.DataFrame({"text": [long, "short"]}))
 
-    chars = max(
-        n for n in range(len(long)) if len(tokenizer(prompt_of(long[:n]))["input_ids"]) <= limit
-    )
+    def tokens(chars):
+        return len(tokenizer(prompt_of(long[:chars]))["input_ids"])
+
+    chars = bisect.bisect_right(range(len(long)), limit, key=tokens) - 1
     answers = answers_of(safety_models, "defensive", [long[:chars], "short"])
     assert found["aegis_pred"].tolist() == [published_label(answer) for answer in answers]
     assert found["cut"].tolist() == [True, False]
     assert found["seen"].tolist() == [pytest.approx(chars / len(long), abs=0.05), 1]
-
-
-def test_a_limit_below_the_prompt_is_refused(aegis):
-    with pytest.raises(ValueError, match="max_seq_length=50 leaves no room for a document"):
-        aegis(max_seq_length=50)(FRAME)
 
 
 def test_the_template_may_be_given_as_text_or_file(safety_models, aegis, tmp_path):
@@ -269,20 +252,6 @@ def test_logits_that_are_not_finite_fail_with_the_row(safety_models, tmp_path):
         broken(FRAME)
 
 
-def test_windows_have_no_meaning_for_a_prompt(aegis):
-    with pytest.raises(ValueError, match="has no meaning for a prompt"):
-        aegis(long_text="windows")
-
-
-def test_equal_settings_have_equal_keys_and_pickle_small(aegis):
-    ddf = dd.from_pandas(FRAME, npartitions=2)
-    one, other = aegis(), aegis()
-    assert one(ddf)._name == other(ddf)._name
-    restored = pickle.loads(pickle.dumps(one))
-    assert restored(ddf)._name == one(ddf)._name
-    assert len(pickle.dumps(one)) < 10_000 + len(safety_template())
-
-
 def test_teardown_frees_the_decoder(aegis):
     classifier = aegis()
     classifier.setup()
@@ -299,3 +268,82 @@ def test_both_generations_of_spellings():
     new = AegisClassifier(model="a/b", label_field="p", raw_output_field="r", keep_raw_output=True)
     assert old == new
     assert AegisClassifier().options.model.endswith("Defensive-1.0")
+
+
+ANSWERS = [
+    "safe",
+    " safe",
+    "safe\n",
+    "safe\nO3",
+    "safer",
+    "unsafe",
+    "unsafe\n",
+    "unsafe\nO1",
+    "unsafe\n O13 ",
+    "unsafe\nO1\nO2",
+    "unsafe\nO3, O13",
+    "unsafe\nO3,O3,O7,O99",
+    "unsafe\nO3,",
+    "unsafe\nO14",
+    "unsafe\nO3 O4",
+    "unsafe\n,O3",
+    "unsafe\nviolence",
+    "unsafely\nO1",
+    "Unsafe\nO1",
+    "\nsafe",
+    "",
+    "   ",
+    "I cannot say",
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_complete_answer_is_read_like_the_known_tools_do(answer):
+    assert read_answer(answer, True).label == published_label(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "categories"),
+    [
+        ("unsafe\nO3, O13", "unknown", ("O3", "O13")),
+        ("unsafe\nO3,O3,O7,O99", "unknown", ("O3", "O7")),
+        ("unsafe\nO3,", "unknown", ("O3",)),
+        ("unsafe\n,O3", "unknown", ()),
+        ("unsafe\nO99,O3", "unknown", ()),
+        ("safe", "safe", ()),
+        ("unsafe\nO2", "O2", ("O2",)),
+    ],
+)
+def test_several_categories_are_kept(answer, label, categories):
+    assert read_answer(answer, True) == Verdict(label, categories)
+
+
+@pytest.mark.parametrize("needs_all", [False, True])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_is_decided_early_is_what_the_whole_answer_says(answer, needs_all):
+    whole = read_answer(answer, True)
+    for end in range(len(answer) + 1):
+        early = read_answer(answer[:end], False, needs_all)
+        if early is None:
+            continue
+        assert early.label == whole.label
+        if needs_all:
+            assert early == whole
+        assert read_answer(answer[:end], True).label == whole.label
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        ("safe\n...", 5),
+        ("unsafe\nO3\n...", 10),
+        ("unsafe\nO3, O4", 10),
+        ("unsafe\nO14", 10),
+        ("unsafe\nX", 8),
+        ("The text", 1),
+        ("sab", 3),
+    ],
+)
+def test_nothing_is_decoded_after_the_decision(answer, end):
+    undecided = [n for n in range(len(answer) + 1) if read_answer(answer[:n], False) is None]
+    assert undecided == list(range(end))

@@ -148,8 +148,8 @@ def test_adding_an_adapter_does_not_change_the_active_one(decoder, adapters, bat
     assert torch.equal(decoder.forward(batch[0]), before)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_model_and_adapters_get_the_precision_asked_for(base, adapters, batch, dtype):
+def test_model_and_adapters_get_the_precision_asked_for(base, adapters, batch):
+    dtype = torch.bfloat16
     decoder = load_decoder(base, CPU, dtype)
     for name, directory in adapters.items():
         decoder.add_adapter(name, directory)
@@ -205,13 +205,6 @@ def test_an_adapter_may_be_added_while_another_thread_runs_the_model(
     assert all(torch.equal(output, expected) for output in outputs)
 
 
-def test_an_adapter_that_nobody_added_is_named(decoder, adapters):
-    decoder.add_adapter("strict", adapters["strict"])
-
-    with pytest.raises(KeyError, match=r"no adapter 'lax' among \['strict'\]"):
-        decoder.use("lax")
-
-
 def test_every_declared_end_of_an_answer_is_one(base, tmp_path):
     model = shutil.copytree(base, tmp_path / "model")
     settings = json.loads((model / "generation_config.json").read_text())
@@ -219,28 +212,6 @@ def test_every_declared_end_of_an_answer_is_one(base, tmp_path):
     (model / "generation_config.json").write_text(json.dumps(settings))
 
     assert load_decoder(model, CPU, torch.float32).eos_ids == {EOS, 7, 9}
-
-
-def test_a_new_tokenizer_can_be_configured_without_harm_to_the_decoders(decoder):
-    own = decoder.new_tokenizer()
-    own.backend_tokenizer.enable_truncation(1)
-
-    assert own.backend_tokenizer.encode("w3 w4").ids == [3]
-    assert decoder.tokenizer.backend_tokenizer.encode("w3 w4").ids == [3, 4]
-
-
-def test_what_is_attached_is_built_once_whichever_threads_ask(decoder):
-    start = threading.Barrier(4)
-
-    def ask(_):
-        start.wait()
-        return decoder.attached("thing", object), decoder.attached("other", object)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(ask, range(4)))
-
-    assert len(found) == 1
-    assert len(set(*found)) == 2
 
 
 def test_another_architecture_is_refused(tmp_path):
@@ -297,29 +268,20 @@ def test_tensors_of_an_adapter_that_do_not_fit_are_named_and_leave_no_trace(
     close(decoder.forward(batch[0]), states_of(oracle(base, adapters["strict"]), batch[0]))
 
 
-def test_an_adapter_of_another_base_model_is_refused(decoder, tmp_path):
-    larger = write_decoder(tmp_path / "larger", hidden_size=64)
-    adapter = write_adapter(tmp_path / "adapter", larger, 1)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target_modules": ["query_key_value"]}, "does not fit the model"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3', and only 'LORA'"),
+    ],
+)
+def test_an_adapter_for_other_layers_or_of_another_kind_is_refused(
+    decoder, adapter, change, message
+):
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
-    with pytest.raises(CheckpointError, match=r"\(4, 64\) instead of \(4, 32\)"):
-        decoder.add_adapter("strict", adapter)
-
-
-def test_an_adapter_of_layers_that_the_model_lacks_is_refused(decoder, adapter):
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    settings["target_modules"] = ["query_key_value"]
-    (adapter / "adapter_config.json").write_text(json.dumps(settings))
-
-    with pytest.raises(CheckpointError, match="does not fit the model"):
-        decoder.add_adapter("strict", adapter)
-
-
-def test_an_adapter_of_another_kind_is_refused(decoder, adapter):
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    settings["peft_type"] = "IA3"
-    (adapter / "adapter_config.json").write_text(json.dumps(settings))
-
-    with pytest.raises(CheckpointError, match="peft_type 'IA3', and only 'LORA'"):
+    with pytest.raises(CheckpointError, match=message):
         decoder.add_adapter("strict", adapter)
 
 

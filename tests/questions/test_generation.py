@@ -13,8 +13,7 @@ from gpuclassify.inference.engine import BatchSettings
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
 from gpuclassify.questions import generation
 from gpuclassify.questions.decoder import load_decoder
-from gpuclassify.questions.generation import AnswerTask, answer
-from gpuclassify.questions.speculation import MOST_DRAFTED, SeenAnswers
+from gpuclassify.questions.generation import MOST_DRAFTED, AnswerTask, SeenAnswers, answer
 from gpuclassify.tokenizing.token_batch import TokenBatch
 from gpuclassify.workers.run_context import RunStats
 from tests.decoder_oracle import (
@@ -135,13 +134,6 @@ def run(decoder, key, prompts=PROMPTS, name="a", stats=None, settings=None, **ru
     return answer(task, key, batch_of(prompts), settings or BatchSettings(), stats or RunStats())
 
 
-def test_the_tiny_decoders_answers_differ_and_end(tokens_of):
-    for name in "ab":
-        assert len({tuple(tokens) for tokens in tokens_of(name)}) > 20
-        assert 3 < sum(tokens[-1] == EOS for tokens in tokens_of(name)) < len(PROMPTS) - 3
-    assert tokens_of("a") != tokens_of("b")
-
-
 @pytest.mark.parametrize(("name", "batch_size"), [("a", None), ("b", None), ("b", 1), ("a", 7)])
 def test_answers_equal_plain_generate_one_prompt_at_a_time(
     decoder, expected_of, key, name, batch_size
@@ -173,21 +165,6 @@ def test_answers_do_not_depend_on_the_prefix_that_is_cached(decoder, expected_of
     assert run(decoder, key, prefix=PREFIX[:length]) == expected_of()
 
 
-def test_one_prompt_alone_is_answered_like_in_company(decoder, expected_of, key):
-    for row in (0, 3, 20, 26, 28):
-        assert run(decoder, key, [PROMPTS[row]]) == [expected_of()[row]]
-
-
-def test_no_prompts_give_no_answers_and_run_nothing(decoder, key):
-    stats = RunStats()
-    task = AnswerTask(decoder, "a", PREFIX, never, MOST)
-    nothing = TokenBatch(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
-
-    assert answer(task, key, nothing, BatchSettings(), stats) == []
-    assert stats == RunStats()
-    assert decoder.shapes == []
-
-
 @pytest.mark.parametrize("most", [1, 2, 3, 7])
 def test_no_answer_has_more_than_the_most_new_tokens(decoder, tokens_of, key, most):
     expected = [text_of(tokens[:most]) for tokens in tokens_of("a")]
@@ -211,25 +188,6 @@ def test_an_answer_ends_where_it_is_decided(decoder, tokens_of, key, is_warm):
     answers = run(decoder, key, is_decided=has_even_word)
 
     assert answers == [until_decided(tokens) for tokens in tokens_of("a")]
-
-
-def test_the_rule_sees_once_that_an_answer_is_complete(decoder, tokens_of, key):
-    asked = []
-
-    def note(text, is_complete):
-        asked.append((text, is_complete))
-        return False
-
-    run(decoder, key, is_decided=note)
-
-    complete = [text for text, is_complete in asked if is_complete]
-    assert set(complete) == {text_of(tokens) for tokens in tokens_of("a")}
-    begun = {
-        text_of(tokens[:count])
-        for tokens in tokens_of("a")
-        for count in range(1, len(tokens) + (tokens[-1] != EOS and len(tokens) < MOST))
-    }
-    assert {text for text, is_complete in asked if not is_complete} == begun
 
 
 def seen_by(decoder):
@@ -272,19 +230,6 @@ def test_an_expected_answer_costs_one_forward_and_others_few(decoder, tokens_of,
     assert other.decode_steps > 0
 
 
-def test_a_draft_continues_what_was_accepted(decoder, tokens_of, key):
-    row = next(i for i, tokens in enumerate(tokens_of("a")) if 4 < len(tokens) <= MOST_DRAFTED)
-    run(decoder, key, [PROMPTS[row]])
-    seen = seen_by(decoder)
-    for _ in range(3):
-        seen.add((4, EOS) if tokens_of("a")[row][0] != 4 else (5, EOS))  # now the most common
-
-    stats = RunStats()
-    run(decoder, key, [PROMPTS[row]], stats=stats)
-
-    assert stats.decode_steps == 1
-
-
 def test_counts_add_up(decoder, key):
     stats = RunStats(batches=100)
     whole = PROMPTS[:20]
@@ -315,14 +260,6 @@ def test_the_prefix_is_run_once_for_each_adapter(decoder, key, expected_of):
         assert run(decoder, key, name=name) == expected_of(name)
 
     assert decoder.shapes.count((1, len(PREFIX))) == 2
-
-
-def test_another_prefix_takes_the_place_of_the_last_one(decoder, key, expected_of):
-    other = np.concatenate((PREFIX[:70], PREFIX[:60]))
-    for prefix in (PREFIX, other, PREFIX):
-        assert run(decoder, key, prefix=prefix) == expected_of()
-
-    assert decoder.shapes.count((1, len(PREFIX))) == 3
 
 
 def test_a_prefix_that_could_not_be_run_leaves_no_trace(decoder, key, expected_of, monkeypatch):
@@ -479,19 +416,6 @@ def test_half_precision_differs_only_where_tokens_are_nearly_as_likely(directori
     assert differing < len(PROMPTS) / 2
 
 
-def test_nothing_is_kept_for_gradients(decoder, key):
-    modes = []
-    hook = decoder._model.model.norm.register_forward_hook(
-        lambda *_: modes.append(torch.is_inference_mode_enabled())
-    )
-    run(decoder, key, PROMPTS[:3])
-    hook.remove()
-
-    assert modes
-    assert all(modes)
-    assert not torch.is_inference_mode_enabled()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_answers_on_a_gpu_are_those_of_the_cpu(directories, tokens_of, key, dtype):
@@ -501,3 +425,35 @@ def test_answers_on_a_gpu_are_those_of_the_cpu(directories, tokens_of, key, dtyp
 
     equal = [text == text_of(tokens) for text, tokens in zip(answers, tokens_of("a"), strict=True)]
     assert sum(equal) >= len(PROMPTS) * (1 if dtype == torch.float32 else 0.5)
+
+
+def seen(*answers):
+    kept = SeenAnswers()
+    for tokens in answers:
+        kept.add(tokens)
+    return kept
+
+
+def test_the_most_common_answer_is_drafted_but_for_its_last_token():
+    table = seen((7, 8, EOS), (5, EOS), (5, EOS)).continuations()
+
+    assert table[()] == (5,)
+    assert table[(5,)] == ()
+    assert table[(7,)] == (8,)
+    assert (5, EOS) not in table
+
+
+def test_among_answers_with_one_beginning_the_most_common_is_drafted():
+    table = seen((7, 8, 9, EOS), (7, 8, 9, EOS), (7, 4, EOS), (5, EOS), (7, 4, EOS), (7, 4, EOS))
+
+    assert table.continuations()[()] == (7, 4)
+    assert table.continuations()[(7, 8)] == (9,)
+
+
+def test_answers_that_come_once_do_not_pile_up_nor_drive_out_common_ones():
+    answers = seen((5, EOS), (5, EOS))
+    for number in range(1_000):
+        answers.add((number, 9, EOS))
+
+    assert len(answers.continuations()) < 200
+    assert answers.continuations()[()] == (5,)

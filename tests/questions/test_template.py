@@ -10,10 +10,7 @@ from huggingface_hub import constants
 
 from gpuclassify import hub
 from gpuclassify.questions.template import (
-    KNOWN_DIGESTS,
-    SafetyTemplate,
     TemplateError,
-    full_digest,
     parse_template,
     read_template,
 )
@@ -180,14 +177,6 @@ def test_an_incomplete_prompt_beside_a_complete_one_is_passed_over():
     assert parse_template(fenced(short) + fenced(MARKED), "the card") == FOUND
 
 
-def test_the_published_prompts_are_known_by_their_digests():
-    assert {
-        "7a13a196a36a40a83d1fa3526f9b94daea2918e333901f1586af62817cbc7d7f",
-        "40a4fda7e599ca53bb8e508f9ed5aa906f39925886de1cbda431b24824d24bce",
-    } <= KNOWN_DIGESTS
-    assert all(full_digest(digest) == digest for digest in KNOWN_DIGESTS)
-
-
 def test_an_unknown_prompt_needs_its_digest_or_the_users_word(tmp_path, monkeypatch):
     identity = model_with(tmp_path, {"README.md": fenced(MARKED)})
     with pytest.raises(
@@ -258,8 +247,3 @@ def test_a_path_without_a_text_is_explained(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"\xff")
     with pytest.raises(TemplateError, match=r"latin\.txt is not UTF-8 text"):
         read_template(str(tmp_path / "latin.txt"), None, identity, None)
-
-
-def test_templates_are_values():
-    assert SafetyTemplate("a", "b") == SafetyTemplate("a", "b")
-    assert hash(FOUND) == hash(parse_template(fenced(MARKED), "the card"))
