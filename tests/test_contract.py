@@ -38,29 +38,27 @@ def documents(texts=TEXTS, dtype="str", **columns):
     return pd.DataFrame({"text": pd.Series(texts, dtype=dtype), **columns})
 
 
+LAZY = dd.from_pandas(documents(), npartitions=2)
+
+
 # 1. Lazy.
 
 
 def test_a_constructor_opens_nothing(run_python, tmp_path):
     run_python(f"""
 import sys
-from gpuclassify import DomainClassifier, FineWebEduClassifier, DistributedDataClassifier
+from gpuclassify import (
+    DistributedDataClassifier, DomainClassifier, Embedder, FineWebEduClassifier
+)
 def refuse(event, arguments):
     if event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
         raise AssertionError(f"{{event}} {{arguments}}")
 sys.addaudithook(refuse)
 DomainClassifier(filter_by=["Games"], token="hf_x")
+Embedder(token="hf_x")
 FineWebEduClassifier(min_score=3)
 DistributedDataClassifier(model={str(tmp_path / "absent")!r}, base_model="no/where")
 """)
-
-
-def test_a_missing_model_shows_when_it_is_used_and_not_before(tmp_path):
-    classifier = DomainClassifier(model=tmp_path / "absent")
-    with pytest.raises(ModelNotFoundError, match="absent"):
-        _ = classifier.labels
-    with pytest.raises(ModelNotFoundError, match="absent"):
-        classifier(dd.from_pandas(documents(), npartitions=1))
 
 
 def test_calling_with_a_dask_frame_computes_nothing(domain, education):
@@ -126,23 +124,24 @@ def test_mistakes_show_before_any_work(domain, settings):
         domain(**settings)(dd.from_pandas(documents(), npartitions=1))
 
 
-def test_a_client_without_the_checkpoint_plans_by_its_labels(domain, checkpoint, tmp_path):
-    away = tmp_path / "domain"
-    labels = domain().labels
-    frame = dd.from_pandas(documents(), npartitions=2)
-    planned = DomainClassifier(model=away, labels=labels, autocast=False)(frame)
-    assert "domain_pred" in planned.columns
-    shutil.copytree(checkpoint("domain"), away)
-    found = planned.compute(scheduler="sync")
-    pd.testing.assert_frame_equal(found, domain()(frame).compute(scheduler="sync"))
+def test_a_missing_model_shows_when_it_is_used(tmp_path):
+    classifier = DomainClassifier(model=tmp_path / "absent")
+    for use in (lambda: classifier.labels, lambda: classifier(LAZY)):
+        with pytest.raises(ModelNotFoundError, match="absent"):
+            use()
 
 
-def test_labels_given_by_a_client_are_verified_in_the_first_partition(domain, tmp_path, checkpoint):
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_client_without_the_checkpoint_plans_by_labels_that_workers_verify(
+    domain, checkpoint, tmp_path, step
+):
     away = tmp_path / "domain"
-    labels = domain().labels[::-1]
-    frame = dd.from_pandas(documents(), npartitions=1)
-    planned = DomainClassifier(model=away, labels=labels)(frame)
+    planned = DomainClassifier(model=away, labels=domain().labels[::step], autocast=False)(LAZY)
     shutil.copytree(checkpoint("domain"), away)
+    if step == 1:
+        expected = domain()(LAZY).compute(scheduler="sync")
+        pd.testing.assert_frame_equal(planned.compute(scheduler="sync"), expected)
+        return
     with pytest.raises(ValueError, match="are not those of"):
         planned.compute(scheduler="sync")
 
@@ -156,16 +155,6 @@ def test_a_lazy_frame_gives_a_lazy_frame_of_its_backend(domain, frames):
     assert type(result) is type(frames.lazy(documents()))
     assert isinstance(result._meta, frames.frame_type)
     assert isinstance(result.compute(scheduler="sync"), frames.frame_type)
-
-
-def test_a_plain_frame_is_classified_at_once_and_alike(domain, frames):
-    classifier = domain(score_field="scores", confidence_field="confidence")
-    plain = classifier(frames.plain(documents()))
-    assert isinstance(plain, frames.frame_type)
-    lazy = classifier(frames.lazy(documents()))
-    plain, lazy = frames.to_pandas(plain), frames.to_pandas(lazy)
-    assert list(plain.domain_pred) == list(lazy.domain_pred)
-    assert_close(stacked(plain.scores), stacked(lazy.scores))
 
 
 def test_pipe_keyword_and_call_give_the_same_frame(domain, frames):
@@ -306,14 +295,6 @@ def test_computed_dtypes_are_those_of_meta(domain, education, name, keep_field):
         assert not parts[2][keep_field].any()
 
 
-def test_computed_dtypes_on_either_backend_are_those_of_meta(domain, education, frames):
-    lazy = frames.lazy(documents([*TEXTS[:6], None, None], id=range(8)), npartitions=4)
-    lazy = lazy[lazy.id != 2]
-    classifier = domain(score_field="s", filter_by="Games", keep_field="kept")
-    assert_meta_is_true(education()(classifier(lazy)))
-    assert_meta_is_true(education()(classifier(lazy[lazy.id > 99])))
-
-
 def test_an_all_null_json_partition_is_text_too(domain, tmp_path):
     rows = [[{"text": text} for text in TEXTS[:3]], [{"text": None}] * 2]
     paths = [tmp_path / f"{number}.jsonl" for number in range(2)]
@@ -331,15 +312,6 @@ def test_an_all_null_json_partition_is_text_too(domain, tmp_path):
 
 
 # 5. Null is not text.
-
-
-def test_nulls_get_null_labels_and_scores_and_other_rows_are_scored(domain, education, frames):
-    frame = documents([None, TEXTS[0], None, ""])
-    classifier = domain(score_field="scores", confidence_field="confidence")
-    result = frames.to_pandas(education()(classifier(frames.lazy(frame, 1))))
-    expected = [True, False, True, False]
-    for name in result.columns.drop("text"):
-        assert list(result[name].isna()) == expected, name
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t "])

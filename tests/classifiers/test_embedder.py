@@ -1,7 +1,6 @@
 """Embedder gives what sentence-transformers' `encode` gives for one text at a time."""
 
 import json
-import pickle
 import shutil
 
 import dask
@@ -25,7 +24,6 @@ from tests.test_contract import (
     STRING_DTYPES,
     assert_meta_is_true,
     documents,
-    user_frame,
     with_hard_parts,
 )
 
@@ -101,12 +99,6 @@ def test_every_pooling_gives_what_encode_gives(
     found, expected = embeddings(model, texts), encoded(model, texts)
     assert_close(found, expected)
     assert np.allclose(np.linalg.norm(expected, axis=1), 1) == is_normalized
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_padding_side_changes_nothing(tiny, side):
-    model = tiny("llama", "lasttoken")
-    assert_close(embeddings(model, TEXTS[:9], padding_side=side), encoded(model, TEXTS[:9]))
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta"])
@@ -234,16 +226,6 @@ def test_windows_are_aggregated_and_normalised_again(model, aggregation):
     assert_close(found[1:], encoded(model, ["short"], prompt=prompt), 1e-6)
 
 
-def test_windows_of_a_model_that_does_not_normalise_are_only_aggregated(tiny):
-    model = tiny()
-    found = embeddings(model, [LONG], long_text="windows", max_seq_length=64)
-    windows = embeddings(
-        model, [LONG], long_text="windows", window_aggregation="first", max_seq_length=64
-    )
-    assert np.abs(np.linalg.norm(found) - 1) > 0.1
-    assert np.abs(found - windows).max() > 1e-3
-
-
 # The column.
 
 
@@ -257,12 +239,6 @@ def test_computed_dtypes_are_those_of_meta(model, name, embedding_dtype):
     kind = {"float32": pa.float32(), "float16": pa.float16()}[embedding_dtype]
     assert result.dtypes["embedding"] == pd.ArrowDtype(pa.list_(kind))
     assert parts[2].embedding.isna().all()
-
-
-def test_computed_dtypes_on_either_backend_are_those_of_meta(model, frames):
-    lazy = frames.lazy(documents([*TEXTS[:6], None, None], id=range(8)), npartitions=4)
-    assert_meta_is_true(embedder(model)(lazy[lazy.id != 2]))
-    assert_meta_is_true(embedder(model)(lazy[lazy.id > 99]))
 
 
 def test_float16_is_the_rounded_float32(model):
@@ -300,24 +276,6 @@ def scale(tensors, ending, factor):
             tensors[name] *= factor
 
 
-@pytest.mark.parametrize("npartitions", [1, 4])
-def test_rows_order_index_divisions_and_columns_are_unchanged(model, frames, npartitions):
-    lazy = frames.lazy(user_frame(), npartitions)
-    result = embedder(model, max_chars=100)(lazy)
-    assert result.divisions == lazy.divisions
-    pd.testing.assert_frame_equal(
-        frames.to_pandas(result[list(lazy.columns)]), frames.to_pandas(lazy), check_exact=True
-    )
-
-
-def test_an_embedding_does_not_depend_on_its_partition(model):
-    found = [
-        stacked(embedder(model)(dd.from_pandas(documents(TEXTS), n)).embedding.compute())
-        for n in (1, 6)
-    ]
-    assert_close(*found)
-
-
 # Mistakes, at the constructor or at the call.
 
 
@@ -346,11 +304,6 @@ def test_an_unknown_prompt_is_refused_at_the_call_with_those_that_exist(tiny):
         embedder(model, prompt_name="quary")(dd.from_pandas(documents(), npartitions=1))
 
 
-def test_a_column_that_is_there_is_refused(model):
-    with pytest.raises(ValueError, match="already has"):
-        embedder(model, embedding_field="id")(documents(id=range(24)))
-
-
 def test_a_missing_tensor_is_refused_at_the_call_and_a_poolers_is_not_needed(model, tmp_path):
     copy = shutil.copytree(model, tmp_path / "copy")
     rewrite(copy, lambda tensors: [tensors.pop(n) for n in list(tensors) if "pooler" in n])
@@ -360,45 +313,4 @@ def test_a_missing_tensor_is_refused_at_the_call_and_a_poolers_is_not_needed(mod
         embedder(copy)(dd.from_pandas(documents(), npartitions=1))
 
 
-def test_a_tensor_missing_under_older_names_is_refused_when_loading(sequence_classifier, tmp_path):
-    copy = shutil.copytree(sequence_classifier("bert"), tmp_path / "copy")
-    rewrite(copy, lambda tensors: tensors.pop("bert.encoder.layer.1.output.dense.weight"))
-    with pytest.raises(CheckpointError, match=r"encoder\.layer\.1\.output\.dense\.weight"):
-        embedder(copy)(documents())
-
-
 # What a mapper is.
-
-
-def test_a_constructor_opens_nothing_and_an_import_loads_no_torch(run_python):
-    run_python("""
-import sys
-from gpuclassify import Embedder
-def refuse(event, arguments):
-    if event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
-        raise AssertionError(f"{event} {arguments}")
-sys.addaudithook(refuse)
-assert Embedder(token="hf_x").options.model == "sentence-transformers/all-MiniLM-L6-v2"
-assert not {"torch", "transformers", "cudf"} & set(sys.modules)
-""")
-
-
-def test_planning_computes_nothing(model):
-    def explode(part):
-        raise AssertionError("a partition was computed")
-
-    frame = dd.from_map(explode, range(3), meta=documents([]))
-    result = embedder(model)(frame)
-    with pytest.raises(AssertionError, match="a partition was computed"):
-        result.compute(scheduler="sync")
-
-
-def test_an_embedder_is_small_and_equal_after_a_journey(model):
-    planned = embedder(model, prompt="query: ")
-    planned(dd.from_pandas(documents(), npartitions=1))
-    pickled = pickle.dumps(planned)
-    assert len(pickled) < 10_000
-    copy = pickle.loads(pickled)
-    assert copy == planned
-    assert dask.base.tokenize(copy) == dask.base.tokenize(planned)
-    assert dask.base.tokenize(copy) != dask.base.tokenize(embedder(model))

@@ -268,8 +268,3 @@ def test_positions_that_stretch_with_the_longest_row_stretch_for_it_alone(write,
     assert_agrees(directory, max_seq_length=MOST_TOKENS)
     with pytest.raises(ValueError, match="runs texts of other lengths in other ways"):
         outputs(directory, TEXTS[:2], engine="packed")
-
-
-def test_every_exception_is_an_architecture_of_transformers():
-    known = set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
-    assert NOT_BUILT.keys() | QUICK | OWN_SIZES.keys() | FEWEST_WORDS.keys() <= known

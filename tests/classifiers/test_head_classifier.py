@@ -23,9 +23,6 @@ from gpuclassify.hub import (
     ModelChangedError,
     ModelNotFoundError,
 )
-from gpuclassify.jobs.input.readers import ParquetReader
-from gpuclassify.jobs.output.writers import ParquetWriter
-from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError
 from gpuclassify.mapping.stage_counts import label_fields
 from gpuclassify.models.checkpoint import CheckpointError
@@ -275,22 +272,6 @@ def test_a_head_that_changes_after_planning_fails(tmp_path):
     save_heads(tmp_path, 384, Backbone("a/b"), names=("edu",))
     with pytest.raises(ModelChangedError, match="edu"):
         lazy.compute(scheduler="sync")
-
-
-def test_a_job_goes_on_with_the_same_heads(heads, tmp_path):
-    documents([*TEXTS, None]).to_parquet(tmp_path / "in.parquet")
-    stages = [
-        ParquetReader(str(tmp_path / "in.parquet")),
-        HeadClassifier(heads=heads, backbone=MINILM, autocast=False),
-        ParquetWriter(str(tmp_path / "out")),
-    ]
-    summary = Pipeline(stages).run()
-    assert summary.rows_out == len(TEXTS) + 1
-    assert set(summary.columns) == {"topic_pred", "tag_pred"}
-    found = pd.read_parquet(tmp_path / "out")
-    whole = HeadClassifier(heads=heads, backbone=MINILM, autocast=False)(documents([*TEXTS, None]))
-    assert_close(found.edu_score.dropna(), whole.edu_score.dropna())
-    assert Pipeline(stages).run().rows_out == len(TEXTS) + 1
 
 
 # A client that cannot read the models.

@@ -93,12 +93,6 @@ def test_labels_are_those_that_reach_their_thresholds(
     assert sizes == ({0} if thresholds == 1 else {5} if thresholds == 0 else sizes) and sizes
 
 
-def test_a_threshold_is_reached_by_what_equals_it(registers):
-    scores = registers(score_field="s")(FRAME)["s"].iloc[0]
-    found = registers(thresholds=scores[2], label_field=None)(FRAME)["registers"].iloc[0]
-    assert "in/dtp" in found
-
-
 @pytest.mark.parametrize("keep_field", [None, "is_kept"])
 def test_filter_by_keeps_rows_with_any_of_the_labels(registers, scores, keep_field):
     wanted = ["LY", "NA"]
@@ -112,16 +106,6 @@ def test_filter_by_keeps_rows_with_any_of_the_labels(registers, scores, keep_fie
         assert found["id"].tolist() == FRAME["id"][is_kept].tolist()
     only_best = registers(labels_field=None, filter_by=wanted)(FRAME)["preds"]
     assert set(only_best) <= set(wanted)
-
-
-def test_empty_and_all_null_partitions_have_the_announced_dtype(registers, frames):
-    plain = frames.plain(FRAME)
-    no_text = FRAME.assign(text=pd.Series([None] * 20, dtype="str"))
-    meta = registers().meta(plain)["registers"]
-    for frame in (plain.iloc[:0], frames.plain(no_text)):
-        found = registers().map_frame(frame)["registers"]
-        assert str(found.dtype) == str(meta.dtype)
-        assert len(found) == len(frame) and found.isnull().all()
 
 
 def test_the_lists_survive_parquet_json_and_concatenation(registers, scores, tmp_path):

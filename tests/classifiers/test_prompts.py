@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -98,34 +97,6 @@ def test_columns_are_the_published_rules(model, texts, loader):
     assert (found["no_label_reason"] == 0).all()
 
 
-def test_the_score_is_computed_from_the_rounded_dimensions(model, texts):
-    found = PromptTaskComplexityClassifier(model=model, autocast=False)(
-        pd.DataFrame({"text": texts})
-    )
-    again = (
-        0.35 * found["creativity_scope"].astype(float).round(4)
-        + 0.25 * found["reasoning"].astype(float).round(4)
-        + 0.15 * found["constraint_ct"].astype(float).round(4)
-        + 0.15 * found["domain_knowledge"].astype(float).round(4)
-        + 0.05 * found["contextual_knowledge"].astype(float).round(4)
-        + 0.05 * found["number_of_few_shots"].astype(float).round(4)
-    ).round(5)
-    assert found["prompt_complexity_score"].to_numpy() == pytest.approx(again.to_numpy(), abs=1e-7)
-
-
-def test_nulls_meta_and_empty_partitions(model):
-    import dask.dataframe as dd
-
-    frame = pd.DataFrame({"text": [None, None, "Write a poem.", None]})
-    lazy = PromptTaskComplexityClassifier(model=model)(dd.from_pandas(frame, npartitions=2))
-    for part in lazy.to_delayed():
-        pd.testing.assert_series_equal(part.compute().dtypes, lazy.dtypes)
-    computed = lazy.compute()
-    assert computed["task_type_1"].isna().tolist() == [True, True, False, True]
-    assert computed["prompt_complexity_score"].dtype == np.float32
-    assert computed["reasoning"].isna().tolist() == [True, True, False, True]
-
-
 def test_heads_follow_the_order_of_the_file(tmp_path, texts):
     model = write_checkpoint(tmp_path / "m", "prompt-task-complexity")
     path = model / "config.json"
@@ -162,11 +133,3 @@ def test_wrong_checkpoints_and_filters_are_refused(tmp_path, model):
     (broken / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"2 weights in weights_map.*'reasoning'"):
         PromptTaskComplexityClassifier(model=broken)(frame)
-
-
-def test_schema_types(model):
-    types = {
-        field.name: field.type for field in PromptTaskComplexityClassifier(model=model).schema()
-    }
-    assert types["task_type_2"] == pa.string()
-    assert types["prompt_complexity_score"] == pa.float32()

@@ -31,14 +31,6 @@ def test_the_address_stands_before_the_text(checkpoint, family):
     assert found[f"{family}_pred"].nunique() > 1
 
 
-def test_another_text_column_takes_its_place_in_the_template(checkpoint):
-    mapper = TopicClassifier(model=checkpoint("topic"), text_field="body", autocast=False)
-    assert mapper.options.text_template == "{url}\n\n{body}"
-    found = mapper(FRAME.rename(columns={"text": "body"}))
-    expected = TopicClassifier(model=checkpoint("topic"), autocast=False)(FRAME)
-    assert found["topic_pred"].tolist()[:-1] == expected["topic_pred"].tolist()[:-1]
-
-
 def test_pages_without_an_address_are_read_without_a_template(checkpoint):
     mapper = TopicClassifier(model=checkpoint("topic"), text_template=None, autocast=False)
     assert mapper(FRAME[["text"]])["topic_pred"].notna().sum() == 7

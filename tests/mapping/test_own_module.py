@@ -15,7 +15,6 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, ModelMapper
-from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from tests.oracle import assert_close, stacked
@@ -92,11 +91,6 @@ class Tied(Labelled):
         module = super().build_module(config)
         module.reader = module.out
         return module
-
-
-def loaded():
-    """Keys of the models in this process."""
-    return MODELS.keys()
 
 
 @pytest.fixture
@@ -184,14 +178,6 @@ def test_a_tensor_with_two_names_is_saved_under_either(saved, first):
         Tied(model=folder)(FRAME)
 
 
-def test_an_empty_partition_needs_no_model(saved, frames):
-    mapper = Named(model=saved(labels=()))
-    lazy = mapper(frames.lazy(FRAME.iloc[:0], npartitions=1))
-
-    assert len(frames.to_pandas(lazy)) == 0
-    assert frames.to_pandas(mapper(frames.plain(FRAME.iloc[-1:])))["at"].isna().all()
-
-
 def test_a_module_that_takes_one_dict(saved):
     folder = saved()
     found = Taking(model=folder, unpack_inference_batch=False, score_field="s", autocast=False)(
@@ -260,16 +246,6 @@ def test_a_class_that_was_defined_anew_is_loaded_anew(saved):
     assert (one != 0).all()
 
 
-def test_setup_loads_and_teardown_frees(saved):
-    mapper = Labelled(model=saved())
-    mapper.setup()
-    assert any(key[0] == mapper.model.checkpoint for key in loaded())
-
-    mapper.teardown()
-
-    assert not any(key[0] == mapper.model.checkpoint for key in loaded())
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -282,12 +258,6 @@ def test_setup_loads_and_teardown_frees(saved):
 def test_a_module_that_does_not_fit_is_refused_at_the_call(saved, changes, message):
     with pytest.raises(CheckpointError, match=message):
         Labelled(model=saved(**changes))(FRAME)
-
-
-def test_labels_with_holes_are_refused_at_the_call(saved):
-    folder = saved(id2label={"0": "x", "2": "z"}, labels=None)
-    with pytest.raises(CheckpointError, match=r"ids \[0, 2\]: they must run from 0 to 1"):
-        Labelled(model=folder)(FRAME)
 
 
 def test_a_wrong_shape_that_only_running_shows_is_refused_in_the_first_partition(saved):
@@ -310,24 +280,6 @@ def _lazy(frame):
     import dask.dataframe as dd
 
     return dd.from_pandas(frame, npartitions=1)
-
-
-def test_columns_that_were_not_declared_are_refused(saved):
-    class Wrong(Named):
-        def columns(self, outputs):
-            return {"high": outputs[:, 0] > 0, "extra": outputs}
-
-    with pytest.raises(ValueError, match=r"gave \['extra', 'high'\], and new_columns declares"):
-        Wrong(model=saved())(FRAME)
-
-
-def test_columns_of_the_wrong_length_are_refused(saved):
-    class Short(Named):
-        def columns(self, outputs):
-            return super().columns(outputs[:-1])
-
-    with pytest.raises(ValueError, match=r"gave 21 values for 'high', and there are 22 texts"):
-        Short(model=saved())(FRAME)
 
 
 def test_an_unknown_kind_of_column_is_refused_at_the_definition():
@@ -515,9 +467,16 @@ def test_a_regression_module_needs_no_labels(saved):
 
 
 @pytest.mark.parametrize(
-    "id2label", [{"a": "x"}, ["x", "y"], {"0": None, "1": "y"}, {"-1": "x"}, {"1.5": "x"}]
+    ("id2label", "message"),
+    [
+        ({"0": "x", "2": "z"}, r"ids \[0, 2\]: they must run from 0 to 1"),
+        ({"a": "x"}, "must map whole numbers to labels"),
+        (["x", "y"], "must map whole numbers to labels"),
+        ({"0": None, "1": "y"}, "must map whole numbers to labels"),
+        ({"-1": "x"}, "must map whole numbers to labels"),
+    ],
 )
-def test_a_label_map_of_another_form_is_refused(saved, id2label):
+def test_a_label_map_of_another_form_is_refused(saved, id2label, message):
     folder = saved(id2label=id2label, labels=None)
-    with pytest.raises(CheckpointError, match="must map whole numbers to labels"):
+    with pytest.raises(CheckpointError, match=message):
         Labelled(model=folder)(FRAME)
