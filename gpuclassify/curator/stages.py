@@ -15,8 +15,8 @@ import pyarrow as pa
 from gpuclassify import hub
 from gpuclassify.curator.documents import OfDatasets
 from gpuclassify.mapping.code_digest import code_digest, value_digest
-from gpuclassify.mapping.columns import COLUMN_TYPES, FLOAT32, SCORES, check_column_types
-from gpuclassify.mapping.heads import Columns, Head
+from gpuclassify.mapping.columns import check_column_types
+from gpuclassify.mapping.heads import Columns, Head, OwnColumns
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import EncoderRunner, OwnModule, Runner
 from gpuclassify.mapping.text_mapper import TextMapper
@@ -227,43 +227,30 @@ class StageMapper(LoadedByUser):
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """The stage's columns."""
-        return (StageHead(self.__name__, self.options, self.model, self.source),)
+        """The stage's columns, of declared kinds or those that they turn out to be."""
+        declared = self.source.new_columns or self._kinds()
+        parts = (self.__name__, self.options, self.model)
+        return (OwnColumns(*parts, declared=declared, compute=self._columns),)
 
-
-class StageHead(Head):
-    """The columns that a `ModelStage` makes of its model's outputs."""
-
-    def __init__(self, owner: str, options: Any, model: Any, stage: ModelStage) -> None:
-        super().__init__(owner, options, model)
-        self.stage = stage
-
-    def fields(self) -> list[pa.Field]:
-        """The columns that the stage names, of declared kinds or those that they turn out to be."""
-        return self._fields
-
-    @functools.cached_property
-    def _fields(self) -> list[pa.Field]:
-        if declared := self.stage.new_columns:
-            return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in declared.items()]
+    def _kinds(self) -> dict[str, str]:
         labels = self.model.checkpoint.config.get("id2label")
         try:
-            made = self.columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
-            return [pa.field(name, _kind_of(pa.array(made[name]).type)) for name in made]
+            made = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
+            return {name: _kind_of(pa.array(values).type) for name, values in made.items()}
         except Exception as err:
             raise TypeError(
-                f"{self.owner} does not show which kinds of columns it makes ({err}): declare "
+                f"{self.__name__} does not show which kinds of columns it makes ({err}): declare "
                 f'them, such as new_columns = {{"label": "str"}}'
             ) from err
 
-    def columns(self, values: np.ndarray) -> Columns:
-        """The columns for outputs, float32 (texts, outputs)."""
+    def _columns(self, values: np.ndarray) -> Columns:
+        """The stage's columns for outputs, float32 (texts, outputs)."""
         import pandas as pd
         import torch
 
         outputs: Any = torch.from_numpy(values)
         outputs.logits = outputs  # what it would be called in an output of transformers
-        stage = self.stage
+        stage = self.source
         collected = stage.collect_outputs([stage.process_model_output(outputs, None)])
         tokens = ("input_ids", "attention_mask")  # which stages drop; here they hold nothing
         frame = pd.DataFrame(dict.fromkeys(tokens), index=range(len(values)))
@@ -271,15 +258,15 @@ class StageHead(Head):
         return {name: frame[name].tolist() for name in stage.outputs()[1]}
 
 
-def _kind_of(values: pa.DataType) -> pa.DataType:
-    kinds = (
-        (pa.types.is_boolean, pa.bool_()),
-        (pa.types.is_integer, pa.int64()),
-        (pa.types.is_floating, FLOAT32),
-        (pa.types.is_string, pa.string()),
-        (pa.types.is_list, SCORES),
-    )
-    for is_kind, kind in kinds:
+def _kind_of(values: pa.DataType) -> str:
+    kinds = {
+        "bool": pa.types.is_boolean,
+        "int64": pa.types.is_integer,
+        "float32": pa.types.is_floating,
+        "str": pa.types.is_string,
+        "list<float32>": pa.types.is_list,
+    }
+    for kind, is_kind in kinds.items():
         if is_kind(values):
             return kind
     raise TypeError(f"no kind of column holds {values}")

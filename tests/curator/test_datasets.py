@@ -60,10 +60,6 @@ classifier = FineWebMixtralEduClassifier(
 )
 result_dataset = classifier(dataset=input_dataset)
 """
-CONTENT_TYPE = """
-classifier = ContentTypeClassifier(filter_by=["Blogs", "News"])
-result_dataset = classifier(dataset=input_dataset)
-"""
 PROMPTS = """
 classifier = PromptTaskComplexityClassifier()
 result_dataset = classifier(dataset=input_dataset)
@@ -82,7 +78,6 @@ SCRIPTS = [
         MIXTRAL,
         {"score_field": "score", "int_score_field": "score-int", "label_field": "quality-label"},
     ),
-    ("ContentTypeClassifier", CONTENT_TYPE, {"filter_by": ["Blogs", "News"]}),
     ("PromptTaskComplexityClassifier", PROMPTS, {}),
 ]
 MODULES = """

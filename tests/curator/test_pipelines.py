@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuclassify import DomainClassifier, MultilingualDomainClassifier, QualityClassifier, curator
+from gpuclassify import DomainClassifier, QualityClassifier, curator
 from gpuclassify.jobs.report.summary import JobSummary
 from tests.curator.conftest import FRAME, read_output
 
@@ -32,19 +32,6 @@ writer = JsonlWriter(path="games_and_sports/")
 pipeline.add_stage(writer)
 
 # Execute pipeline
-results = pipeline.run()  # Uses XennaExecutor by default
-"""
-MULTILINGUAL = """
-from nemo_curator.pipeline import Pipeline
-from nemo_curator.stages.text.io.reader import JsonlReader
-from nemo_curator.stages.text.io.writer import JsonlWriter
-from nemo_curator.stages.text.classifiers import MultilingualDomainClassifier
-
-pipeline = Pipeline(name="multilingual_domain_classification")
-pipeline.add_stage(JsonlReader(file_paths="multilingual_dataset/*.jsonl", fields=["text", "id"]))
-pipeline.add_stage(MultilingualDomainClassifier(filter_by=["Games", "Sports"]))
-pipeline.add_stage(JsonlWriter(path="classified_output/"))
-
 results = pipeline.run()  # Uses XennaExecutor by default
 """
 QUALITY = """
@@ -82,12 +69,6 @@ results = pipeline.run(executor)
     ("script", "kind", "options", "folder"),
     [
         (DOMAIN, DomainClassifier, {"filter_by": ["Games", "Sports"]}, "games_and_sports"),
-        (
-            MULTILINGUAL,
-            MultilingualDomainClassifier,
-            {"filter_by": ["Games", "Sports"]},
-            "classified_output",
-        ),
         (QUALITY, QualityClassifier, {}, "quality_classified"),
     ],
 )
