@@ -22,9 +22,9 @@ from typing import Any
 import pandas as pd
 import psutil
 
+from benchmarks import SUBJECT
 from benchmarks.deduplicators import WAYS, one_thread
 from benchmarks.harness import Run, begin, finish, new_parser, other_core_seconds, parse
-from benchmarks.names import SUBJECT
 from benchmarks.planted import PLANTED, write_corpus
 from benchmarks.recall import (
     character_sets,

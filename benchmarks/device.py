@@ -23,14 +23,12 @@ import pandas as pd
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks import throughput
+from benchmarks import BASELINE, SUBJECT, throughput
 from benchmarks.harness import begin, finish, new_parser, parse
-from benchmarks.models import SHAPES, TINY_SIZES, write_model
-from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
-from benchmarks.texts import LENGTHS, texts_of_lengths
-from benchmarks.tokenizing import timed, tokenizer_speed
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
+from benchmarks.work import timed, tokenizer_speed
 from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
 from gpuclassify.tokenizing.gpu_wordpiece import NotEligibleError
 from gpuclassify.workers.nvml import survey_gpus

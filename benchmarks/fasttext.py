@@ -21,7 +21,7 @@ import pandas as pd
 import psutil
 
 from benchmarks.harness import Run, Variant, begin, finish, new_parser, parse, run_interleaved
-from benchmarks.texts import docstrings
+from benchmarks.inputs import docstrings
 from gpuclassify import LanguageIdentifier, get_client
 
 QUESTION = "fasttext"

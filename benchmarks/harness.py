@@ -24,7 +24,7 @@ import psutil
 import torch
 import transformers
 
-from benchmarks.names import RESULTS
+from benchmarks import RESULTS
 from gpuclassify import __version__
 from gpuclassify.cluster.sizing import usable_cores
 

@@ -17,7 +17,7 @@ import pandas as pd
 from transformers import AutoTokenizer
 
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
-from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.inputs import LENGTHS, texts_of_lengths
 from gpuclassify import HeadClassifier
 from gpuclassify.hub import resolve
 from gpuclassify.models.trained_head import TrainedHead, load_head, read_head

@@ -4,17 +4,13 @@
 """
 
 import argparse
-import contextlib
 import functools
 import gc
 import json
 import multiprocessing
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
@@ -35,9 +31,8 @@ from benchmarks.harness import (
     parse,
     run_interleaved,
 )
-from benchmarks.models import SHAPES, TINY_SIZES, write_model
+from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import classifier_of
-from benchmarks.texts import LENGTHS, texts_of_lengths
 from gpuclassify import DistributedDataClassifier, JsonlReader, ParquetWriter, Pipeline
 
 QUESTION = "jobs"
@@ -45,7 +40,6 @@ FRAME, JOB = "frame", "job"
 SCORES = "probabilities"
 TOLERANCE = 1e-4  # of a probability
 ROWS_OF_A_TINY_PART = 3
-WORKERS = 2
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -61,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         result = head | {
             "overhead": measure_overhead(model, Path(folder, "overhead"), options),
             "growth": [in_process(measure_growth, folder, parts) for parts in options.parts],
-            "resume": measure_resume(Path(folder, "resume"), options.killed_parts),
         }
     return finish(QUESTION, result, options, table)
 
@@ -75,8 +68,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--parts", type=int, nargs="+", default=[100, 1_000, 10_000], help="of tiny jobs"
     )
-    parser.add_argument("--killed-parts", type=int, default=60, help="of the job that dies (60)")
-    return parse(parser, arguments, parts=[4, 8], killed_parts=12)
+    return parse(parser, arguments, parts=[4, 8])
 
 
 # Overhead.
@@ -219,76 +211,9 @@ def _watched(pipeline: Pipeline, client: Any) -> dict[str, Any]:
     }
 
 
-# Resuming.
-
-
-def noting(frame: pd.DataFrame, journal: str, pause_seconds: float) -> pd.DataFrame:
-    """A stage that writes down which part it was given; planning tries it with empty ones."""
-    if len(frame):
-        time.sleep(pause_seconds)
-        with Path(journal).open("a") as file:
-            file.write(f"{frame['id'].min()}\n")
-    return frame
-
-
-def measure_resume(folder: Path, parts: int) -> dict[str, Any]:
-    """Parts that are computed again after client and workers were killed together."""
-    rows = np.arange(parts * ROWS_OF_A_TINY_PART).reshape(parts, -1)
-    write_files(folder / "in", list(rows), [f"text {row}" for row in rows.ravel()])
-    journal = folder / "journal"
-    child = subprocess.Popen(command_of_noted_job(folder))
-    while not journal.exists() or len(journal.read_text().split()) < parts // 2:
-        time.sleep(0.01)
-    family = kill_family(psutil.Process(child.pid))
-    child.wait()
-    psutil.wait_procs(family)
-    before = len(journal.read_text().split())
-    subprocess.run(command_of_noted_job(folder), check=True)
-    times = Counter(journal.read_text().split())
-    out = pd.concat(map(pd.read_parquet, sorted((folder / "out").glob("*.parquet"))))
-    assert sorted(out["id"]) == list(range(rows.size)), "rows were lost or doubled"
-    return {
-        "parts": parts,
-        "workers": WORKERS,
-        "computed_when_killed": before,
-        "computed_again": sum(times.values()) - parts,
-    }
-
-
-def kill_family(root: psutil.Process) -> list[psutil.Process]:
-    """Kill a process and all that it started as if at once; returns them.
-
-    All are stopped first, the root before the others, so that no nanny starts another worker in
-    between.
-    """
-    root.suspend()
-    family = [root, *root.children(recursive=True)]
-    for act in (psutil.Process.suspend, psutil.Process.kill):
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                act(process)
-    return family
-
-
-def command_of_noted_job(folder: Path) -> list[str]:
-    """A process of its own, whose death leaves nothing behind in this one."""
-    code = "import sys; from benchmarks.jobs import run_noted_job; run_noted_job(sys.argv[1])"
-    return [sys.executable, "-c", code, str(folder)]
-
-
-def run_noted_job(folder: str) -> None:
-    """The job of `measure_resume`, on workers of its own."""
-    from gpuclassify import get_client
-
-    stage = functools.partial(noting, journal=f"{folder}/journal", pause_seconds=0.05)
-    stages = [JsonlReader(f"{folder}/in"), stage, ParquetWriter(f"{folder}/out")]
-    with get_client("cpu", n_workers=WORKERS) as client:
-        Pipeline(stages).run(client)
-
-
 def table(result: dict[str, Any]) -> str:
     """The result as a few lines for people."""
-    overhead, resume = result["overhead"], result["resume"]
+    overhead = result["overhead"]
     frame, job = (overhead["variants"][name]["median_seconds"] for name in (FRAME, JOB))
     lines = [
         f"{overhead['documents']} web documents in {overhead['files']} files: classified in "
@@ -302,10 +227,6 @@ def table(result: dict[str, Any]) -> str:
             f"{1000 * found['run_seconds'] / found['parts']:9.1f}{found['again_seconds']:9.2f}"
             f"{grown / 2**20:12.1f} MiB"
         )
-    lines.append(
-        f"killed after {resume['computed_when_killed']} of {resume['parts']} parts on "
-        f"{resume['workers']} workers: {resume['computed_again']} computed again"
-    )
     return "\n".join(lines)
 
 

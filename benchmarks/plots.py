@@ -1,4 +1,4 @@
-"""Pictures of results: ratios, shares of the machine's peak, scaling, recall and growth.
+"""Pictures of results: ratios, shares of the machine's peak, recall and growth.
 
 ``python -m benchmarks.plots RESULT.json ...`` writes PNG files beside the first result of a kind.
 """
@@ -6,7 +6,6 @@
 import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-from benchmarks.names import BASELINE, SUBJECT
+from benchmarks import BASELINE, SUBJECT
 from benchmarks.recall import band_probability
 
 WIDTH_INCHES = 9.0
@@ -110,50 +109,6 @@ def draw_peak_shares(results: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
-def draw_scaling(results: Sequence[dict[str, Any]]) -> Any:
-    """Time with small partitions, and time for more rows."""
-    panels = [panel for result in results for panel in _scaling_panels(result)]
-    bars = [len(panel.ratios) for panel in panels]
-    figure, axes = _figure(bars, "How does time change with partitions and rows?", results)
-    for axis, panel in zip(axes, panels, strict=True):
-        widest = max(*panel.ratios.values(), panel.ideal)
-        _bars(axis, panel.ratios, lambda ratio: f"{ratio:.2f}×", widest * 1.12)
-        axis.axvline(panel.ideal, color="black", linewidth=1, linestyle="--")
-        axis.set_title(panel.title, loc="left")
-        axis.set_xlabel(panel.label)
-    return figure
-
-
-@dataclass(frozen=True)
-class ScalingPanel:
-    """Ratios of times, and the ratio that would be ideal."""
-
-    title: str
-    ratios: dict[str, float]
-    ideal: float
-    label: str
-
-
-def _scaling_panels(result: dict[str, Any]) -> list[ScalingPanel]:
-    settings, partitions, rows = result["settings"], result["partitions"], result["rows"]
-    model = f"{settings['model']}, {settings['shape']['layers']} layers, {settings['lengths']}"
-    return [
-        ScalingPanel(
-            f"{model}: partitions of {partitions['small_rows']} rows in place of one of "
-            f"{partitions['documents']}",
-            {name: found["time_ratio"] for name, found in partitions["variants"].items()},
-            1.0,
-            "time / time with one partition (dashed: no loss)",
-        ),
-        ScalingPanel(
-            f"{model}: {rows['documents'][1]} rows in place of {rows['documents'][0]}",
-            {name: found["time_ratio"] for name, found in rows["variants"].items()},
-            rows["token_ratio"],
-            "time / time for fewer rows (dashed: as many times as the tokens)",
-        ),
-    ]
-
-
 def draw_recall(results: Sequence[dict[str, Any]]) -> Any:
     """Which share of similar pairs is found, beside the formula, for each number of bands."""
     panels = [
@@ -236,7 +191,6 @@ Draw = Callable[[Sequence[dict[str, Any]]], Any]
 # By question and picture: the part of a result that is drawn, and how.
 PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
     "throughput": {"ratios": ("corpora", draw_ratios), "peak": ("corpora", draw_peak_shares)},
-    "scaling": {"scaling": ("rows", draw_scaling)},
     "deduplication": {
         "ratios": ("corpora", draw_ratios),
         "recall": ("recall", draw_recall),

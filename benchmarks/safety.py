@@ -4,7 +4,6 @@
 """
 
 import argparse
-import copy
 import re
 import tempfile
 import time
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.harness import (
     DisagreementError,
@@ -31,7 +30,7 @@ from benchmarks.harness import (
     parse,
     run_interleaved,
 )
-from benchmarks.texts import LENGTHS, docstrings, texts_of_lengths
+from benchmarks.inputs import LENGTHS, docstrings, texts_of_lengths
 from gpuclassify import AegisClassifier
 from gpuclassify.workers.run_context import collected_stats
 from tests.replicas import SafetyModels, safety_template, sample_texts, write_safety_models
@@ -45,10 +44,6 @@ MAX_NEW_TOKENS = 100
 HEADS, RANK = 8, 16
 LONGEST_TOKENS = 1_500  # of a document: neither side has to cut one
 WARM_UP_DOCUMENTS = 2
-# One layer in the published decoder's own width: the share of an adapter falls with the width.
-ADAPTER_SIZES = {"rows": 4, "tokens": 300, "hidden_size": 4_096, "layers": 1, "repeats": 7}
-TINY_ADAPTER_SIZES = {"rows": 2, "tokens": 20, "hidden_size": 64, "layers": 2, "repeats": 2}
-ADAPTER_TOLERANCE = 1e-3  # of a normalised hidden state
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
@@ -60,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         template = long_template(options.category_words)
         models = write_models(Path(folder, "models"), template, options)
         result = head | measure(models, template, options)
-        result["adapters"] = measure_adapters(options)
     return finish(QUESTION, result, options, table)
 
 
@@ -286,59 +280,6 @@ def findings(run: Run, name: str, outcome: Outcome, prompt_tokens: list[int]) ->
     }
 
 
-def measure_adapters(options: argparse.Namespace) -> dict[str, Any]:
-    """Times of one forward with an adapter beside the weights, and merged into them."""
-    sizes = TINY_ADAPTER_SIZES if options.smoke else ADAPTER_SIZES
-    torch.manual_seed(options.seed)
-    decoder = _random_decoder(sizes["hidden_size"], sizes["layers"])
-    settings = LoraConfig(
-        r=RANK,
-        lora_alpha=2 * RANK,
-        target_modules="all-linear",
-        init_lora_weights=False,
-        inference_mode=True,
-    )
-    adapted = PeftModel(decoder, settings).eval().to(options.device)
-    modules = {
-        "unmerged": adapted.get_base_model(),
-        "merged": copy.deepcopy(adapted).merge_and_unload(),
-    }
-    shape = (sizes["rows"], sizes["tokens"])
-    ids = torch.randint(decoder.config.vocab_size, shape, device=options.device)
-
-    def last_states(name: str) -> np.ndarray:
-        with torch.inference_mode():
-            states = modules[name].model(ids, use_cache=False).last_hidden_state
-        return states[:, -1].cpu().numpy()
-
-    variants = [
-        Variant(name, run=lambda n=name: last_states(n), warm_up=lambda n=name: last_states(n))
-        for name in modules
-    ]
-    run = run_interleaved(variants, sizes["repeats"], ADAPTER_TOLERANCE)
-    return {
-        **sizes,
-        "rank": RANK,
-        "largest_difference": run.largest_difference,
-        "seconds": run.seconds,
-        "other_cores": run.other_cores,
-        "median_seconds": {name: run.median_seconds(name) for name in modules},
-        "speed_up": run.speed_up("merged", "unmerged"),
-    }
-
-
-def _random_decoder(hidden_size: int, layers: int) -> LlamaForCausalLM:
-    """In the proportions of the published decoder, but for the vocabulary, which has no part."""
-    config = LlamaConfig(
-        vocab_size=2_000,
-        hidden_size=hidden_size,
-        intermediate_size=hidden_size * 43 // 16,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-    )
-    return LlamaForCausalLM(config)
-
-
 def table(result: dict[str, Any]) -> str:
     """The result as a few lines for people."""
     labels = ", ".join(f"{label} {count}" for label, count in result["labels"].items())
@@ -357,8 +298,6 @@ def table(result: dict[str, Any]) -> str:
         )
     for name, ratio in result["speed_up"].items():
         lines.append(f"  {SUBJECT} is {ratio['ratio_of_medians']:.2f} times as fast as {name}")
-    ratio = result["adapters"]["speed_up"]["ratio_of_medians"]
-    lines.append(f"  one prefill with a merged adapter: {ratio:.2f} times as fast as unmerged")
     return "\n".join(lines)
 
 

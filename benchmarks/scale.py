@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.fasttext import by_library, held_bytes, host_processes, real_model
 from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
-from benchmarks.texts import docstrings
+from benchmarks.inputs import docstrings
 from gpuclassify import LanguageIdentifier, ParquetReader, ParquetWriter, Pipeline, get_client
 from gpuclassify.jobs.report.summary import JobSummary
 

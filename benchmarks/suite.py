@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.names import BASELINE, RESULTS, SUBJECT
+from benchmarks import BASELINE, RESULTS, SUBJECT
 
 _ROOT = Path(__file__).parents[1]
 _SEARCHED = ("Curator's stages, best batch", "crossfit-original")
@@ -40,14 +40,11 @@ FORMS: dict[str, tuple[Command, ...]] = {
             *("deberta", "web", 10, "--repeats", "2", "--footprint", "none"),
             *("--variants", BASELINE),
         ),
-        ("scaling", "--documents", "100", "--repeats", "2"),
     ),
     "full": (
         _throughput("bert", "web", 120, "--peers", "--footprint", "all"),
         _throughput("bert", "short", 240, "--peers"),
         _throughput("deberta", "web", 40, "--peers", "--variants", *_PEERS),
-        ("scaling", "--documents", "400"),
-        ("scaling", "--documents", "100", "--lengths", "web"),
     ),
 }
 
@@ -97,9 +94,8 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"{SUBJECT:32}{'median s':>10}{'of peak':>9}{'pipeline':>10}{'fastest':>9} other way",
     ]
-    describe = {"throughput": _throughput_lines, "scaling": _scaling_lines}
     for result in results:
-        lines += describe[result["question"]](result)
+        lines += _throughput_lines(result)
     return "\n".join(lines)
 
 
@@ -115,21 +111,6 @@ def _throughput_lines(result: dict[str, Any]) -> list[str]:
             f"{ratios[BASELINE]:9.2f}x{ratios[fastest]:8.2f}x {fastest}"
         )
     return lines
-
-
-def _scaling_lines(result: dict[str, Any]) -> list[str]:
-    partitions, rows = result["partitions"], result["rows"]
-    losses = {
-        name: found["time_ratio"] - 1
-        for name, found in partitions["variants"].items()
-        if name != BASELINE
-    }
-    grown = rows["variants"][SUBJECT]["time_ratio"]
-    return [
-        f"  partitions of {partitions['small_rows']} rows take more time: "
-        + "; ".join(f"{name} {loss:+.0%}" for name, loss in losses.items()),
-        f"  {rows['token_ratio']:.2f} times the tokens take {grown:.2f} times the time",
-    ]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks import BASELINE, SUBJECT
 from benchmarks.footprint import Request, measure_footprint
 from benchmarks.harness import (
     Run,
@@ -25,12 +26,8 @@ from benchmarks.harness import (
     parse,
     run_interleaved,
 )
-from benchmarks.job import measure_job
-from benchmarks.models import SHAPES, TINY_SIZES, Shape, write_model
-from benchmarks.names import BASELINE, SUBJECT
+from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, Shape, texts_of_lengths, write_model
 from benchmarks.recipes import MAX_TOKENS, PIPELINE_BATCH_SIZE
-from benchmarks.texts import LENGTHS, texts_of_lengths
-from benchmarks.tokenizing import load, tokenizer_speed
 from benchmarks.ways import (
     TOLERANCES,
     Choice,
@@ -39,7 +36,7 @@ from benchmarks.ways import (
     dtype_names,
     search_batches,
 )
-from benchmarks.work import forward_operations, matmul_peaks
+from benchmarks.work import forward_operations, matmul_peaks, tokenizer_speed
 
 QUESTION = "throughput"
 FOOTPRINTS = {"none": (), "main": (BASELINE, SUBJECT), "all": None}
@@ -144,9 +141,8 @@ def measure(kind: str, setting: Setting) -> dict[str, Any]:
         "variants": {
             way.name: _findings(run, way, texts, sum(lengths), operations, peaks) for way in ways
         },
-        "tokenizer": tokenizer_speed(texts, load(setting.directory)),
+        "tokenizer": tokenizer_speed(texts, AutoTokenizer.from_pretrained(setting.directory)),
         "speed_up": {name: run.speed_up(SUBJECT, name) for name in run.seconds if name != SUBJECT},
-        "job": _job(texts, ways[-1], setting),
         "footprints": _footprints(texts, ways, setting),
     }
 
@@ -202,14 +198,6 @@ def _findings(
     }
 
 
-def _job(texts: list[str], way: Way, setting: Setting) -> dict[str, Any]:
-    options = setting.options
-    is_default = way.dtype != "float32"
-    return measure_job(
-        texts, options.partitions, setting.directory, options.device, autocast=is_default
-    )
-
-
 def _footprints(texts: list[str], ways: Sequence[Way], setting: Setting) -> dict[str, Any]:
     options = setting.options
     names = FOOTPRINTS[options.footprint]
@@ -253,7 +241,7 @@ def table(result: dict[str, Any]) -> str:
         ]
         lines += [_variant_line(name, corpus) for name in corpus["variants"]]
         lines.append(_tokenizer_line(corpus))
-        lines += [*_search_lines(corpus), *_job_lines(corpus), *_footprint_lines(corpus)]
+        lines += [*_search_lines(corpus), *_footprint_lines(corpus)]
     lines += [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
     return "\n".join(lines)
 
@@ -278,9 +266,11 @@ def _variant_line(name: str, corpus: dict[str, Any]) -> str:
 
 def _tokenizer_line(corpus: dict[str, Any]) -> str:
     found = corpus["tokenizer"]
+    padding = corpus["pipeline_padded_tokens"] / corpus["real_tokens"]
     return (
-        f"  the tokenizer alone gives at most {found['documents_per_second']:,.0f} docs/s, "
-        f"{found['tokens_per_second']:,.0f} tokens/s"
+        f"  {BASELINE} runs {padding:.2f} tokens for each real one; the tokenizer alone gives at "
+        f"most {found['documents_per_second']:,.0f} docs/s, {found['tokens_per_second']:,.0f} "
+        "tokens/s"
     )
 
 
@@ -288,20 +278,6 @@ def _search_lines(corpus: dict[str, Any]) -> list[str]:
     return [
         f"  {name}: batches of {found['batch_size']} were fastest"
         for name, found in corpus["searches"].items()
-    ]
-
-
-def _job_lines(corpus: dict[str, Any]) -> list[str]:
-    job = corpus["job"]
-    shares = ", ".join(
-        f"{name.replace('_', ' ')} {share:.1%}" for name, share in job["shares"].items()
-    )
-    pipeline = corpus["pipeline_padded_tokens"] / corpus["real_tokens"]
-    return [
-        f"  a job's time: {shares}; tokenizing meanwhile "
-        f"{job['tokenize_seconds'] / job['wall_seconds']:.1%}",
-        f"  tokens run for each real one: {pipeline:.2f} by {BASELINE}, {job['padding']:.2f} by "
-        f"{SUBJECT}",
     ]
 
 

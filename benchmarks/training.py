@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
-from benchmarks.texts import LENGTHS, texts_of_lengths
+from benchmarks.inputs import LENGTHS, texts_of_lengths
 from gpuclassify import Embedder, Head
 
 QUESTION = "training"

@@ -12,11 +12,11 @@ import dask.dataframe as dd
 import numpy as np
 import torch
 
-from benchmarks.crossfit_original import crossfit_partition
+from benchmarks import BASELINE, SUBJECT
 from benchmarks.harness import Variant
-from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.recipes import (
     classifier_of,
+    crossfit_partition,
     gpuclassify_scores,
     partition_scores,
     pipeline_partition,

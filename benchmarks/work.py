@@ -1,15 +1,18 @@
-"""How much arithmetic a model needs, and how much the machine can do."""
+"""How much arithmetic a model needs, and how much the machine can do: products, and tokens."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.models import Shape
+from benchmarks.inputs import MAX_TOKENS, Shape
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
 PEAK_REPEATS = 5
+TRIES = 3  # of a tokenizer
 _MOST_CALLS = 50  # of the tiny layers of a smoke run
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
@@ -141,3 +144,34 @@ def _least_seconds(
                 torch.cuda.synchronize(activations.device)
             timings[name].append(time.perf_counter() - started)
     return {name: min(seconds) for name, seconds in timings.items()}
+
+
+def tokenizer_speed(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
+    """Documents and real tokens a second of the host's tokenizer alone, by all its threads.
+
+    No way that tokenizes on the host can be faster.
+
+    Parameters
+    ----------
+    texts : sequence of str
+    tokenizer : transformers tokenizer
+        That nobody else uses.
+    """
+    tokenize = TextTokenizer(tokenizer, MAX_TOKENS, counts_rest=False)
+    return timed(lambda: tokenize(texts), len(texts))[1]
+
+
+def timed(tokenize: Callable[[], Any], documents: int) -> tuple[Any, dict[str, Any]]:
+    """Tokens with `offsets`, as `tokenize` gives them, and how fast it does."""
+    timings = []
+    for _ in range(TRIES):
+        started = time.perf_counter()
+        tokens = tokenize()
+        timings.append(time.perf_counter() - started)
+    count, seconds = int(tokens.offsets[-1]), min(timings)
+    return tokens, {
+        "seconds": timings,
+        "tokens": count,
+        "documents_per_second": documents / seconds,
+        "tokens_per_second": count / seconds,
+    }

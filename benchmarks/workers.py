@@ -31,9 +31,8 @@ from benchmarks.harness import (
     parse,
     run_interleaved,
 )
-from benchmarks.models import SHAPES, TINY_SIZES, write_model
+from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import classifier_of
-from benchmarks.texts import LENGTHS, texts_of_lengths
 from benchmarks.ways import TOLERANCES
 from gpuclassify import get_client
 from gpuclassify.cluster.sizing import cpu_cluster_options

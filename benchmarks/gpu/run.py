@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from benchmarks import RESULTS
 from benchmarks.gpu.kit import python_of
-from benchmarks.names import RESULTS
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(tempfile.gettempdir(), "gpuclassify-gpu")

@@ -41,10 +41,9 @@ EXTRAS = {
     "s3": ("paths that begin with s3://", ("s3fs",)),
     "slurm": ("clusters of Slurm", ("cryptography", "dask-jobqueue")),
     "coiled": ("clusters of Coiled", ("coiled",)),
-    "ray": ("clusters of Ray", ("ray",)),
     "tls": ("certificates for clusters", ("cryptography",)),
 }
-OLDEST_PYTHON, FIRST_PYTHON_WITHOUT_CROSSFIT = (3, 11), (3, 13)
+FIRST_PYTHON_WITHOUT_CROSSFIT = (3, 13)
 CROSSFIT_VERSION = "0.0.9"
 LOW_DISK_BYTES = 5_000_000_000  # a large checkpoint and the files around it
 TORCH_PROBE_SECONDS = 120
@@ -61,19 +60,10 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One thing that was looked at, what is there, and what to do about it.
 
-    Attributes
-    ----------
-    name : str
-        What it is.
-    status : {"ok", "warning", "missing", "problem"}
-        ``"missing"`` is an optional part that is not installed; ``"problem"`` stops something
-        that was asked for from working.
-    found : str
-        What is there.
-    cure : str
-        What to do; empty where nothing need be done.
+    ``"missing"`` is an optional part that is not installed; a ``"problem"`` stops something that
+    was asked for from working.
     """
 
     name: str
@@ -105,10 +95,6 @@ def examine() -> Report:
     torch is asked in a process of its own, so that no CUDA context is made here. The Hub is asked
     one question, without a token. Nothing is printed, downloaded or changed, and a Hub token is
     only looked for, never shown.
-
-    Returns
-    -------
-    Report
     """
     installed = installed_distributions()
     survey = survey_gpus()
@@ -134,22 +120,11 @@ def installed_distributions() -> dict[str, metadata.Distribution]:
 
 
 def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
-    """Import torch in a fresh process and ask what it was built for and sees.
-
-    Parameters
-    ----------
-    script : str
-        Prints the answer as JSON.
-
-    Returns
-    -------
-    dict
-        ``version``, ``cuda`` (str or None) and ``devices`` (int), or ``error`` (str).
-    """
-    command = [sys.executable, "-c", script]
+    """Import torch in a fresh process: its ``version``, ``cuda`` and ``devices``, or ``error``."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TORCH_PROBE_SECONDS, check=True
+            [sys.executable, "-c", script], timeout=TORCH_PROBE_SECONDS, **options
         )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as err:
@@ -161,27 +136,31 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
 
 
 def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Check]:
-    """Check the RAPIDS wheels against each other and the driver.
-
-    Parameters
-    ----------
-    versions : mapping of str to str
-        Installed versions by normalised distribution name.
-    survey : GpuSurvey
-        The GPUs and their driver.
-    """
+    """Check the RAPIDS wheels, versions by name, against each other and the driver."""
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
     cure = f"pip install 'gpuclassify[{extra_for(survey)}]'" if survey.gpus else ""
     for base in RAPIDS:
         found = [
             f"{name} {versions[name]}" for name, wheel in wheels.items() if wheel["base"] == base
         ]
-        if found:
-            yield Check(base, "ok", ", ".join(found))
-        else:
-            reason = "not installed" if survey.gpus else "not installed (only GPUs need it)"
-            yield Check(base, "missing", reason, cure)
+        reason = "not installed" if survey.gpus else "not installed (only GPUs need it)"
+        yield Check(base, "ok", ", ".join(found)) if found else Check(base, "missing", reason, cure)
     yield from _cuda_versions({int(w["cuda"]) for w in wheels.values() if w["cuda"]}, survey)
+
+
+def _cuda_versions(majors: set[int], survey: GpuSurvey) -> Iterator[Check]:
+    if len(majors) > 1:
+        names = " and ".join(f"CUDA {major}" for major in sorted(majors))
+        cure = f"uninstall them all, then pip install 'gpuclassify[{extra_for(survey)}]'"
+        yield Check("RAPIDS and CUDA", "problem", f"wheels for {names} side by side", cure)
+    elif majors and survey.cuda_version:
+        (major,), driver = majors, survey.cuda_version
+        found = f"wheels for CUDA {major}, driver for CUDA {driver[0]}.{driver[1]}"
+        if major <= driver[0]:
+            yield Check("RAPIDS and CUDA", "ok", found)
+        else:
+            cure = "update the NVIDIA driver, or pip install 'gpuclassify[gpu-cu12]' instead"
+            yield Check("RAPIDS and CUDA", "problem", found, cure)
 
 
 def extra_for(survey: GpuSurvey) -> str:
@@ -193,11 +172,8 @@ def extra_for(survey: GpuSurvey) -> str:
 def requirement_checks(installed: Distributions) -> Iterator[Check]:
     """Hold what the packages of this stack require against what is installed.
 
-    Yields
-    ------
-    Check
-        One problem for every package whose version does not fit, with the range that fits all
-        who ask; or a single ``"ok"``.
+    A problem for every package whose version does not fit, with the range that fits all who ask;
+    or a single ``"ok"``.
     """
     wheels = [name for name in installed if RAPIDS_WHEEL.fullmatch(name)]
     askers = [name for name in (*CHECKED, *wheels) if name in installed]
@@ -226,28 +202,10 @@ def requirement_checks(installed: Distributions) -> Iterator[Check]:
         yield Check("versions", "ok", f"the requirements of {len(askers)} packages are met")
 
 
-def _cuda_versions(majors: set[int], survey: GpuSurvey) -> Iterator[Check]:
-    if len(majors) > 1:
-        names = " and ".join(f"CUDA {major}" for major in sorted(majors))
-        cure = f"uninstall them all, then pip install 'gpuclassify[{extra_for(survey)}]'"
-        yield Check("RAPIDS and CUDA", "problem", f"wheels for {names} side by side", cure)
-    elif majors and survey.cuda_version:
-        (major,), driver = majors, survey.cuda_version
-        found = f"wheels for CUDA {major}, driver for CUDA {driver[0]}.{driver[1]}"
-        if major <= driver[0]:
-            yield Check("RAPIDS and CUDA", "ok", found)
-        else:
-            cure = "update the NVIDIA driver, or pip install 'gpuclassify[gpu-cu12]' instead"
-            yield Check("RAPIDS and CUDA", "problem", found, cure)
-
-
 def package_checks(installed: Distributions) -> Iterator[Check]:
     """Check Python and the packages without which nothing works."""
     python = f"{platform.python_version()} ({sys.executable})"
-    if sys.version_info >= OLDEST_PYTHON:
-        yield Check("Python", "ok", python)
-    else:
-        yield Check("Python", "problem", python, "install Python 3.11 or newer")
+    yield Check("Python", "ok", python)  # an older one does not install gpuclassify
     yield Check("gpuclassify", "ok", __version__)
     for name in REQUIRED:
         if name in installed:
@@ -325,15 +283,7 @@ def _crossfit_check(installed: Distributions) -> Check:
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
-    """Check a Hub token, the way to the Hub and its cache.
-
-    Of a token no more is read than that it is there.
-
-    Parameters
-    ----------
-    token_path : path, optional
-        The file that a login writes.
-    """
+    """Check that a Hub token is there, and no more of it; the way to the Hub, and its cache."""
     from huggingface_hub import constants
 
     variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -369,15 +319,7 @@ def access_check() -> Check:
 
 
 def cache_check(directory: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:
-    """Check that the Hub's cache directory can be written to and has room.
-
-    Parameters
-    ----------
-    directory : Path
-        Need not exist; its nearest existing parent stands for it.
-    low_bytes : int
-        Room below which to warn.
-    """
+    """Check that the Hub's cache, or its nearest existing parent, is writable and has room."""
     root = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     free_bytes = shutil.disk_usage(root).free
     found = f"{directory}, {free_bytes / 1e9:.1f} GB free"

@@ -1,6 +1,7 @@
 """A tiny model with its texts, and smoke runs that several tests look at."""
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -11,8 +12,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from benchmarks.models import SHAPES, TINY_SIZES, write_model
-from benchmarks.texts import Lengths, texts_of_lengths
+from benchmarks.inputs import SHAPES, TINY_SIZES, Lengths, texts_of_lengths, write_model
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,7 @@ def some_texts(tiny_model):
 def smoke_run(tmp_path_factory):
     """What a benchmark's smoke run in this process writes, where, and what it prints."""
 
+    @functools.cache
     def run(question, *options):
         folder = tmp_path_factory.mktemp(question)
         benchmark = importlib.import_module(f"benchmarks.{question}")
@@ -57,13 +58,3 @@ def smoke_run(tmp_path_factory):
         return result, path, table
 
     return run
-
-
-@pytest.fixture(scope="session")
-def throughput_run(smoke_run):
-    return smoke_run("throughput", "--peers", "--lengths", "short", "--footprint", "none")
-
-
-@pytest.fixture(scope="session")
-def scaling_run(smoke_run):
-    return smoke_run("scaling")

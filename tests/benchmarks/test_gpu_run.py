@@ -17,11 +17,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import device
+from benchmarks import BASELINE, SUBJECT, device
 from benchmarks.device import ORIGINAL, PEERS, covered
 from benchmarks.gpu import kit, probe, run
 from benchmarks.gpu.run import DONE, PARTS, Step, attempt, parse_options, steps_of
-from benchmarks.names import BASELINE, SUBJECT
 from benchmarks.ways import _gpu_ways
 from tests.processes import is_running, wait_until
 
@@ -103,16 +102,6 @@ def test_a_step_that_fails_or_is_late_stops_no_other(tmp_path, capsys, monkeypat
     assert [step["last_lines"][-1] for step in report["steps"][::3]] == ["lost", "last"]
     assert "begun\n" in next(tmp_path.glob("*.log")).read_text()
     assert "failed with 3: -c print('lost')" in capsys.readouterr().out
-
-
-def test_only_the_parts_that_are_asked_for_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        run, "steps_of", lambda part, options: [Step(("-c", f"print({part!r})"), 60)]
-    )
-    for parts in (["cudf"], ["probe", "speed"], list(PARTS)):
-        report = json.loads(run.main(["--output", str(tmp_path), "--parts", *parts]).read_text())
-        assert [step["last_lines"] for step in report["steps"]] == [[part] for part in parts]
-    assert len(list(tmp_path.glob("*.json"))) == 3
 
 
 def test_what_no_time_is_left_for_is_not_begun(tmp_path):
@@ -221,10 +210,6 @@ def test_the_peers_that_are_named_are_ways_of_a_gpu(sequence_classifier):
     asked = Namespace(device="cpu", peers=True, variants=[])
     names = {way.name for way in _gpu_ways(asked, str(sequence_classifier()))}
     assert {BASELINE, SUBJECT, ORIGINAL, *PEERS} <= names
-
-
-def test_time_that_nothing_covers_is_none():
-    assert covered([]) == (0.0, 0.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=20))

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from benchmarks import RESULTS
 from benchmarks.harness import noise
-from benchmarks.names import RESULTS
 
 ROOT = RESULTS.parents[1]
 COMMITTED = sorted(RESULTS.glob("*.json"))

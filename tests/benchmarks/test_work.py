@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.models import SHAPES, TINY_SIZES
-from benchmarks.work import _kernels, forward_operations, matmul_peaks
+from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, Lengths, texts_of_lengths
+from benchmarks.work import _kernels, forward_operations
 
 
 @pytest.mark.parametrize("model", sorted(SHAPES))
@@ -60,7 +61,17 @@ def test_every_kernel_of_the_peak_multiplies(dtype):
         assert torch.allclose(multiply(states).double(), expected, atol=0.2, rtol=0.02)
 
 
-def test_peaks_are_told_by_kernel():
-    peaks = matmul_peaks(replace(SHAPES["bert"], **TINY_SIZES), "cpu")
-    assert set(peaks) == set(_kernels(torch.ones(4, 4)))
-    assert all(1e6 < speed < 1e15 for speed in peaks.values())
+def test_web_lengths_have_the_median_and_the_share_above_the_limit_that_is_claimed():
+    lengths = LENGTHS["web"].sample(1_001)
+    assert np.median(lengths) == 350
+    assert np.mean(np.asarray(lengths) > 512) == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_documents_have_the_prescribed_lengths(tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    wanted = Lengths(80, 0.9).sample(30)
+    texts = texts_of_lengths(wanted, tokenizer)
+    found = sorted(len(ids) for ids in tokenizer(texts)["input_ids"])
+    assert len(set(texts)) == 30
+    assert all(length >= tokens for length, tokens in zip(wanted, found, strict=True))
+    assert sum(found) > 0.95 * sum(wanted)
