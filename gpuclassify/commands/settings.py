@@ -6,14 +6,14 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.storage import URL, redacted
-from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, nearest
+from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, is_kind, nearest
 from gpuclassify.settings.options import NON_FINITE
 
 if TYPE_CHECKING:
@@ -27,35 +27,6 @@ FORMATS = ("parquet", "jsonl")
 BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
 BUCKETS = ("scores", "weight", "by", "text_field", "n", *BUCKETS_OF_EDGES)
 EDGES = "edges"
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_list(value: Any, is_right: Callable[[Any], bool] = _is_text) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(is_right, value))
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_text, value))
-
-
-# Whether a value is of the kind that a field's annotation names.
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "str": _is_text,
-    "bool": lambda value: isinstance(value, bool),
-    "int": _is_count,
-    "int | str": lambda value: _is_text(value) or _is_count(value),
-    "list[str]": lambda value: _is_text(value) or _is_list(value),
-    "list[dict[str, Any]]": lambda value: _is_list(value, _is_named),
-    "dict[str, Any]": _is_named,
-    "dict[str, str]": lambda value: _is_named(value) and _is_list([*value.values()]),
-}
 
 
 def _about(what: str, group: str = "", **option: Any) -> dict[str, Any]:
@@ -197,7 +168,7 @@ class JobSettings:
             )
         given = {name: value for name, value in values.items() if value is not None}
         for name in {"input", "fields", "partition_by"} & set(given):
-            given[name] = [given[name]] if _is_text(given[name]) else list(given[name])
+            given[name] = [given[name]] if isinstance(given[name], str) else list(given[name])
         return cls(**given)
 
     def as_dict(self) -> dict[str, Any]:
@@ -325,15 +296,15 @@ def check_kinds(values: Mapping[str, Any]) -> None:
 
     ValueError names the nearest name, TypeError what the value must be.
     """
-    known = {own.name: own for own in fields(JobSettings)}
+    known, kinds = {own.name: own for own in fields(JobSettings)}, get_type_hints(JobSettings)
     for name, value in values.items():
         if name not in known:
             raise ValueError(
                 f"a job has no setting {name!r}.{nearest(str(name), known)} "
                 f"Settings are {', '.join(known)}."
             )
-        is_right = _KINDS[str(known[name].type).removesuffix(" | None")]
-        if value is not None and not is_right(value):
+        is_one = isinstance(value, str) and is_kind([value], kinds[name])  # in place of a list
+        if not (is_one or value is None or is_kind(value, kinds[name])):
             what = known[name].metadata["what"]
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
     for settings in values.get("classifiers") or []:

@@ -41,9 +41,15 @@ from gpuclassify.mapping.stage_counts import (
 )
 from gpuclassify.models.checkpoint import CheckpointError, some_of
 from gpuclassify.pages.tables import html_table
-from gpuclassify.settings.arguments import parse_options, refuse_unnamed
 from gpuclassify.settings.old_spellings import modern_spellings
-from gpuclassify.settings.options import ModelOptions, TextOptions, setting_names
+from gpuclassify.settings.options import (
+    ModelOptions,
+    TextOptions,
+    fill_template,
+    parse_options,
+    refuse_unnamed,
+    setting_names,
+)
 from gpuclassify.settings.signatures import (
     as_json,
     call_text,
@@ -52,7 +58,6 @@ from gpuclassify.settings.signatures import (
     show_settings,
     takes,
 )
-from gpuclassify.settings.text_template import fill_template
 from gpuclassify.workers.run_context import RunStats, current_run, publish
 
 if TYPE_CHECKING:

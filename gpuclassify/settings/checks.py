@@ -168,6 +168,22 @@ def check_settings(options: Any) -> None:
             check_text(name, value, f"{what} or None" if may_be_none else what, least)
 
 
+def is_kind(value: Any, hint: Any) -> bool:
+    """Whether plain data is of the kind that a hint names, such as ``dict[str, list[int]]``."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(is_kind(value, kind) for kind in inner)
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(is_kind(own, inner[0]) for own in value)
+    if origin is dict:
+        return isinstance(value, Mapping) and all(
+            is_kind(name, inner[0]) and is_kind(own, inner[1]) for name, own in value.items()
+        )
+    if hint is Any:
+        return True
+    return isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
+
+
 @functools.lru_cache(maxsize=64)
 def _settings_with_kinds(owner: type) -> list[tuple[Field[Any], tuple[Any, ...], bool]]:
     """The settings of a dataclass, the kinds of each but None, and whether it may be None."""

@@ -1,4 +1,4 @@
-"""Settings of mappers.
+"""Settings of mappers: what a constructor is given becomes one of these dataclasses.
 
 They are frozen and normalised (sequences become tuples, paths strings), so that equal settings are
 equal in every process and give equal Dask keys.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import os
 import re
+import string
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import MISSING, InitVar, dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.settings.checks import (
     check_probability,
     check_settings,
     label_tuple,
+    nearest,
     numbers_by_label,
+    plain_value,
 )
-from gpuclassify.settings.text_template import template_fields
+from gpuclassify.settings.signatures import short
+
+Options = TypeVar("Options")
 
 StrPath = str | os.PathLike[str]
 Aggregation = Literal["mean", "max", "first", "tokens"]
@@ -381,3 +386,107 @@ class ClassifierOptions(ScoreOptions):
 def setting_names(options: Any) -> list[str]:
     """Names of the settings that a class of options, or one of its objects, is made with."""
     return [own.name for own in fields(options) if own.init]
+
+
+def parse_options(
+    owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
+) -> Options:
+    """Settings from what the caller of `owner` passed, over the class's own defaults.
+
+    Raises
+    ------
+    TypeError
+        Unknown argument (with the nearest known one).
+    ValueError
+        A value out of range.
+    """
+    names = setting_names(options_type)
+    for name in given:
+        if name not in names:
+            known = [*names, "token"]
+            raise TypeError(
+                f"{owner} has no argument {name!r}.{nearest(name, known)} "
+                f"Arguments are {', '.join(known)}."
+            )
+    settings = {**_fitting(defaults, given), **given}
+    for own in fields(options_type):  # type: ignore[arg-type]
+        if own.init and own.default is MISSING and own.name not in settings:
+            raise TypeError(f"{owner} needs {own.name}=")
+    if "model" in names and settings.get("model") in (None, ""):
+        raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
+    return options_type(**{name: _normal(value) for name, value in settings.items()})
+
+
+def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A class's defaults, as far as they suit what the caller passed."""
+    fitting = dict(defaults)
+    if given.get("long_text", "truncate") != "truncate":
+        fitting.pop("max_chars", None)  # windows are there to read more of the text
+    if "text_template" in fitting and "text_field" in given:
+        template = fitting["text_template"]
+        fitting["text_template"] = template.replace("{text}", f"{{{given['text_field']}}}")
+    return fitting
+
+
+def _normal(value: Any) -> Any:
+    """The value in the one form that equal settings have, however they are given."""
+    value = plain_value(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def refuse_unnamed(owner: str, value: Any) -> None:
+    """Raise TypeError for ``owner(value)``, saying what to write instead."""
+    if hasattr(value, "columns"):
+        raise TypeError(
+            f"{owner} got a dataset in place of its settings: make the classifier first, as in "
+            f"ddf.pipe({owner}()) or {owner}()(ddf)"
+        )
+    raise TypeError(f"{owner} takes its settings by name, such as {owner}(model={short(value)})")
+
+
+# Templates such as "{url}\n\n{text}": one text a row, of several columns.
+
+
+def template_fields(template: str) -> tuple[str, ...]:
+    """The columns that a template names, each once.
+
+    Raises ValueError if a brace stands alone, or holds more or less than a column's name.
+    """
+    return tuple(dict.fromkeys(name for _, name in _pieces(template) if name is not None))
+
+
+def fill_template(
+    template: str, columns: Mapping[str, Sequence[str | None]], text_field: str
+) -> list[str | None]:
+    """The texts of rows: null where that of `text_field` is, and without what else is null.
+
+    `columns` are the values of `template_fields`, one a row.
+    """
+    pieces = _pieces(template)
+    layout = "".join(text.replace("%", "%%") + "%s" * (name is not None) for text, name in pieces)
+    named = [columns[name] for _, name in pieces if name is not None]
+    rows = zip(columns[text_field], zip(*named, strict=True), strict=True)
+    return [
+        None if text is None else layout % tuple(value or "" for value in values)
+        for text, values in rows
+    ]
+
+
+def _pieces(template: str) -> list[tuple[str, str | None]]:
+    """Texts as they stand, each with the column that follows it, if one does."""
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as err:
+        raise ValueError(
+            f"text_template={template!r} has a brace of its own ({err}): write {{{{ for {{ and "
+            "}} for }"
+        ) from err
+    for _, name, form, conversion in pieces:
+        if name == "" or form or conversion:
+            raise ValueError(
+                f"text_template={template!r} has braces that hold more or less than a name: write "
+                "columns as in {url}, without forms and conversions"
+            )
+    return [(text, name) for text, name, _, _ in pieces]

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from gpuclassify import DistributedDataClassifier, DomainClassifier, Embedder, SemanticDuplicates
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
-from gpuclassify.settings.text_template import fill_template, template_fields
+from gpuclassify.settings.options import fill_template, template_fields
 from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 from tests.replicas import sample_texts

@@ -199,7 +199,7 @@ def test_the_first_generations_education_arguments_are_accepted():
             autocast=True,
             max_mem_gb=None,
         )
-        assert classifier.max_chars is None
+        assert classifier.options.max_chars is None
 
 
 @pytest.mark.parametrize("kind", [*classes_of("category"), DistributedDataClassifier])
