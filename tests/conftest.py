@@ -57,8 +57,6 @@ SLOW = {
     "cluster/test_preflight.py",
     "cluster/test_prepare.py",
     "cluster/test_ray.py",
-    "demo/test_run.py",
-    "demo/test_training.py",
     "faults/test_faults.py",
     "jobs/estimate/test_plan.py",
     "jobs/hub/test_writer.py",
@@ -67,13 +65,13 @@ SLOW = {
     "jobs/test_commands.py",
     "jobs/test_faults.py",
     "commands/test_cli.py",
+    "test_demo.py",
     "test_documents.py",
     "test_golden.py",
     "test_hub_models.py",
     "test_pages.py",
+    "test_replicas.py",
     "test_site.py",
-    "test_testing.py",
-    "test_testing_decoders.py",
 }
 
 

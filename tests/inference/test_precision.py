@@ -14,8 +14,7 @@ from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.device import pick_dtype
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.settings.options import ModelOptions
-from tests.replicas import sample_texts
-from tests.replicas.architectures import write_sequence_classifier
+from tests.replicas import sample_texts, write_sequence_classifier
 
 
 def picked(device, **options):

@@ -68,14 +68,9 @@ def save_model(model: Any, path: Path) -> None:
 def empty_directory(directory: str | Path) -> Path:
     """Create the directory if need be; FileExistsError unless it is empty."""
     path = Path(directory)
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path} is a file: give a directory that is new or empty")
-    if path.exists() and any(path.iterdir()):
-        raise FileExistsError(
-            f"{path} is not empty (it holds {min(path.iterdir()).name!r}): "
-            "give a directory that is new or empty"
-        )
     path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise FileExistsError(f"{path} is not empty")
     return path
 
 

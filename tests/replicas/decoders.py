@@ -1,17 +1,22 @@
-"""Tiny copies of the published safety models: Llama decoder, two LoRA adapters, and a guard."""
+"""Safety models in published layouts: a Llama decoder, two LoRA adapters to it, and a guard.
+
+The random decoder gets a last layer with which it answers in the published grammar: ``safe``, or
+``unsafe`` and on a second line one category code or several. Which of these depends on the
+document, through the decoder's hidden states.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuclassify.questions.template import SafetyTemplate, parse_template
-from tests.replicas.answers import fit_answers
 from tests.replicas.texts import documents_of, sample_texts
 from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
 from tests.replicas.writing import (
@@ -66,19 +71,7 @@ _FIT_CHARS = 2000
 
 @dataclass(frozen=True)
 class SafetyModels:
-    """Directories of the small safety models.
-
-    Attributes
-    ----------
-    base : Path
-        The decoder with its tokenizer, as ``meta-llama/LlamaGuard-7b``.
-    defensive, permissive : Path
-        Adapters to it, as ``nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0`` and
-        ``-Permissive-1.0``; the safety prompt stands in their model cards.
-    guard : Path
-        Perceptron on the hidden states of base and defensive adapter, as
-        ``nvidia/instruction-data-guard``.
-    """
+    """Directories: the decoder, two adapters with the prompt in their cards, and the guard."""
 
     base: Path
     defensive: Path
@@ -87,14 +80,7 @@ class SafetyModels:
 
 
 def safety_template() -> str:
-    """A short safety prompt for an empty document, about 200 tokens of the small models.
-
-    Returns
-    -------
-    str
-        Structured as the published prompt and otherwise unlike it. The document goes after
-        ``User: ``.
-    """
+    """A short safety prompt, structured as the published one, for an empty document."""
     return f"{_OPENING}{_CATEGORIES}{_CLOSING}{_ANSWER_FORMAT} [/INST]"
 
 
@@ -110,39 +96,11 @@ def write_safety_models(
     texts: Sequence[str] | None = None,
     template: str | None = None,
 ) -> SafetyModels:
-    """Write small random models with the layouts of the published safety models.
+    """Write small random models with the layouts of the published safety models, float32.
 
-    Parameters
-    ----------
-    directory : path
-        Where to write one directory for each model; created if missing.
-    seed : int
-        Seed of the weights. The same arguments give the same bytes.
-    hidden_size, num_layers, num_heads : int
-        Sizes of the decoder; `num_heads` divides `hidden_size`.
-    rank : int
-        Rank of the adapters; published: 16.
-    max_positions : int
-        ``max_position_embeddings`` of the decoder. It bounds nothing: the decoder runs on.
-    texts : sequence of str, optional
-        Documents to train the tokenizer on and to fit the last layers to.
-    template : str, optional
-        The safety prompt that answers are fitted to and that stands in the model cards. Default:
-        `safety_template`.
-
-    Returns
-    -------
-    SafetyModels
-        All weights are float32. After the prompt for a document the decoder with either adapter
-        writes ``safe`` or ``unsafe`` and a line of category codes, in nearly all cases.
-
-    Raises
-    ------
-    ValueError
-        If the sizes do not suit each other, the texts hold no words, or the template is no
-        complete safety prompt.
-    FileExistsError
-        If the directory is not empty.
+    After `template`, by default `safety_template`, and a document, the decoder with either adapter
+    writes ``safe`` or ``unsafe`` and a line of category codes, in nearly all cases. The same
+    arguments give the same bytes. `max_positions` bounds nothing: the decoder runs on.
     """
     documents = documents_of(texts)
     text = safety_template() if template is None else template
@@ -217,12 +175,7 @@ def _write_guard(path: Path, decoder: Any, ids: Sequence[Any], seed: int) -> Non
 def decoder_config(
     vocab_size: int, hidden_size: int, num_layers: int, num_heads: int, max_positions: int
 ) -> dict[str, Any]:
-    """The content of config.json in the layout of LlamaGuard; ValueError if sizes do not fit."""
-    if hidden_size % (2 * num_heads):
-        raise ValueError(
-            f"hidden_size={hidden_size}, num_heads={num_heads}: every head takes an even share, so "
-            f"hidden_size must be a multiple of {2 * num_heads}"
-        )
+    """The content of config.json in the layout of LlamaGuard."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -335,3 +288,140 @@ def save_adapter(adapter: dict[str, tuple[Any, Any]], path: Path) -> None:
         "use_rslora": False,
     }
     write_json(path / "adapter_config.json", config)
+
+
+# The last layer.
+
+_CODES = tuple(f"O{number}" for number in range(1, 14))
+_ANSWERS = (
+    "safe",
+    *(f"unsafe\n{code}" for code in _CODES),
+    *(f"unsafe\n{first},{second}" for first, second in itertools.product(_CODES, _CODES)),
+)
+_SAFE_SHARE = 0.6  # of the answers
+_END_SHARE = 0.8  # of the codes after which an answer may end or go on
+_GAP = 12.0  # between the logits of tokens that may follow and those of others
+_SPREAD = 3.0  # of the logits among tokens that may follow
+_VERDICT_SPREAD = 12.0  # the same for the first token, most of which the regression evens out
+
+
+@dataclass
+class _State:
+    """A point of the grammar: what may follow, seen after many documents by one decoder."""
+
+    tokens: list[int]
+    hidden: Any  # (documents, hidden)
+    addition: Any  # of the decoder's adapter to the last layer, (vocabulary, hidden)
+    logits: Any  # wanted, (documents, vocabulary)
+
+
+def fit_answers(
+    decoders: Sequence[tuple[Any, Any]], tokenizer: Any, prompts: Sequence[str], seed: int
+) -> Any:
+    """Fit one last layer to several decoders, by ridge regression on whole prompts with answers.
+
+    Each decoder comes with what its adapter adds to the last layer, (vocabulary, hidden), all in
+    float64, so that the last bit of a matrix product does not outlive a rounding of the result.
+    `seed` decides which documents get which answers. The weight is without the additions.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    size = (tokenizer.get_vocab_size(), decoders[0][0].config.hidden_size)
+    directions = torch.randn(size, generator=generator, dtype=torch.float64)
+    end_id = tokenizer.token_to_id("</s>")
+    answers = [(*tokenizer.encode(a, add_special_tokens=False).ids, end_id) for a in _ANSWERS]
+    states = []
+    for decoder, addition in decoders:
+        for following, hidden in _hidden_states(decoder, tokenizer, prompts, answers).items():
+            tokens = list(following)
+            spread = _VERDICT_SPREAD if answers[0][0] in tokens else _SPREAD
+            logits = _wanted_logits(hidden, tokens, directions, spread)
+            states.append(_State(tokens, hidden, addition, logits))
+    # The regression evens out what documents differ by, so shares are set by what it reached.
+    _set_shares(states, _ridge(states), {answers[0][0]: _SAFE_SHARE, end_id: _END_SHARE})
+    return _ridge(states)
+
+
+def _hidden_states(
+    decoder: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], Any]:
+    """Hidden states before every token of some answers, by the tokens that may follow."""
+    import torch
+
+    following = defaultdict(set)
+    for answer in answers:
+        for position, token in enumerate(answer):
+            following[answer[:position]].add(token)
+    collected = defaultdict(list)
+    rows = [tokenizer.encode(prompt).ids for prompt in prompts]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))
+    shared = [column[0] for column in alike][:-1]  # run once: prompts may be long
+    with torch.no_grad():
+        cache = decoder(torch.tensor([shared]), use_cache=True).past_key_values
+    for number, ids in enumerate(rows):
+        # One without a code, one with one and one with two, others after every prompt.
+        chosen = [answers[0], answers[1 + number % 13], answers[14 + number * 5 % 169]]
+        along = _along(decoder, copy.deepcopy(cache), ids[len(shared) :], chosen)
+        for answer, states in zip(chosen, along, strict=True):
+            for position, state in enumerate(states[: len(answer)]):
+                collected[tuple(sorted(following[answer[:position]]))].append(state)
+    return {tokens: torch.stack(collected[tokens]) for tokens in sorted(collected)}
+
+
+def _along(
+    decoder: Any, cache: Any, ids: list[int], answers: Sequence[tuple[int, ...]]
+) -> Iterator[Any]:
+    """For each answer the hidden states from the prompt's end on, float64 (tokens, hidden).
+
+    The prompt is what `cache` has seen and `ids`.
+    """
+    import torch
+
+    longest = max(map(len, answers))
+    rows = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
+    with torch.no_grad():
+        read = decoder(torch.tensor([ids]), past_key_values=cache)
+        cache.batch_repeat_interleave(len(answers))
+        written = decoder(rows, past_key_values=cache).last_hidden_state
+    for row in written:
+        yield torch.cat([read.last_hidden_state[0, -1:], row])
+
+
+def _wanted_logits(hidden: Any, tokens: list[int], directions: Any, spread: float) -> Any:
+    """Logits far apart between grammar and the rest, and spread by document within grammar."""
+
+    wanted = 0.03 * hidden @ directions.T
+    wanted[:, tokens] += _GAP
+    if len(tokens) > 1:
+        choices = (hidden - hidden.mean(0)) @ directions[tokens].T
+        wanted[:, tokens] += choices * (spread / choices.std())
+    return wanted
+
+
+def _set_shares(states: Sequence[_State], head: Any, shares: dict[int, float]) -> None:
+    """Shift the logits wanted for some tokens so that each wins in its share of documents."""
+    import torch
+
+    for state in states:
+        reached = state.hidden @ (head + state.addition).T
+        for token in shares.keys() & set(state.tokens):
+            others = [other for other in state.tokens if other != token]
+            if others:
+                lead = reached[:, others].amax(1) - reached[:, token]
+                state.logits[:, token] += torch.quantile(lead, shares[token])
+
+
+def _ridge(states: Sequence[_State]) -> Any:
+    """The last layer that comes closest to the logits wanted; every state counts the same."""
+    import torch
+
+    size = states[0].hidden.shape[1]
+    gram = torch.zeros(size, size, dtype=torch.float64)
+    moment = torch.zeros(size, states[0].logits.shape[1], dtype=torch.float64)
+    for state in states:
+        gram += state.hidden.T @ state.hidden / len(state.hidden)
+        missing = state.logits - state.hidden @ state.addition.T
+        moment += state.hidden.T @ missing / len(state.hidden)
+    gram += 1e-5 * gram.trace() / size * torch.eye(size, dtype=torch.float64)
+    return torch.linalg.solve(gram, moment).T
