@@ -6,10 +6,10 @@ thread and ends with its ``with`` block:
 
 - `workers.run_context.run_context`: a job's task counts what the mappers within it do, and how far
   its part has come.
-- `tokenizing.token_cache.shared_tokens`: mappers that run over one partition share its tokens;
+- `tokenizing.prefetch.shared_tokens`: mappers that run over one partition share its tokens;
   each reads the store once, and hands it to its `HostSource`.
 - `inference.packed.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers
   model, runs transformers' own code.
-- `inference.packed.layout.current_layout`: an attention function, which transformers
+- `inference.batching.current_layout`: an attention function, which transformers
   calls, knows where the texts of the batch lie.
 """

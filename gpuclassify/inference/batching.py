@@ -1,8 +1,15 @@
-"""Longest first, cut by a token budget, and padded to the longest row on the device."""
+"""Batches: longest first, cut by a token budget, and laid out on the device.
+
+A batch is a rectangle, padded to its longest row. Where layers run packed, a `Layout` tells how its
+texts lie end to end in one row.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,12 +17,13 @@ import torch
 
 from gpuclassify.inference.device import to_device
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 # A row shorter than this share of the batch's width begins a new batch, if this one is enough.
 MOST_PADDED_SHARE = 0.9
 # A packed batch is a rectangle around its layers: at most so many times its tokens.
 MOST_RECTANGLE = 2
+_GPU_SHORTEST_SHARE = 0.75
 
 
 @dataclass(frozen=True)
@@ -202,3 +210,195 @@ def _stop_of_packed_batch(lengths: np.ndarray, start: int, limits: BatchLimits) 
         if rows > 1 and (tokens > limits.max_tokens or rows > rectangle.rows(width)):
             return stop
     return len(lengths)
+
+
+# Packed: the texts of a batch end to end in one row.
+
+
+def shortest_share(device: torch.device) -> float:
+    """How short a text may be, of the longest one's length, to share a call of attention with it.
+
+    Fewer calls are worth padding within attention only where each call is a kernel launch.
+    """
+    return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring texts that share one call of the attention kernel.
+
+    Attributes
+    ----------
+    start, stop, texts : int
+        Which tokens, and how many texts they are.
+    places : Tensor of int64, shape (texts, width), optional
+        Where each text's tokens lie, padding filled with some token. None: all are equally long.
+    is_token : Tensor of bool, shape (texts, width), optional
+        False for that padding.
+    kept : Tensor of int64, shape (tokens,), optional
+        Where the tokens are among the places: to find them on a GPU would wait for it.
+    """
+
+    start: int
+    stop: int
+    texts: int
+    places: torch.Tensor | None = None
+    is_token: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+
+    def rows(self, states: torch.Tensor) -> torch.Tensor:
+        """The texts' part of (1, heads, tokens, size) as (texts, heads, width, size)."""
+        if self.places is not None:
+            return states[0][:, self.places].transpose(0, 1)
+        own = states[0, :, self.start : self.stop]
+        return own.unflatten(1, (self.texts, -1)).transpose(0, 1)
+
+    def tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        """(texts, heads, width, size) as (tokens, heads, size) of the texts end to end."""
+        by_token = rows.transpose(1, 2).flatten(0, 1)
+        return by_token if self.kept is None else by_token[self.kept]
+
+
+class Layout:
+    """Where the tokens of a batch lie in one row of tokens: the longest text first.
+
+    Parameters
+    ----------
+    lengths : ndarray of int64, shape (texts,)
+        Tokens of the texts, which are padded on the right.
+    width : int
+        Of the padded batch.
+    device : torch.device
+    first_columns : ndarray of int64, shape (texts,), optional
+        Where texts begin that are padded on the left.
+
+    Attributes
+    ----------
+    lengths : ndarray of int64, shape (texts,)
+        In falling order.
+    calls : int
+        Of layers, that have run on this layout.
+    attention : str, optional
+        Name of the torch function by which the texts were last attended to.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        width: int,
+        device: torch.device,
+        first_columns: np.ndarray | None = None,
+    ) -> None:
+        order = np.argsort(-lengths, kind="stable")
+        self.lengths = lengths[order]
+        starts = np.cumsum(self.lengths) - self.lengths
+        if first_columns is not None:
+            starts = starts - first_columns[order]
+        rows = np.repeat(order, self.lengths)
+        columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
+        self.calls = 0
+        self.attention: str | None = None
+        self._device = device
+        self._shape = (len(lengths), width)
+        self._rows, self._columns = to_device(np.stack([rows, columns]), device)
+
+    @classmethod
+    def of_mask(cls, mask: torch.Tensor) -> Layout | None:
+        """The layout of padded texts; None if there is padding within one.
+
+        Parameters
+        ----------
+        mask : Tensor, shape (texts, width)
+            1 for a token, 0 for padding. A row of padding alone counts as one token.
+        """
+        is_token = mask.cpu().numpy().astype(bool)
+        lengths = np.maximum(is_token.sum(1), 1)
+        first = is_token.argmax(1)
+        last = is_token.shape[1] - 1 - is_token[:, ::-1].argmax(1)
+        if (last - first + 1 != lengths)[is_token.any(1)].any():
+            return None
+        return cls(lengths, is_token.shape[1], mask.device, first)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest text."""
+        return int(self.lengths[0])
+
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        """(texts or 1, width, ...) as (1, tokens, ...); any other shape as it is."""
+        texts, width = self._shape
+        if value.ndim < 2 or value.shape[1] != width or value.shape[0] not in (1, texts):
+            return value
+        if value.shape[0] == 1:
+            return value[:, self._columns]
+        return value[self._rows, self._columns][None]
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """(1, tokens, size) as (texts, width, size), with zeros for padding.
+
+        What follows the tokens, as kernels may want it to, is left out.
+        """
+        padded = states.new_zeros(*self._shape, states.shape[-1])
+        padded[self._rows, self._columns] = states[0, : len(self._rows)]
+        return padded
+
+    def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """(1, tokens, size) as (1, texts, size): each text's first token."""
+        return states[:, self.ends[:-1]]
+
+    def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """(1, texts, size) as (texts, width, size), the same in every column of a text."""
+        by_row = torch.empty_like(states[0])
+        by_row[self._rows[self.ends[:-1]]] = states[0]
+        return by_row[:, None].expand(-1, self._shape[1], -1)
+
+    def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """(1, texts, size) as (texts, width, size), with NaN for all other tokens."""
+        padded = states.new_full((*self._shape, states.shape[-1]), torch.nan)
+        first = self.ends[:-1]
+        padded[self._rows[first], self._columns[first]] = states[0]
+        return padded
+
+    @functools.cached_property
+    def ends(self) -> torch.Tensor:
+        """Where texts begin and end, int32 (texts + 1,)."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return to_device(ends, self._device)
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """All texts: on a CPU those of equal length together, elsewhere those of similar length."""
+        share = shortest_share(self._device)
+        groups: list[Group] = []
+        first = start = 0
+        while first < len(self.lengths):
+            lengths = self.lengths[first:]
+            lengths = lengths[lengths >= lengths[0] * share]
+            groups.append(self._group(start, lengths))
+            first, start = first + len(lengths), start + int(lengths.sum())
+        return groups
+
+    def _group(self, start: int, lengths: np.ndarray) -> Group:
+        stop = start + int(lengths.sum())
+        if lengths[0] == lengths[-1]:
+            return Group(start, stop, len(lengths))
+        columns = np.arange(lengths[0])
+        starts = start + np.cumsum(lengths) - lengths
+        places = np.minimum(starts[:, None] + columns, stop - 1)
+        is_token = columns < lengths[:, None]
+        arrays = (places, is_token, np.flatnonzero(is_token))
+        tensors = (to_device(array, self._device) for array in arrays)
+        return Group(start, stop, len(lengths), *tensors)
+
+
+current_layout: ContextVar[Layout] = ContextVar("current_layout")
+
+
+@contextlib.contextmanager
+def within(layout: Layout) -> Iterator[None]:
+    """Make it this thread's `current_layout`."""
+    token = current_layout.set(layout)
+    try:
+        yield
+    finally:
+        current_layout.reset(token)

@@ -32,7 +32,7 @@ from gpuclassify.inference.memory import (
 )
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats, advance
 
 

@@ -41,8 +41,7 @@ from gpuclassify.models.loading import (
     longest_input,
 )
 from gpuclassify.models.networks import refuse_wrong_outputs
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import flat_batch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, flat_batch
 from gpuclassify.workers.device_errors import (
     is_broken_device,
     is_out_of_memory,

@@ -19,8 +19,7 @@ from gpuclassify import hub
 from gpuclassify.frames import HostTexts, Texts
 from gpuclassify.mapping.columns import ReadShare
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.models.known_shapes import known_shapes
-from gpuclassify.models.tensors import check_headers
+from gpuclassify.models.tensors import check_headers, known_shapes
 from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from gpuclassify.inference.engine import BatchSettings
     from gpuclassify.inference.loaded_model import LoadedModel
     from gpuclassify.tokenizing.prefetch import Source, TokenStream
-    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-    from gpuclassify.tokenizing.token_batch import TokenBatch
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +78,7 @@ class Outputs:
         Windows of each text (texts,) and the text's own tokens in each window (windows,), without
         special ones, both in the order of `values`; None where every text has one window.
     aggregation : str
-        How windows become one row: see `gpuclassify.tokenizing.token_batch.aggregate`.
+        How windows become one row: see `gpuclassify.tokenizing.text_tokenizer.aggregate`.
     """
 
     values: np.ndarray
@@ -96,7 +94,7 @@ class Outputs:
         """One row a text, in the order of the texts, of activated values of these outputs."""
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
-            from gpuclassify.tokenizing.token_batch import aggregate
+            from gpuclassify.tokenizing.text_tokenizer import aggregate
 
             values = aggregate(values, self.counts, self.lengths, self.aggregation)
         return values[np.argsort(self.order)]
@@ -323,8 +321,7 @@ class EncoderRunner(NetworkRunner):
     def token_lengths(self, texts: list[str]) -> TokenLengths:
         """How long texts are for this model; see `Runner.token_lengths`."""
         from gpuclassify.models.loading import longest_input
-        from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-        from gpuclassify.tokenizing.token_batch import all_windows, first_windows
+        from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
 
         options, tokenizer = self.options, self.model.new_tokenizer()
         limit = options.max_seq_length or longest_input(self.model.checkpoint, tokenizer)

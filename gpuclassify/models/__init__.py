@@ -1,1 +1,1 @@
-"""Checkpoints: what they declare, how their weights load, and the modules with their names."""
+"""What checkpoints are, and the torch modules with their tensors; read `checkpoint.py` first."""

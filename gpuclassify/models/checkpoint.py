@@ -13,7 +13,6 @@ from typing import Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
-from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.gte import gte_problems, gte_sizes, is_published_gte
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL
@@ -45,6 +44,38 @@ _TOKENIZER_FILES = {
     "vocab.txt",
 }
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
+
+# Published classifiers name a base model and carry no sizes: these are the ones that the base
+# models' repositories state. Another base model is read from the Hub or from a directory.
+_DEBERTA_V3_BASE: dict[str, Any] = {
+    "model_type": "deberta-v2",
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-7,
+    "max_position_embeddings": 512,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "position_buckets": 256,
+    "relative_attention": True,
+    "share_att_key": True,
+    "type_vocab_size": 0,
+    "vocab_size": 128100,
+}
+
+# Keys are lower-case: repositories spell the same base model with different capitals.
+KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
+    "microsoft/deberta-v3-base": _DEBERTA_V3_BASE,
+    "microsoft/mdeberta-v3-base": {**_DEBERTA_V3_BASE, "vocab_size": 251000},
+}
 
 
 class CheckpointError(ValueError):

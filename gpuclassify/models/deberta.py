@@ -15,8 +15,8 @@ from torch import nn
 
 from gpuclassify import hub
 from gpuclassify.hub.saving import saving
-from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.checkpoint import (
+    KNOWN_BACKBONES,
     LINEAR_HEAD,
     CheckpointError,
     labels_in_order,

@@ -18,7 +18,7 @@ from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, find_budget,
 from gpuclassify.questions.decoder import Decoder
 from gpuclassify.questions.prompt_tokens import shared_length
 from gpuclassify.questions.shared_prefix import ATTENTION, Prefix, RowState
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats, advance
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.

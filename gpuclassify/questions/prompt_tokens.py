@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.tokenizing.token_batch import TokenBatch, flat_batch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch, flat_batch
 
 # How documents may begin: none of their tokens may be taken for a part of the prompt.
 _PROBES = ("a", "The", "7", "é", "\n", " ", "-")

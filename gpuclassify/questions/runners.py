@@ -21,7 +21,7 @@ from gpuclassify.workers.run_context import RunStats
 if TYPE_CHECKING:
     from gpuclassify.questions.decoder import Decoder
     from gpuclassify.questions.prompt_tokens import PromptTokenizer
-    from gpuclassify.tokenizing.token_batch import TokenBatch
+    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 
 class DecoderRunner(NetworkRunner):

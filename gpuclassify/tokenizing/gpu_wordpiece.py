@@ -26,8 +26,7 @@ from gpuclassify import hub
 from gpuclassify.frames import HostTexts, backend_of
 from gpuclassify.models.checkpoint import Checkpoint
 from gpuclassify.settings.options import ModelOptions
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import TokenBatch, Windows, only_windows
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch, Windows, only_windows
 from gpuclassify.workers.device_errors import is_out_of_memory, with_memory_released
 from gpuclassify.workers.run_context import RunStats
 

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import (
+from gpuclassify.tokenizing.text_tokenizer import (
+    TextTokenizer,
     TextTokens,
     TokenBatch,
     Windows,

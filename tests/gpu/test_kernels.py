@@ -17,7 +17,7 @@ from gpuclassify.inference.packed.disentangled import fast_encoder
 from gpuclassify.inference.packed.fused_attention import FusedAttention
 from gpuclassify.inference.packed.packed_layers import varlen_attn
 from gpuclassify.models.checkpoint import read_checkpoint
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuclassify.inference.batching import cut_batches, longest_first, pad, stage
 from gpuclassify.inference.memory import BatchLimits, ScoreRule
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 CPU = torch.device("cpu")
 all_lengths = st.lists(st.integers(1, 60), min_size=1, max_size=80).map(np.array)

@@ -16,7 +16,7 @@ from gpuclassify.inference import crossfit
 from gpuclassify.inference.batching import cut_batches, longest_first, pad, stage
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.memory import BatchLimits
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([3, 17, 1, 9, 9, 40, 2, 9, 25, 1, 1, 33])

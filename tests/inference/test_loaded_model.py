@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassificat
 from gpuclassify.inference import loaded_model
 from gpuclassify.inference.batching import pad, stage
 from gpuclassify.inference.memory import ScoreRule
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 from tests.replicas import (
     ARCHITECTURES,
     sample_texts,

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from gpuclassify.inference.batching import MOST_RECTANGLE, cut_batches
+from gpuclassify.inference import batching as layouts
+from gpuclassify.inference.batching import MOST_RECTANGLE, Layout, current_layout, cut_batches
 from gpuclassify.inference.engine import BatchSettings, run
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits
-from gpuclassify.inference.packed import layout as layouts
 from gpuclassify.inference.packed import packed_layers as attention
-from gpuclassify.inference.packed.layout import Layout, current_layout
 from gpuclassify.inference.packed.packed_layers import NotPackableError, packed_attention
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats
 from tests.replicas import ARCHITECTURES, write_sequence_classifier
 

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from gpuclassify import hub
-from gpuclassify.models.backbones import KNOWN_BACKBONES
 from gpuclassify.models.checkpoint import (
+    KNOWN_BACKBONES,
     LINEAR_HEAD,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,

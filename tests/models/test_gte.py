@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, Embedder
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.known_shapes import known_shapes
+from gpuclassify.models.tensors import known_shapes
 from tests.models.test_loading import described, rewrite
 from tests.oracle import assert_close, assert_labels_agree, probabilities, stacked
 from tests.replicas import sample_texts, write_gte

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gpuclassify.models.backbones import KNOWN_BACKBONES
-from gpuclassify.models.known_shapes import known_shapes
+from gpuclassify.models.checkpoint import KNOWN_BACKBONES
 from gpuclassify.models.loading import expected_shapes
+from gpuclassify.models.tensors import known_shapes
 from tests.models.test_loading import described
 from tests.replicas import ARCHITECTURES, FAMILIES
 

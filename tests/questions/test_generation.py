@@ -14,7 +14,7 @@ from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooL
 from gpuclassify.questions import generation
 from gpuclassify.questions.decoder import load_decoder
 from gpuclassify.questions.generation import MOST_DRAFTED, AnswerTask, SeenAnswers, answer
-from gpuclassify.tokenizing.token_batch import TokenBatch
+from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats
 from tests.decoder_oracle import (
     BOS,

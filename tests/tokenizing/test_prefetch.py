@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gpuclassify.tokenizing.prefetch import HostSource, TokenStore, TokenStream, ahead, text_blocks
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.token_batch import all_windows, first_windows
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
 from gpuclassify.workers.run_context import RunStats
 from tests.replicas import sample_texts
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TextTokens
-from gpuclassify.tokenizing.token_batch import aggregate, all_windows, first_windows
+from gpuclassify.tokenizing.text_tokenizer import (
+    TextTokenizer,
+    TextTokens,
+    aggregate,
+    all_windows,
+    first_windows,
+)
 from tests.replicas import sample_texts
 
 TEXTS = ["", *sample_texts(30, max_words=200)]

@@ -1,1 +1,1 @@
-"""Encoder layers on texts end to end, without padding; read `layout.py` first."""
+"""Encoder layers on texts end to end, without padding; read `packed_layers.py` first."""

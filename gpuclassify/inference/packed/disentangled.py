@@ -29,7 +29,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     make_log_bucket_position,
 )
 
-from gpuclassify.inference.packed.layout import Layout, current_layout, within
+from gpuclassify.inference.batching import Layout, current_layout, within
 
 # Scores of so many rows and heads are computed together: a core is fastest where they, and the
 # products of a block of tokens, stay in its caches.

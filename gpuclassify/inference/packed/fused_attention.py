@@ -18,6 +18,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     DebertaV2ForSequenceClassification,
 )
 
+from gpuclassify.inference.batching import Layout
 from gpuclassify.inference.device import to_device
 from gpuclassify.inference.packed.disentangled import (
     DisentangledAttention,
@@ -25,7 +26,6 @@ from gpuclassify.inference.packed.disentangled import (
     PositionTables,
     RelativePositions,
 )
-from gpuclassify.inference.packed.layout import Layout
 
 logger = logging.getLogger(__name__)
 

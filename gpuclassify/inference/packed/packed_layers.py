@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
+from gpuclassify.inference.batching import Group, Layout, current_layout, within
 from gpuclassify.inference.device import SharedContext
-from gpuclassify.inference.packed.layout import Group, Layout, current_layout, within
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 
 try:
