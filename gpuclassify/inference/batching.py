@@ -133,12 +133,7 @@ def cut_batches(
 ) -> Iterator[tuple[int, int]]:
     """Consecutive (start, stop) ranges of `lengths` whose sizes stay within the limits.
 
-    Parameters
-    ----------
-    lengths : ndarray of int, shape (n,)
-        Tokens of each text, in the order in which they will run.
-    current_limits : callable
-        Asked before each batch, so that limits lowered by an out-of-memory hold at once.
+    The limits are asked before each batch, so that those lowered by an out-of-memory hold at once.
     """
     start = 0
     while start < len(lengths):
@@ -152,19 +147,7 @@ def cut_batches(
 def pad(
     tokens: StagedTokens, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
 ) -> PaddedBatch:
-    """The texts `rows` padded to the longest of them, where their tokens are.
-
-    Parameters
-    ----------
-    tokens : StagedTokens
-    rows : ndarray of int64, shape (rows,)
-    pad_id : int
-        Token id that fills the padding.
-    side : {"right", "left"}
-        Where the padding goes.
-    type_pad_id : int
-        Segment id that fills the padding.
-    """
+    """The texts `rows` padded on one side to the longest of them, where their tokens are."""
     device = tokens.ids.device
     lengths = tokens.lengths[rows]
     width = int(lengths.max())

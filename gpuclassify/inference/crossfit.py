@@ -50,17 +50,8 @@ def crossfit_batches(
 ) -> Iterator[PaddedBatch]:
     """Batches of `tokens`, sorted and sliced by CrossFit's SortedSeqLoader.
 
-    The loader wants one rectangle of all rows, so memory grows with rows times the longest row.
-
-    Parameters
-    ----------
-    tokens : StagedTokens
-    pad_id, type_pad_id : int
-        What fills the padding of ids and segment ids.
-    side : {"right", "left"}
-        Padding side.
-    current_limits : callable
-        Asked before each batch, so that limits lowered by an out-of-memory hold at once.
+    The loader wants one rectangle of all rows, so memory grows with rows times the longest row. The
+    limits are asked before each batch, so that those lowered by an out-of-memory hold at once.
     """
     loader = _build_loader(tokens, pad_id, side, current_limits, type_pad_id)
     order = loader.sorted_indices.cpu().numpy()

@@ -120,13 +120,7 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
 
 
 class SharedContext:
-    """A context that begins with the first thread that needs it and ends with the last one.
-
-    Parameters
-    ----------
-    begin : callable
-        Gives the context manager, a new one each time.
-    """
+    """A context that begins with the first thread that needs it and ends with the last one."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
         self._begin = begin
@@ -219,13 +213,8 @@ def run_in_streams(
     long when another program has one of the cores. Until the last item has run, torch has one
     thread everywhere in the process.
 
-    Parameters
-    ----------
-    run : callable
-        Is called in inference mode, and in copies of the caller's context.
-    items : iterable
-        Taken as they are needed, a few ahead.
-    device : torch.device
+    `run` is called in inference mode, and in copies of the caller's context; items are taken as
+    they are needed, a few ahead.
     """
     threads = stream_count(device)
     if threads == 1:
@@ -278,19 +267,10 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """What the driver tells of a device at one moment.
+    """What the driver tells of a device at one moment."""
 
-    Attributes
-    ----------
-    busy_share : float or None
-        Share of the last fraction of a second in which anything ran, 0 to 1; None for a MIG slice,
-        of which the driver does not say.
-    used_bytes : int or None
-        Memory that is taken, by other processes and libraries too.
-    """
-
-    busy_share: float | None
-    used_bytes: int | None
+    busy_share: float | None  # of the last fraction of a second, 0 to 1; None for a MIG slice
+    used_bytes: int | None  # by other processes and libraries too
 
 
 Ask = Callable[[], DeviceSample]
@@ -351,13 +331,7 @@ def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
 
 
 def nvml_source(device: torch.device) -> Ask:
-    """Asks NVML, which neither waits for the device nor makes a context on it.
-
-    Raises
-    ------
-    DriverError
-        There is no driver to ask, or it does not know the device.
-    """
+    """Asks NVML, which neither waits for the device nor makes a context on it; or DriverError."""
     nvml = open_nvml()
     handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))
 

@@ -329,22 +329,10 @@ def load_model(
 ) -> LoadedModel:
     """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    directory : Path
-    device : torch.device
-    dtype : torch.dtype
-    tokenizer_directory : Path, optional
-        Where the tokenizer is, if not in `directory`.
-    new_tokenizer : callable, optional
-        Gives a fresh tokenizer in place of the one there.
-    build : callable, optional
-        Makes a module of one's own from the parsed ``config.json``.
-    has_weights : bool
-        Whether that module comes with its weights, so that `directory` is not read for them.
-    unpacks : bool
-        Whether that module takes tensors as keyword arguments, rather than in one dict.
+    The tokenizer is in `directory` unless there is a `tokenizer_directory`; `new_tokenizer` gives a
+    fresh one in its place. `build` makes a module of one's own from the parsed ``config.json``,
+    which `has_weights` or finds them in `directory`, and which `unpacks` tensors as keyword
+    arguments or takes them in one dict.
 
     Raises
     ------

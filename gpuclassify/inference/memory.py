@@ -68,13 +68,8 @@ class DocumentTooLargeError(MemoryError):
 class ScoreRule:
     """How large the attention scores are that a model materialises.
 
-    Attributes
-    ----------
-    heads : int
-    min_span : int
-        Relative-position terms are at least this wide: scores have
-        ``rows * heads * width * max(width, min_span)`` elements.
-    item_bytes : int
+    Relative-position terms are at least `min_span` wide: scores have
+    ``rows * heads * width * max(width, min_span)`` elements.
     """
 
     heads: int
@@ -249,21 +244,9 @@ def measure_batch_memory(
     """The memory that a model's batches take, measured on batches as wide as its texts can be.
 
     Two sizes tell what every batch takes from what its tokens take. Narrower batches take less a
-    token, if they differ at all.
-
-    Parameters
-    ----------
-    probe : callable
-        ``probe(rows, width)`` runs one batch of that size.
-    widest : int
-        Most tokens that a text can have.
-    peak_bytes : callable
-        Runs an action and returns how many bytes it had taken at most.
-
-    Raises
-    ------
-    RuntimeError or MemoryError
-        Whatever the probe raises; that memory ran out, only if one token alone does not fit.
+    token, if they differ at all. ``probe(rows, width)`` runs one batch of that size; `peak_bytes`
+    runs an action and tells how many bytes it had taken at most. Whatever the probe raises is
+    raised; that memory ran out, only if one token alone does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
@@ -305,14 +288,8 @@ def _measure(
 class MeasuredBudget:
     """What the batches of one model may hold, by what they were measured to take. Safe for threads.
 
-    Parameters
-    ----------
-    batch_memory : BatchMemory
-    memory : CudaMemory
-        Of the device; asked whenever limits are.
-    score_rule : ScoreRule, optional
-    save : callable
-        Called with the batch memory when an out-of-memory has corrected it.
+    The device's `memory` is asked whenever limits are; `save` is called with the batch memory when
+    an out-of-memory has corrected it.
     """
 
     def __init__(
@@ -568,26 +545,9 @@ def find_budget(
 ) -> BatchLimits | MeasuredBudget:
     """What batches of a model may hold on `device`: known for a CPU, measured or kept for a GPU.
 
-    Parameters
-    ----------
-    device : torch.device
-    probe : callable
-        ``probe(rows, width)`` runs one batch of that size, as the batches to come will be run.
-    widest : int
-        Most tokens that a text can have.
-    model, precision, path : str
-        As in `budget_key`. Without a model, what is measured is not kept.
-    score_rule : ScoreRule, optional
-        For models that materialise attention scores.
-    memory : CudaMemory, optional
-        The device's; another one stands for a device of one's own.
-    store : BudgetStore, optional
-        That of the user's cache if none is given.
-
-    Raises
-    ------
-    RuntimeError or MemoryError
-        What the probe raises; see `measure_batch_memory`.
+    ``probe(rows, width)`` runs one batch as the batches to come will be run, of texts of up to
+    `widest` tokens; `model`, `precision` and `path` are those of `budget_key`. Without a model,
+    what is measured is not kept. The store is that of the user's cache if none is given.
     """
     if device.type != "cuda":
         return cpu_limits(score_rule)
@@ -655,13 +615,8 @@ class BudgetStore:
     """What batches take, by key, one small file each that a person can read.
 
     Files that cannot be read or written, or that hold something else, are as good as none: the
-    memory is measured again. Any number of processes may use the same folder: a file appears
-    whole, and of those that write it at once one stays.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        Made when it is first needed. Without one, nothing is kept.
+    memory is measured again. Any number of processes may use the same folder, which is made when it
+    is first needed: a file appears whole, and of those that write it at once one stays.
     """
 
     def __init__(self, folder: Path | None) -> None:

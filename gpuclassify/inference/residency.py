@@ -47,16 +47,10 @@ class Residency(Generic[Model]):
         needed_bytes: Callable[[], int] = lambda: 0,
         free_bytes: Callable[[], int] = lambda: 1,
     ) -> Iterator[Model]:
-        """The model of `key` for the length of a ``with`` block.
+        """The model of `key` (identity, device, precision) for the length of a ``with`` block.
 
-        Parameters
-        ----------
-        key : hashable
-            Identity, device and precision of the model.
-        load : callable
-            Loads the model; called only when it is not resident.
-        needed_bytes, free_bytes : callable
-            What the model will take, and what the device has left; asked before loading.
+        Only when it is not resident, it is asked what the model will take and the device has left,
+        and the model is loaded.
         """
         resident = self._acquire(key)
         if resident is None:

@@ -105,13 +105,6 @@ def test_hard_texts_have_the_tokenizers_ids_or_are_left_to_it(cudf, max_tokens, 
     np.testing.assert_array_equal(found.fallback_rows, np.flatnonzero(doubtful(HARD)))
 
 
-def test_nearly_all_texts_of_a_corpus_are_done_on_the_gpu(cudf):
-    texts = sample_texts(5_000, seed=1)
-    found = on_gpu()(cudf.Series(texts))
-    assert_same_ids(found, texts)
-    assert 0 < len(found.fallback_rows) < 0.1 * len(texts)  # those with Korean
-
-
 def test_every_character_there_is_has_the_tokenizers_ids_or_is_left_to_it(cudf):
     codes = [code for code in range(0x20000) if not 0xD800 <= code < 0xE000]
     groups = [codes[start : start + 4] for start in range(0, len(codes), 4)]
@@ -119,11 +112,6 @@ def test_every_character_there_is_has_the_tokenizers_ids_or_is_left_to_it(cudf):
     found = on_gpu()(cudf.Series(texts))
     assert_same_ids(found, texts)
     np.testing.assert_array_equal(found.fallback_rows, np.flatnonzero(doubtful(texts)))
-
-
-@pytest.mark.parametrize("text", ["", " ", "\t", ",", "한"])
-def test_a_text_alone_is_done_too(cudf, text):
-    assert_same_ids(on_gpu()(cudf.Series([text])), [text])
 
 
 @pytest.mark.parametrize("limit", [1, 30, 1_000])
@@ -146,28 +134,11 @@ def test_null_rows_get_nothing_and_no_rows_give_nothing(cudf):
         assert found.offsets.tolist() == [0] * (len(none) + 1)
 
 
-def test_a_slice_of_a_longer_column_is_read_from_its_own_start(cudf):
-    whole = cudf.Series(HARD, index=[7] * len(HARD))
-    assert_same_ids(on_gpu()(whole.iloc[5:50]), HARD[5:50])
-
-
 def test_a_cudf_of_other_rules_is_found_out(monkeypatch):
     monkeypatch.setattr(gpu_wordpiece, "probe_texts", lambda: ["ж" * 100])
     monkeypatch.setattr(gpu_wordpiece, "find_doubtful", lambda codes, chars, special: chars < 0)
     with pytest.raises(gpu_wordpiece.NotEligibleError, match=r"U\+0436"):
         GpuWordPiece(tokenizer().backend_tokenizer, MAX_TOKENS)
-
-
-def test_ids_are_complete_for_another_stream(cudf):
-    texts = sample_texts(2_000, seed=2)
-    texts = [text for text, is_left in zip(texts, doubtful(texts), strict=True) if not is_left]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        found = on_gpu()(cudf.Series(texts))
-        found.ids.record_stream(stream)
-        total = found.ids.sum(dtype=torch.int64)
-    stream.synchronize()
-    assert int(total) == int(on_host(texts).ids.sum(dtype=np.int64))
 
 
 # Mappers.
@@ -259,8 +230,3 @@ def test_half_precision_and_lazy_frames_with_empty_and_null_partitions(cudf, edu
     expected = education("host", **options)(lazy).compute(scheduler="sync").to_pandas()
     assert found.id.tolist() == expected.id.tolist()
     assert_close(found[SCORE].dropna(), expected[SCORE].dropna(), tolerance=0.02)
-
-
-def test_auto_is_the_host_for_now(cudf, education):
-    _, stats = run(education("auto"), cudf.from_pandas(FRAME))
-    assert (stats.gpu_tokenized_texts, stats.host_fallback_texts) == (0, 0)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -115,13 +114,6 @@ def test_what_every_batch_takes_and_what_tokens_take_are_told_apart(widest, fixe
     assert len(gpu.ran) == 3
 
 
-def test_a_model_whose_tokens_take_nothing_has_a_batch_memory_all_the_same():
-    batch_memory = FakeGpu(lambda rows, width: 1_000_000).measure(512)
-
-    assert batch_memory.token_bytes == 1
-    assert batch_memory.size_bytes(PROBE_TOKENS) >= 1_000_000
-
-
 @given(st.integers(1, 3_000), st.integers(0, 10**8), st.integers(1, 40_000), st.integers(0, 40))
 def test_planned_bytes_are_enough_for_batches_as_wide_as_measured(widest, fixed, token, pair):
     """Also where attention takes memory for each pair of tokens."""
@@ -202,7 +194,6 @@ MODELS = {
     "deberta": transformers.DebertaV2Config(
         **SIZES, relative_attention=True, position_buckets=32, pos_att_type=["c2p", "p2c"]
     ),
-    "modernbert": transformers.ModernBertConfig(**SIZES, bos_token_id=1, eos_token_id=2),
 }
 
 
@@ -268,15 +259,6 @@ def test_as_much_is_planned_as_fits(batch_memory, usable):
 
     assert tokens == 0 or batch_memory.size_bytes(tokens) <= usable
     assert batch_memory.size_bytes(tokens + 1) >= usable - batch_memory.safety_percent // 100
-
-
-def test_limits_where_memory_is_not_counted_do_not_depend_on_it():
-    rule = ScoreRule(12, 512, 2)
-    limits = unmeasured_limits(rule)
-
-    assert limits.max_tokens == 16_384
-    assert limits.max_score_bytes == 2**29
-    assert limits.score_rule == rule
 
 
 # Learning.
@@ -346,25 +328,6 @@ def test_corrections_by_several_threads_end_at_the_largest():
 # All of it, on a device of our own.
 
 LENGTHS = -np.sort(-np.random.default_rng(0).integers(5, 513, 3_000))
-
-
-def test_what_came_beside_the_model_is_respected_in_the_next_run():
-    gpu = FakeGpu(lambda rows, width: 10**8 + 200_000 * rows * width)
-    budget = MeasuredBudget(gpu.measure(512), gpu)
-    memory = LimitMemory()
-
-    def largest_batch():
-        gpu.ran.clear()
-        assert run_partition(gpu, memory.for_run("a", lambda: budget), LENGTHS) == 0
-        return max(rows * width for rows, width in gpu.ran)
-
-    alone = largest_batch()
-    gpu.taken_bytes = 5 * GIB  # a second model, or a frame
-    beside = largest_batch()
-    gpu.taken_bytes = GIB
-
-    assert beside < 0.5 * alone
-    assert largest_batch() == alone
 
 
 def test_memory_that_vanishes_during_a_run_is_survived_and_no_fault_of_what_was_measured():
@@ -473,14 +436,6 @@ def test_another_version_of_anything_that_matters_is_another_file(store, key, na
     assert store.load(key) == BATCH_MEMORY
 
 
-def test_a_model_whose_name_is_no_text_has_a_file_too(store):
-    key = budget_key(**{**SETTINGS, "model": os.fsdecode(b"/models/\xff\xfe")})
-
-    store.save(key, BATCH_MEMORY)
-
-    assert store.load(key) == BATCH_MEMORY
-
-
 NUMBERS = asdict(BATCH_MEMORY)
 
 
@@ -526,19 +481,6 @@ def test_a_broken_file_is_as_good_as_none_and_is_replaced(store, key, kind, capl
     assert own_levels(caplog) == ["DEBUG"]
     store.save(key, BATCH_MEMORY)
     assert store.load(key) == BATCH_MEMORY
-
-
-def test_a_directory_in_a_files_place_stays_and_stops_nobody(store, key):
-    store.save(key, BATCH_MEMORY)
-    path = only_file(store)
-    path.unlink()
-    (path / "mine").mkdir(parents=True)
-
-    assert store.load(key) is None
-    store.save(key, BATCH_MEMORY)
-
-    assert only_file(store) == path  # and no draft beside it
-    assert (path / "mine").is_dir()
 
 
 def test_without_a_folder_or_with_one_that_cannot_be_made_nothing_is_kept(tmp_path, key, caplog):

@@ -139,13 +139,6 @@ def test_a_part_of_a_batch_has_its_rows_at_the_same_width(with_types):
     assert (part.type_ids is not None) == with_types
 
 
-def test_the_score_rule_counts_all_live_copies_and_grows_with_the_square_of_wide_rows():
-    rule = ScoreRule(heads=12, min_span=512, item_bytes=4)
-
-    assert rule.size_bytes(2, 100) == 2 * 12 * 100 * 512 * 4 * 4
-    assert rule.size_bytes(1, 1024) == 12 * 1024 * 1024 * 4 * 4
-
-
 def test_the_score_rule_lowers_the_rows_that_the_token_budget_allows():
     rule = ScoreRule(heads=12, min_span=512, item_bytes=4)
     limits = BatchLimits(100_000, score_rule=rule, max_score_bytes=rule.size_bytes(3, 512))

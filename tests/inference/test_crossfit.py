@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,22 +25,6 @@ def tokens_of(lengths, with_types=False, seed=0):
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ids = np.random.default_rng(seed).integers(0, 50, offsets[-1], dtype=np.int32)
     return TokenBatch(ids, offsets, ids % 2 if with_types else None)
-
-
-def original_loader(lengths, limit_tokens):
-    """CrossFit's own SortedSeqLoader with its own planner, and an estimate that is exact."""
-    whole = pad(stage(tokens_of(lengths), CPU), np.arange(len(lengths)), pad_id=0)
-    model = SimpleNamespace(
-        load_tokenizer=lambda: SimpleNamespace(pad_token_id=0, padding_side="right"),
-        max_seq_length=lambda: whole.width,
-        estimate_memory=lambda width, rows: width * rows / limit_tokens,
-        max_mem_gb=1.0,
-    )
-    data = {
-        "input_ids": whole.ids,
-        "attention_mask": whole.mask,
-    }
-    return crossfit._loader_class().__mro__[1](data, model, "attention_mask", 64)
 
 
 def test_the_loader_is_crossfits_own():
@@ -162,23 +145,6 @@ def test_importing_crossfit_changes_neither_numpy_nor_logging_and_reports_nothin
 
     assert run.returncode == 0, run.stderr
     assert (run.stdout, run.stderr) == ("", "WARNING:root:a warning of ours\n")
-
-
-def test_for_the_record_crossfits_own_planner_exceeds_its_limit_many_times():
-    lengths = np.array([512] * 100 + [5] * 900)
-    limit_tokens = 64 * 512
-
-    theirs = [tuple(b["input_ids"].shape) for b in original_loader(lengths, limit_tokens)]
-    ours = [
-        batch.ids.shape
-        for batch in crossfit_batches(
-            stage(tokens_of(lengths), CPU), 0, "right", lambda: BatchLimits(limit_tokens)
-        )
-    ]
-
-    assert theirs == [(1000, 512)]  # 15.6 times the limit
-    assert max(rows * width for rows, width in ours) <= limit_tokens
-    assert sum(rows for rows, _ in ours) == 1000
 
 
 @pytest.fixture

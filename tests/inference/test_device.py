@@ -1,17 +1,33 @@
-"""What torch is set to for the whole process while a model runs on a GPU, and afterwards."""
+"""The device while models run on it: its settings, its streams, and how busy it is told to be."""
 
 import contextlib
+import contextvars
+import itertools
 import threading
+import time
 
 import pytest
 import torch
 
-from gpuclassify.inference.device import device_lock, gpu_settings, holding, process_setting
+from gpuclassify.inference.device import (
+    DeviceSample,
+    device_lock,
+    gpu_settings,
+    holding,
+    note,
+    process_setting,
+    run_in_streams,
+    watched,
+)
 from gpuclassify.workers.device_errors import is_broken_device
-from gpuclassify.workers.run_context import RunStats
+from gpuclassify.workers.nvml import DriverError, find_device, is_mig
+from gpuclassify.workers.run_context import RunStats, add_up
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 NOT_INITIALIZED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+# Settings of the whole process.
 
 
 def torch_settings():
@@ -116,3 +132,220 @@ def test_a_library_that_does_not_begin_at_all_tells_of_a_broken_device(monkeypat
     assert is_broken_device(caught.value)
     assert torch_settings() == before
     assert not device_lock(GPU).locked()
+
+
+# Batches on cores of their own: in order, alone, and with torch's threads as they were.
+
+number = contextvars.ContextVar("number", default=0)
+
+
+@pytest.fixture(params=[2, 3])
+def threads(request):
+    torch.set_num_threads(request.param)
+    return request.param
+
+
+def test_results_come_in_order_from_as_many_threads_as_torch_has(threads):
+    together = threading.Barrier(threads, timeout=30)
+
+    def run(item):
+        together.wait()  # passes only when so many run at once
+        assert torch.get_num_threads() == 1
+        assert torch.is_inference_mode_enabled()
+        return item, number.get()
+
+    number.set(7)
+    items = range(threads * 4)
+    assert list(run_in_streams(run, items, CPU)) == [(item, 7) for item in items]
+    assert torch.get_num_threads() == threads
+
+
+def test_items_are_taken_as_they_are_needed(threads):
+    taken = []
+
+    def items():
+        for item in range(50):
+            taken.append(item)
+            yield item
+
+    results = run_in_streams(lambda item: item, items(), CPU)
+    next(results)
+    assert len(taken) == threads + 1
+    results.close()
+    assert torch.get_num_threads() == threads
+
+
+def test_an_error_reaches_the_caller_and_threads_come_back(threads):
+    def run(item):
+        if item == 5:
+            raise ValueError("of item 5")
+        return item
+
+    results = run_in_streams(run, range(100), CPU)
+    with pytest.raises(ValueError, match="of item 5"):
+        list(results)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("meta", 4)])
+def test_one_thread_or_another_device_runs_in_the_callers(device, count):
+    torch.set_num_threads(count)
+    own = threading.get_ident()
+
+    ran = list(run_in_streams(lambda _: threading.get_ident(), range(5), torch.device(device)))
+
+    assert ran == [own] * 5
+
+
+# How busy it is, by a thread that asks, and how runs' numbers add up.
+
+NAMES = {
+    "device_sampled_seconds",
+    "device_busy_seconds",
+    "peak_device_bytes",
+    "peak_torch_bytes",
+    "peak_planned_bytes",
+}
+
+
+class Gpu:
+    """Answers with each of some samples in turn, and knows when it was asked."""
+
+    def __init__(self, *samples):
+        self.samples = itertools.chain(samples, itertools.repeat(samples[-1]))
+        self.asked = []
+        self.is_asked_often = threading.Event()
+        self.often = len(samples) + 1
+
+    def __call__(self, device):
+        assert device == GPU
+        return self.ask
+
+    def ask(self):
+        self.asked.append(time.monotonic())
+        if len(self.asked) >= self.often:
+            self.is_asked_often.set()
+        return next(self.samples)
+
+
+def watching_threads():
+    return [t for t in threading.enumerate() if t.name == "gpuclassify-device-use"]
+
+
+def watch(gpu):
+    """The stats of a block that lasts until the GPU was asked often, and the block's seconds."""
+    stats, started = RunStats(), time.monotonic()
+    with watched(GPU, stats, gpu, sample_seconds=0.01):
+        assert gpu.is_asked_often.wait(60)
+    return stats, time.monotonic() - started
+
+
+def test_samples_stand_for_the_whole_block_and_peaks_stay():
+    gpu = Gpu(DeviceSample(0.25, 100), DeviceSample(0.25, 900), DeviceSample(0.25, 300))
+
+    stats, elapsed = watch(gpu)
+
+    assert gpu.asked[-1] - gpu.asked[0] <= stats.device_sampled_seconds <= elapsed
+    assert stats.device_busy_seconds == pytest.approx(0.25 * stats.device_sampled_seconds)
+    assert stats.peak_device_bytes == 900
+
+
+def test_a_block_that_is_over_at_once_is_sampled_at_its_end():
+    gpu, stats = Gpu(DeviceSample(1.0, 7)), RunStats()
+    with watched(GPU, stats, gpu):
+        pass
+    assert len(gpu.asked) == 1
+    assert stats.peak_device_bytes == 7
+    assert stats.device_busy_seconds == stats.device_sampled_seconds > 0
+
+
+def test_of_a_slice_memory_is_known_and_use_is_not_zero():
+    stats, _ = watch(Gpu(DeviceSample(None, 50)))
+    assert stats.peak_device_bytes == 50
+    assert stats.device_sampled_seconds is stats.device_busy_seconds is None
+    assert NAMES & set(stats.as_dict()) == {"peak_device_bytes"}
+
+
+def test_a_device_at_rest_was_busy_for_no_time_and_that_is_known():
+    stats = RunStats()
+    note(DeviceSample(0.0, None), 2.0, stats)
+    note(DeviceSample(0.5, None), 4.0, stats)
+    assert (stats.device_sampled_seconds, stats.device_busy_seconds) == (6.0, 2.0)
+    assert stats.peak_device_bytes is None
+
+
+def test_an_error_in_the_block_ends_the_thread_too():
+    with pytest.raises(KeyError), watched(GPU, RunStats(), Gpu(DeviceSample(1.0, 1))):
+        assert len(watching_threads()) == 1
+        raise KeyError
+    assert not watching_threads()
+
+
+def test_a_driver_that_does_not_answer_costs_a_run_nothing():
+    def fail(device):
+        raise DriverError("gone")
+
+    stats = RunStats()
+    with watched(GPU, stats, fail):
+        assert not watching_threads()
+    assert stats == RunStats()
+
+
+def test_on_a_cpu_nothing_is_asked_and_nothing_is_told():
+    stats, gpu = RunStats(), Gpu(DeviceSample(1.0, 1))
+    with watched(CPU, stats, gpu), holding(CPU, torch.float32, stats):
+        pass
+    assert gpu.asked == []
+    assert not NAMES & set(stats.as_dict())
+
+
+def test_runs_add_up_but_the_highest_peak_stays():
+    sums = {}
+    for busy, peak in ((1.0, 900), (2.0, 300)):
+        stats = RunStats(rows=2, device_busy_seconds=busy, peak_torch_bytes=peak)
+        add_up(sums, stats.as_dict())
+    add_up(sums, RunStats(rows=1).as_dict())  # on a CPU
+    assert sums["rows"] == 5
+    assert sums["device_busy_seconds"] == 3.0
+    assert sums["peak_torch_bytes"] == 900
+    assert "peak_device_bytes" not in sums
+
+
+class Driver:
+    """As much of pynvml as finding a device needs; a real one answers on GPUs only."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, modes):
+        self.modes = modes  # by name; None where asking is an error
+
+    def nvmlDeviceGetHandleByUUID(self, name):  # noqa: N802
+        if name not in self.modes:
+            raise self.NVMLError
+        return name
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        if self.modes[handle] is None:
+            raise self.NVMLError
+        return [self.modes[handle], self.modes[handle]]
+
+
+@pytest.mark.parametrize(
+    ("modes", "found"),
+    [
+        ({"GPU-1": 0}, "GPU-1"),
+        ({"GPU-1": None}, "GPU-1"),  # too old to know of slices
+        ({"GPU-2": 1, "MIG-1": None}, "MIG-1"),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_cuda_gives_it(modes, found):
+    nvml = Driver(modes)
+    assert find_device(nvml, "1") == found
+    assert not is_mig(nvml, found)
+
+
+@pytest.mark.parametrize("modes", [{}, {"GPU-2": 0}, {"GPU-1": 1}])
+def test_a_whole_gpu_does_not_stand_for_a_slice(modes):
+    with pytest.raises(DriverError, match="no device 1"):
+        find_device(Driver(modes), "1")

@@ -114,25 +114,6 @@ def test_outputs_equal_plain_transformers_one_text_at_a_time(
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("max_tokens", [1, 700, 100_000])
-def test_outputs_do_not_depend_on_the_token_budget(
-    bert, bert_tokens, expected_of, key, name, max_tokens
-):
-    FOUND_LIMITS.for_run(key, lambda: BatchLimits(max_tokens))
-
-    close(run(bert, key, [bert_tokens], SETTINGS[name], RunStats()), expected_of("bert"))
-
-
-def test_the_order_of_texts_moves_outputs_and_changes_none(bert, bert_tokens, expected_of, key):
-    order = np.random.default_rng(0).permutation(len(TEXTS))
-    shuffled = bert.text_tokenizer(None)([TEXTS[i] for i in order])
-
-    outputs = run(bert, key, [shuffled], BatchSettings(), RunStats())
-
-    close(outputs, expected_of("bert")[order])
-
-
-@pytest.mark.parametrize("name", SETTINGS)
 def test_no_texts_give_no_outputs_and_run_no_batch(bert, key, name):
     stats = RunStats()
 
@@ -141,11 +122,6 @@ def test_no_texts_give_no_outputs_and_run_no_batch(bert, key, name):
     assert outputs.shape == (0, 3)
     assert outputs.dtype == np.float32
     assert stats == RunStats()
-
-
-def test_one_text_alone_equals_the_same_text_in_company(bert, bert_tokens, expected_of):
-    for row in (0, 7, 31):
-        close(run_alone(bert, bert_tokens.take([row]), "left"), expected_of("bert")[row])
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -136,10 +136,6 @@ def halving(rows, capacity):
     return halve_on_oom(step, 0, rows, too_many.append), tried, too_many
 
 
-def test_what_fits_runs_once():
-    assert halving(10, capacity=10) == ([(0, 10)], [(0, 10)], [])
-
-
 def test_rows_run_in_order_and_a_size_that_failed_is_not_tried_again():
     ran, tried, too_many = halving(10, capacity=3)
 
@@ -163,18 +159,6 @@ def test_one_row_that_does_not_fit_says_so_with_the_cure_and_the_reason():
         halving(4, capacity=0)
 
 
-def test_an_error_of_another_kind_passes_through_without_a_second_try():
-    tried = []
-
-    def step(start, stop):
-        tried.append((start, stop))
-        raise RuntimeError("a defect of the model")
-
-    with pytest.raises(RuntimeError, match="a defect of the model"):
-        halve_on_oom(step, 0, 8, lambda rows: None)
-    assert tried == [(0, 8)]
-
-
 @pytest.mark.parametrize("is_cyclic", [False, True], ids=["plain", "in a cycle"])
 def test_tensors_of_a_failed_batch_are_gone_before_the_retry(is_cyclic):
     held, were_alive = [], []
@@ -195,17 +179,6 @@ def test_tensors_of_a_failed_batch_are_gone_before_the_retry(is_cyclic):
 
     assert halve_on_oom(step, 0, 2, check) == [0, 1]
     assert were_alive[:3] == [[], [False], [False]]
-
-
-def test_limits_after_an_out_of_memory_allow_half_of_that_batch():
-    rule = ScoreRule(heads=4, min_span=64, item_bytes=4)
-    limits = BatchLimits(2_048, score_rule=rule, max_score_bytes=2**30)
-
-    lowered = limits.below(rows=20, width=100)
-
-    assert lowered.max_tokens == 1_000
-    assert lowered.rows(100) == 10
-    assert lowered.max_score_bytes == rule.size_bytes(10, 100)
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), max_size=10))

@@ -106,13 +106,7 @@ class PositionTables:
 
 
 class DisentangledAttention:
-    """DeBERTa's attention for the texts of one batch, in any number of layers.
-
-    Parameters
-    ----------
-    layout : Layout
-    positions : RelativePositions
-    """
+    """DeBERTa's attention for the texts of one batch, in any number of layers."""
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
         self.layout = layout
@@ -221,17 +215,9 @@ def _by_distance(
 ) -> torch.Tensor:
     """Products of tokens with the distances from them to the first `columns` tokens of their text.
 
-    Parameters
-    ----------
-    states : Tensor, shape (heads, texts, rows, head size)
-        Of neighbouring tokens, from the `start`-th of each text on.
-    start, columns : int
-    table : Tensor, shape (heads, 2 * width - 1, head size)
-
-    Returns
-    -------
-    Tensor, shape (heads, texts, rows, columns)
-        A view.
+    The states, (heads, texts, rows, head size), are of neighbouring tokens from the `start`-th of
+    each text on; the table is (heads, 2 * width - 1, head size). A view, (heads, texts, rows,
+    columns).
     """
     heads, texts, rows, _ = states.shape
     width = rows + columns - 1
@@ -271,11 +257,8 @@ class DisentangledEncoder(DebertaV2Encoder):
     ) -> Any:
         """As transformers' encoder, but for the states of padding, which nothing may read.
 
-        Parameters
-        ----------
-        hidden_states : Tensor, shape (rows, width, size)
-        attention_mask : Tensor, shape (rows, width)
-            1 for a token, 0 for padding, which lies on one side of a row.
+        `hidden_states` are (rows, width, size); the mask, (rows, width), is 1 for a token and 0 for
+        padding, which lies on one side of a row.
         """
         is_plain = attention_mask.dim() == 2 and not output_attentions
         is_plain &= query_states is None and relative_pos is None

@@ -45,14 +45,9 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
     """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
 
     Weights and their names stay as they are. An encoder whose outputs would differ from those of
-    transformers keeps transformers' forward, with a warning in the log.
-
-    Parameters
-    ----------
-    module : nn.Module
-        On the device where it will run.
-    is_first_enough : bool
-        Whether the module reads nothing of the last states but each row's first token.
+    transformers keeps transformers' forward, with a warning in the log. The module is on the device
+    where it will run; `is_first_enough` says that it reads nothing of the last states but each
+    row's first token.
     """
     for encoder in module.modules():
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
@@ -164,11 +159,6 @@ class FusedAttention(DisentangledAttention):
 
     Tokens are filled up to whole blocks, so that one compilation serves batches of every size.
     Blocks in which no text meets itself are skipped.
-
-    Parameters
-    ----------
-    layout : Layout
-    positions : RelativePositions
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -248,18 +238,9 @@ def _attend(
 def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which text each token is of, and with which blocks each block of tokens shares a text.
 
-    Parameters
-    ----------
-    lengths : ndarray of int64, shape (texts,)
-        In the order of the tokens.
-
-    Returns
-    -------
-    numbers : ndarray of int32, shape (tokens in whole blocks,)
-        What fills the last block is a text of its own.
-    counts : ndarray of int32, shape (1, 1, blocks)
-    blocks : ndarray of int32, shape (1, 1, blocks, blocks)
-        The first `counts` of each row.
+    The number of each token's text, int32 (tokens in whole blocks,), where what fills the last
+    block is a text of its own; counts (1, 1, blocks); and blocks (1, 1, blocks, blocks), of which
+    the first `counts` of each row are meant. `lengths` are in the order of the tokens.
     """
     filled = np.append(lengths, -lengths.sum() % BLOCK_TOKENS)
     numbers = np.repeat(np.arange(len(filled), dtype=np.int32), filled)

@@ -99,16 +99,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
-        """Within it, one forward of the module runs packed.
-
-        Parameters
-        ----------
-        lengths : ndarray of int64, shape (texts,)
-            Tokens of the batch's texts, which are padded on the right.
-        width : int
-            Of the padded batch.
-        device : torch.device
-        """
+        """Within it, one forward runs packed, of texts padded on the right to `width`."""
         layout = Layout(lengths, width, device)
         with self._changed_layers.held(), within(layout):
             yield
@@ -311,18 +302,9 @@ def find_packed_layers(
 ) -> PackedLayers:
     """The module's layers, if texts run packed as they run alone.
 
-    Both what comes out of the last layer and what comes out of the module are compared.
-
-    Parameters
-    ----------
-    module : nn.Module
-    device : torch.device
-    dtype : torch.dtype
-        Of the states.
-    lengths : ndarray of int64, shape (texts,)
-        Of ragged texts padded on the right.
-    forward : callable
-        Outputs (texts, outputs) of these rows of the batch, one row without its padding.
+    Both what comes out of the last layer and what comes out of the module are compared. `lengths`
+    are of ragged texts padded on the right; `forward` gives outputs (texts, outputs) of these rows
+    of the batch, one row without its padding.
 
     Raises
     ------
