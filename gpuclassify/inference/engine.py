@@ -68,17 +68,8 @@ def run(
 ) -> np.ndarray:
     """Outputs of every text, float32 (texts, outputs), in input order.
 
-    Parameters
-    ----------
-    model : LoadedModel
-    key : hashable
-        By which limits that were found for the model are remembered.
-    blocks : iterable of TokenBatch
-        The texts, block after block; each is sorted and batched by itself. The device is held while
-        a block runs, and free for other threads in between.
-    settings : BatchSettings
-    stats : RunStats
-        Counts of this run are added to it.
+    Each block of texts is sorted and batched by itself; the device is held while it runs, and free
+    for other threads in between. The limits that were found for the model are remembered by `key`.
 
     Raises
     ------

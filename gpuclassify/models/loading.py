@@ -58,15 +58,8 @@ def load_module(
 ) -> nn.Module:
     """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    directory : Path
-    dtype : torch.dtype
-    build : callable, optional
-        Makes the module from the parsed ``config.json``, for the layout "own_module".
-    has_weights : bool
-        Whether `build` gives the module with its weights, wherever it has them from.
+    For the layout "own_module", `build` makes it from the parsed ``config.json``; it `has_weights`
+    if it comes with them, wherever it has them from.
 
     Raises
     ------
@@ -121,12 +114,7 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 def longest_input(checkpoint: Checkpoint, tokenizer: Any, config: Any = None) -> int:
     """Most tokens of a text, special ones included, unless the user asks for another length.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    tokenizer : transformers tokenizer
-    config : transformers configuration, optional
-        Of a module of one's own, of which the checkpoint need not tell sizes.
+    `config` is that of a module of one's own, of which the checkpoint need not tell sizes.
     """
     sizes = checkpoint.sizes
     if checkpoint.layout == OWN_MODULE:
@@ -142,17 +130,7 @@ def check_tensors(
 ) -> None:
     """Compare the safetensors headers with what the architecture needs, before any work starts.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    cache_dir : str, optional
-    build : callable, optional
-        As in `load_module`.
-
-    Raises
-    ------
-    CheckpointError
-        Names the tensors that are missing, unknown or of another shape.
+    CheckpointError names the tensors that are missing, unknown or of another shape.
     """
     module = _build_without_memory(checkpoint, build)
     check_headers(checkpoint, _shapes(module.state_dict()), cache_dir, _tied_names(module))

@@ -136,22 +136,9 @@ class PooledEmbedding(nn.Module):
 
 
 def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int) -> torch.Tensor:
-    """The outputs as (rows, outputs); a module may give one number a row.
+    """The outputs as (rows, outputs); a module may give one number a row, or logits in an object.
 
-    Parameters
-    ----------
-    module : nn.Module
-        For messages.
-    outputs : Tensor, or an output of transformers with logits
-    rows : int
-        Texts that went in.
-    count : int
-        Outputs that a text must have; 0 for any number.
-
-    Raises
-    ------
-    CheckpointError
-        Any other shape.
+    CheckpointError for any other shape than texts that went in by `count` outputs, 0 for any.
     """
     found = getattr(outputs, "logits", outputs)
     if not isinstance(found, torch.Tensor):

@@ -91,16 +91,9 @@ class Source(Protocol):
 
 
 class HostSource:
-    """Texts as Python strings, tokenized on the host.
+    """Texts as Python strings, tokenized on the host: all windows of each, or its first one.
 
-    Parameters
-    ----------
-    tokenizer : TextTokenizer
-    texts : sequence of str
-    has_all_windows : bool
-        Whether all windows of a text are wanted, or its first one.
-    store : TokenStore, optional
-        Where the mappers of one pass share tokens.
+    The store is where the mappers of one pass share tokens.
     """
 
     def __init__(
@@ -135,16 +128,8 @@ class TokenStream:
 
     Windows of equal tokens are given once: texts that differ only behind the cut, or in what the
     tokenizer makes alike, have them. Tokens on a GPU are given as they are, because comparing them
-    would bring them to the host.
-
-    Parameters
-    ----------
-    source : Source
-    stats : RunStats
-        Tokenizing and waiting for it are added to it.
-    block_chars : tuple of int, optional
-        Characters of the first block and of the largest one; `FIRST_BLOCK_CHARS` and
-        `MOST_BLOCK_CHARS` by default.
+    would bring them to the host. Tokenizing and waiting for it are added to `stats`; `block_chars`
+    are the characters of the first block and of the largest one.
     """
 
     def __init__(

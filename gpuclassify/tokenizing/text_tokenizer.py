@@ -326,17 +326,10 @@ def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """Tokens of one text: its only window, or all of them.
+    """Tokens of one text, special ones included: its only window, or all of them.
 
-    Attributes
-    ----------
-    windows : list of ndarray of int32
-        Special tokens included. One, unless the tokenizer was asked for windows.
-    type_ids : list of ndarray of int32, optional
-        Segment ids of each window.
-    whole_length : int
-        Tokens of the whole text, special tokens included, those of both windows if it was read at
-        its ends. Where only parts were tokenized, more than the windows have.
+    `type_ids` are the segment ids of each window. `whole_length` is of the whole text, or of both
+    windows if it was read at its ends; where only parts were tokenized, more than they have.
     """
 
     windows: list[np.ndarray]
@@ -346,24 +339,12 @@ class TextTokens:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of many texts that are run, in the texts' order.
+    """The windows of many texts that are run, in the texts' order; arrays are by text."""
 
-    Attributes
-    ----------
-    tokens : TokenBatch
-        Every window as a text of its own.
-    counts : ndarray of int64, shape (texts,)
-        How many of them each text has; at least one.
-    found : ndarray of int64, shape (texts,)
-        How many it would have; more than `counts` where only the first one is run.
-    seen_share : ndarray of float32, shape (texts,)
-        Share of each text's tokens that is run, as `TokenBatch.seen_share` tells it.
-    """
-
-    tokens: TokenBatch
-    counts: np.ndarray
-    found: np.ndarray
-    seen_share: np.ndarray
+    tokens: TokenBatch  # every window as a text of its own
+    counts: np.ndarray  # how many of them each text has, int64; at least one
+    found: np.ndarray  # how many it would have; more where only the first one is run
+    seen_share: np.ndarray  # of each text's tokens, float32, as `TokenBatch.seen_share` tells it
 
     @property
     def truncated(self) -> int:
@@ -402,17 +383,9 @@ def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
 def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
     """One row a text, float32 (texts, outputs), from one row a window.
 
-    Parameters
-    ----------
-    values : ndarray of float32, shape (windows, outputs)
-    counts : ndarray of int64, shape (texts,)
-        Windows of each text, at least one.
-    lengths : ndarray of int64, shape (windows,)
-        The text's own tokens in each window.
-    how : {"mean", "max", "tokens"}
-        Mean or maximum of each output, or the mean weighted by the text's tokens in the windows,
-        which is the plain mean of a text without any. A text with a single window keeps its values
-        to the bit.
+    `how` is "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the text's
+    tokens in each window, which is the plain mean of a text without any. A text with a single
+    window keeps its values to the bit.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)
