@@ -144,11 +144,8 @@ class Duplicates(Public):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Sets of documents that may be duplicates.
 
-        Returns
-        -------
-        dask.dataframe.DataFrame
-            Columns ``document`` and ``root`` (int64), where equal roots make a set; with a column
-            ``similarity``, the root is the document that stays, and nothing is left to decide.
+        Columns are ``document`` and ``root`` (int64), where equal roots make a set; with a column
+        ``similarity``, the root is the document that stays, and nothing is left to decide.
         """
 
     def __call__(self, dataset: Any, *, against: Any = None) -> Any:
@@ -201,15 +198,7 @@ class Duplicates(Public):
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
-        """The documents of a frame and of an earlier one, with all that is needed checked.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            A library is missing.
-        TypeError, ValueError
-            See `__call__`.
-        """
+        """The documents of a frame and of an earlier one, with all that is needed checked."""
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
@@ -229,12 +218,7 @@ class Duplicates(Public):
         """These settings, with a column ``id`` of the frames as ids, if none is named.
 
         That is if it holds strings or integers, none of them null and none twice, as far as it can
-        be known before anything is computed.
-
-        Raises
-        ------
-        ValueError
-            The column is no such one, and positions have no column left for them.
+        be known before anything is computed. Else positions are, if they have a column left.
         """
         frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
         frames = [frame for frame in frames if frame is not None]

@@ -214,19 +214,12 @@ def match_groups(
     a chain of documents, each similar to the next, goes only as far as similarity to one that
     stays. Linear in the n-grams of a group, however many documents stay.
 
-    Parameters
-    ----------
-    sets : NgramSets
-        Of the documents, group by group, and in each the one that stays first.
-    starts : ndarray of int64, shape (groups + 1,)
-        Where groups begin, and the number of documents.
-    is_fixed : ndarray of bool, shape (documents,)
-        Documents that stay without comparison, such as those of an earlier corpus.
-    threshold : float
-        The least similarity at which a document goes, from 0 to 1.
-    measure : {"jaccard", "containment"}
-        n-grams in common, divided by those of either, or by those of the document that would go.
-        Sketches find what contains a text less often, the longer it is than the text.
+    The sets are of documents group by group, and in each the one that stays first; groups begin at
+    `starts`, int64, at whose end stands the number of documents. Those that are fixed, such as an
+    earlier corpus's, stay without comparison. From the similarity `threshold` on a document goes;
+    the measure divides n-grams in common by those of either ("jaccard"), or by those of the
+    document that would go ("containment"): sketches find what contains a text less often, the
+    longer it is than the text.
     """
     check_choice("measure", measure, ("jaccard", "containment"))
     counts = len(sets.offsets) - 1, int(starts[-1]), len(is_fixed)

@@ -119,9 +119,6 @@ class SemanticDuplicates(Duplicates):
                 f"n_clusters={self.n_clusters} cannot be fitted to sample_size={self.sample_size} "
                 f"documents: pass sample_size={self.n_clusters * CENTROID_SAMPLES} or more"
             )
-        self._check_embeddings()
-
-    def _check_embeddings(self) -> None:
         if self.embedding_field is not None:
             if self.embedder is not None:
                 raise ValueError(
@@ -199,11 +196,8 @@ def embedding_frame(
 ) -> pd.DataFrame:
     """The embeddings of the documents that have any.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``document`` (int64), ``number`` (int64, by which a sample is drawn), ``within`` (int64,
-        equal where `by` is), ``embedding`` (as of `pack`), and what `ranking` gives.
+    Columns are ``document`` (int64), ``number`` (int64, by which a sample is drawn), ``within``
+    (int64, equal where `by` is), ``embedding`` (as of `pack`), and what `ranking` gives.
     """
     digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
     if embedder is not None:
@@ -275,13 +269,10 @@ def to_clusters(
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
     """In whole clusters, the documents that have a similar one.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``document`` and ``root`` (int64, the one that stays, which has a row as well),
-        ``similarity`` (float32) of both, and ``near_border`` (int64): how many documents of a
-        cluster are near its border, told in the row of its first one, which is there even if it
-        has no duplicate.
+    Columns are ``document`` and ``root`` (int64, the one that stays, which has a row as well),
+    ``similarity`` (float32) of both, and ``near_border`` (int64): how many documents of a cluster
+    are near its border, told in the row of its first one, which is there even if it has no
+    duplicate.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
@@ -472,23 +463,9 @@ def match(
     A vector without one survives. Those that do not are no reason for others to go, so that each
     of them has a survivor that is similar to it.
 
-    Parameters
-    ----------
-    vectors : numpy.ndarray
-        float32 (vectors, width), of length 1, those to keep first.
-    staying : int
-        So many first ones survive whatever they are similar to.
-    threshold : float
-        Cosine from which on vectors are similar.
-    tile_numbers : int
-        Of a product that is held at a time.
-
-    Returns
-    -------
-    kept : numpy.ndarray
-        int64 (vectors,): the position of the survivor, which is a survivor's own.
-    similarity : numpy.ndarray
-        float32 (vectors,): the cosine with it, at most 1, and 1 for a survivor.
+    Vectors are float32 and of length 1, those to keep first; the `staying` first ones survive
+    whatever they are similar to, which is a cosine of `threshold` and more. Returns the position of
+    the survivor, int64, which is a survivor's own, and the cosine with it, float32, at most 1.
     """
     points = _on_device(vectors)
     limit = threshold - ROUNDING

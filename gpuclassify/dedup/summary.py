@@ -124,15 +124,7 @@ def source_names(values: pd.Series) -> pd.Series:
 
 
 def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFrame]) -> Any:
-    """Add up the partitions' counts.
-
-    Parameters
-    ----------
-    documents : sequence of pandas.DataFrame
-        As `count_documents` returns them.
-    decisions : sequence of DuplicatesSummary
-        As `count_decisions` returns them.
-    """
+    """Add up the partitions' counts, those of `count_documents` and of `count_decisions`."""
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:

@@ -7,8 +7,8 @@ else is frozen, so that the state of ``[CLS]``, computed once, is all that train
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,135 +63,158 @@ RECIPES = {
 }
 
 
-def fit_linear(
-    task: Task, train: Examples, validation: Examples, record: dict[str, Any]
-) -> list[Layer]:
-    """scikit-learn's linear model, with the penalty of least validation loss.
+@dataclass(frozen=True)
+class Fit:
+    """Layers fitted to the train part of annotated texts, as `settings` of `Head.fit` ask.
 
-    The record gets ``penalty`` and ``losses``, those of the validation part by penalty.
+    What is told of how it went is in the record: of a linear head ``penalty`` and ``losses``, those
+    of the validation part by penalty; of others ``epochs``, the number that ran, and
+    ``best_epoch``, from 1.
     """
-    mean, deviation = _spread(train.vectors)
-    vectors = (train.vectors - mean) / deviation
-    best: tuple[float, float, list[Layer]] | None = None
-    record["losses"] = {}
-    for penalty in PENALTIES:
-        weight, bias = task.fit_linear(vectors, train.targets, train.weights, penalty)
-        layers = [_unstretched((weight, bias), mean, deviation)]
-        weight, bias = layers[0]
-        outputs = (validation.vectors @ weight.T + bias).astype(np.float32)
-        loss = _mean_loss(task, outputs, validation)
-        record["losses"][f"{penalty:g}"] = loss
-        if best is None or loss < best[0]:
-            best = (loss, penalty, layers)
-    assert best is not None
-    record["penalty"] = best[1]
-    return best[2]
 
+    task: Task
+    outputs: tuple[str, ...]
+    train: Examples
+    validation: Examples
+    settings: Mapping[str, Any]
+    record: dict[str, Any] = field(default_factory=dict)
 
-def fit_mlp(
-    task: Task,
-    train: Examples,
-    validation: Examples,
-    record: dict[str, Any],
-    outputs: int,
-    hidden_size: int,
-    recipe: Recipe,
-    seed: int,
-) -> list[Layer]:
-    """Two layers with a ReLU between them, of the epoch of least validation loss."""
-    import torch
-    from torch import nn
+    def layers(self, embedder: Embedder) -> list[Layer]:
+        """Those of the best penalty or epoch."""
+        import torch
 
-    mean, deviation = _spread(train.vectors)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        if self.settings["kind"] == "linear":
+            return self._linear()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings["seed"])
+            return self._mlp() if self.settings["kind"] == "mlp" else self._pooler(embedder)
+
+    def _linear(self) -> list[Layer]:
+        """scikit-learn's linear model, with the penalty of least validation loss."""
+        mean, deviation = _spread(self.train.vectors)
+        vectors = (self.train.vectors - mean) / deviation
+        losses, layers = {}, {}
+        for penalty in PENALTIES:
+            layer = self.task.fit_linear(vectors, self.train.targets, self.train.weights, penalty)
+            weight, bias = layers[penalty] = _unstretched(layer, mean, deviation)
+            outputs = (self.validation.vectors @ weight.T + bias).astype(np.float32)
+            losses[penalty] = self._loss(outputs)
+        best = min(PENALTIES, key=losses.__getitem__)
+        self.record["losses"] = {f"{penalty:g}": loss for penalty, loss in losses.items()}
+        self.record["penalty"] = best
+        return [layers[best]]
+
+    def _mlp(self) -> list[Layer]:
+        """Two layers with a ReLU between them, of the epoch of least validation loss."""
+        from torch import nn
+
+        mean, deviation = _spread(self.train.vectors)
+        width, hidden = self.train.vectors.shape[1], self.settings["hidden_size"]
         network = nn.Sequential(
-            nn.Linear(train.vectors.shape[1], hidden_size),
-            nn.ReLU(),
-            nn.Linear(hidden_size, outputs),
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, len(self.outputs))
         )
-        stretched, judged = (
+        train, validation = (
             replace(part, vectors=((part.vectors - mean) / deviation).astype(np.float32))
-            for part in (train, validation)
+            for part in (self.train, self.validation)
         )
-        train_network(network, task, stretched, judged, recipe, record)
-    first, last = layers_of(network)
-    return [_unstretched(first, mean, deviation), last]
+        replace(self, train=train, validation=validation)._train(network)
+        first, last = _layers_of(network)
+        return [_unstretched(first, mean, deviation), last]
 
+    def _pooler(self, embedder: Embedder) -> list[Layer]:
+        """The model's own pooler and a new classifier.
 
-def train_network(
-    network: nn.Sequential,
-    task: Task,
-    train: Examples,
-    validation: Examples,
-    recipe: Recipe,
-    record: dict[str, Any],
-    quality: Callable[[np.ndarray, np.ndarray], float] | None = None,
-) -> None:
-    """Train a network, and leave it as it was after its best epoch.
+        The best epoch is that of the highest macro-F1 of rounded scores where labels are grades,
+        else of the least loss.
+        """
+        from sklearn.metrics import f1_score
+        from torch import nn
 
-    That epoch has most `quality`, of the validation part's outputs and targets; without it, least
-    loss. The record gets ``epochs``, the number that ran, and ``best_epoch``, from 1.
-    """
-    import torch
+        is_number = self.task.name == "regression"
+        grades = grades_of(self.train.targets) if is_number else None
 
-    def reached_by(outputs: np.ndarray) -> float:
+        def macro_f1(scores: np.ndarray, targets: np.ndarray) -> float:
+            rounded = np.clip(np.rint(scores[:, 0]), *(grades or (0, 0)))
+            return float(f1_score(np.rint(targets), rounded, average="macro"))
+
+        model = _classifier(embedder, self.task.problem_type, self.outputs)
+        network = nn.Sequential(model.bert.pooler.dense, nn.Tanh(), model.classifier)
+        self._train(network, None if grades is None else macro_f1)
+        return _layers_of(network)
+
+    def _train(
+        self,
+        network: nn.Sequential,
+        quality: Callable[[np.ndarray, np.ndarray], float] | None = None,
+    ) -> None:
+        """Train a network, and leave it as it was after its best epoch.
+
+        That epoch has most `quality`, of the validation part's outputs and targets; without it,
+        least loss.
+        """
+        import torch
+
+        names = ("epochs", "learning_rate")
+        given = {name: self.settings[name] for name in names if self.settings[name] is not None}
+        recipe = replace(RECIPES[self.settings["kind"]], **given)
+        arrays = (self.train.vectors, self.train.targets, self.train.weights)
+        vectors, targets, weights = map(torch.from_numpy, arrays)
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        steps = recipe.epochs * -(-len(vectors) // recipe.batch_size)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        best, state = float("-inf"), {}
+        for epoch in range(1, recipe.epochs + 1):
+            for rows in torch.randperm(len(vectors)).split(recipe.batch_size):
+                losses = self.task.losses(network(vectors[rows]), targets[rows])
+                optimizer.zero_grad()
+                (losses * weights[rows]).mean().backward()
+                optimizer.step()
+                schedule.step()
+            reached = self._reached(network, quality)
+            logger.info("epoch %d: %.5f on the validation part", epoch, reached)
+            if reached > best:
+                best, self.record["best_epoch"] = reached, epoch
+                state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+            self.record["epochs"] = epoch
+            if not state:
+                raise ArithmeticError(
+                    f"training diverged with learning_rate={recipe.learning_rate:g}: pass a "
+                    "smaller one"
+                )
+            if epoch - self.record["best_epoch"] >= recipe.patience:
+                break
+        network.load_state_dict(state)
+
+    def _reached(
+        self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
+    ) -> float:
+        """How good a network is by the validation part."""
+        import torch
+
+        with torch.inference_mode():
+            outputs = network(torch.from_numpy(self.validation.vectors)).numpy()
         if quality is not None and np.isfinite(outputs).all():
-            return quality(outputs, validation.targets)
-        return -_mean_loss(task, outputs, validation)
+            return quality(outputs, self.validation.targets)
+        return -self._loss(outputs)
 
-    vectors, targets, weights = (
-        torch.from_numpy(array) for array in (train.vectors, train.targets, train.weights)
-    )
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-    )
-    steps = recipe.epochs * -(-len(vectors) // recipe.batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    best, state = float("-inf"), {}
-    for epoch in range(1, recipe.epochs + 1):
-        for rows in torch.randperm(len(vectors)).split(recipe.batch_size):
-            losses = task.losses(network(vectors[rows]), targets[rows])
-            optimizer.zero_grad()
-            (losses * weights[rows]).mean().backward()
-            optimizer.step()
-            schedule.step()
-        reached = reached_by(_run(network, validation.vectors))
-        logger.info("epoch %d: %.5f on the validation part", epoch, reached)
-        if reached > best:
-            best, record["best_epoch"] = reached, epoch
-            state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        record["epochs"] = epoch
-        if not state:
-            raise ArithmeticError(
-                f"training diverged with learning_rate={recipe.learning_rate:g}: pass a smaller one"
-            )
-        if epoch - record["best_epoch"] >= recipe.patience:
-            break
-    network.load_state_dict(state)
+    def _loss(self, outputs: np.ndarray) -> float:
+        """The mean loss of the validation part."""
+        import torch
+
+        targets = torch.from_numpy(self.validation.targets)
+        losses = self.task.losses(torch.from_numpy(outputs), targets)
+        return float(np.average(losses.numpy(), weights=self.validation.weights))
 
 
-def layers_of(network: nn.Sequential) -> list[Layer]:
+def _layers_of(network: nn.Sequential) -> list[Layer]:
     """Weight and bias of each dense layer."""
     return [
         (layer.weight.detach().numpy(), layer.bias.detach().numpy())  # type: ignore[operator]
         for layer in network
         if hasattr(layer, "weight")
     ]
-
-
-def _run(network: nn.Module, vectors: np.ndarray) -> np.ndarray:
-    import torch
-
-    with torch.inference_mode():
-        return network(torch.from_numpy(vectors)).numpy()
-
-
-def _mean_loss(task: Task, outputs: np.ndarray, examples: Examples) -> float:
-    import torch
-
-    losses = task.losses(torch.from_numpy(outputs), torch.from_numpy(examples.targets))
-    return float(np.average(losses.numpy(), weights=examples.weights))
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -227,41 +250,6 @@ def pooler_embedder(backbone: Embedder | str) -> Embedder:
             'normalize=False, prompt="", ...), or the name of the model alone'
         )
     return embedder
-
-
-def fit_pooler(
-    task: Task,
-    train: Examples,
-    validation: Examples,
-    record: dict[str, Any],
-    embedder: Embedder,
-    outputs: Sequence[str],
-    recipe: Recipe,
-    seed: int,
-) -> list[Layer]:
-    """The model's own pooler and a new classifier, trained; grades by the macro-F1 of their scores.
-
-    The best epoch is that of the highest macro-F1 of rounded scores where labels are grades, else
-    of the least loss.
-    """
-    import torch
-    from sklearn.metrics import f1_score
-    from torch import nn
-
-    grades = grades_of(train.targets) if task.name == "regression" else None
-    lowest, highest = grades or (0, 0)
-
-    def macro_f1(scores: np.ndarray, targets: np.ndarray) -> float:
-        rounded = np.clip(np.rint(scores[:, 0]), lowest, highest)
-        return float(f1_score(np.rint(targets), rounded, average="macro"))
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _classifier(embedder, task.problem_type, outputs)
-        network = nn.Sequential(model.bert.pooler.dense, nn.Tanh(), model.classifier)
-        quality = None if grades is None else macro_f1
-        train_network(network, task, train, validation, recipe, record, quality)
-    return layers_of(network)
 
 
 def save_classifier(network: TrainedHead, embedder: Embedder, folder: Path) -> None:

@@ -38,11 +38,8 @@ from gpuclassify.training import Kind, TaskName
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
 from gpuclassify.training.evaluation import Evaluation, evaluate
 from gpuclassify.training.fitting import (
-    RECIPES,
     Examples,
-    fit_linear,
-    fit_mlp,
-    fit_pooler,
+    Fit,
     pooler_embedder,
     read_layers,
     save_classifier,
@@ -50,7 +47,6 @@ from gpuclassify.training.fitting import (
 from gpuclassify.training.split import refuse_small, split
 from gpuclassify.training.tasks import (
     TASKS,
-    Layer,
     Task,
     grades_of,
     refuse_rare,
@@ -342,6 +338,8 @@ class Head:
 
 def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str, Any]) -> Head:
     """Split, train, and judge by the test part."""
+    from sklearn.utils.class_weight import compute_sample_weight
+
     labels = task.read(found.labels)
     outputs = task.outputs(labels)
     targets = task.targets(labels, outputs)
@@ -351,12 +349,14 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
     parts = split(strata, found.groups, settings["seed"])
     refuse_small(parts, found.groups)
     refuse_untrained(task, targets[parts["train"]], outputs)
-    examples = Examples(found.vectors, targets, _weights(strata, settings["balanced"]))
+    balanced = "balanced" if settings["balanced"] else None
+    weights = compute_sample_weight(balanced, strata).astype(np.float32)
+    examples = Examples(found.vectors, targets, weights)
     train, validation, test = (examples.take(rows) for rows in parts.values())
-    training: dict[str, Any] = {}
+    fit = Fit(task, outputs, train, validation, settings)
     backbone = _backbone_of(embedder)
     network = TrainedHead(
-        tuple(_layers(task, embedder, train, validation, outputs, settings, training)),
+        tuple(fit.layers(embedder)),
         task.problem_type,
         outputs,
         hidden_activation=ACTIVATIONS[settings["kind"]],
@@ -374,7 +374,7 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         "labels": list(outputs),
         "examples": task.examples(targets, outputs),
         "grades": grades_of(targets) if task.name == "regression" else None,
-        "training": training,
+        "training": fit.record,
         "backbone": asdict(backbone),
         "reading": {k: v for k, v in reading.items() if v != getattr(Embedder.Options, k)},
         "versions": {"gpuclassify": __version__} | {name: version(name) for name in PACKAGES},
@@ -383,34 +383,6 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
     judged = head._judge(test.vectors, test.targets).as_dict()
     record["evaluation"] = {name: value for name, value in judged.items() if name != "about"}
     return head
-
-
-def _layers(
-    task: Task,
-    embedder: Embedder,
-    train: Examples,
-    validation: Examples,
-    outputs: tuple[str, ...],
-    settings: dict[str, Any],
-    record: dict[str, Any],
-) -> list[Layer]:
-    """Those of the best penalty or epoch, about which the record is told."""
-    kind, seed = settings["kind"], settings["seed"]
-    if kind == "linear":
-        return fit_linear(task, train, validation, record)
-    names = ("epochs", "learning_rate")
-    given = {name: settings[name] for name in names if settings[name] is not None}
-    recipe = replace(RECIPES[kind], **given)
-    if kind == "pooler":
-        return fit_pooler(task, train, validation, record, embedder, outputs, recipe, seed)
-    width = settings["hidden_size"]
-    return fit_mlp(task, train, validation, record, len(outputs), width, recipe, seed)
-
-
-def _weights(strata: np.ndarray, is_balanced: bool) -> np.ndarray:
-    from sklearn.utils.class_weight import compute_sample_weight
-
-    return compute_sample_weight("balanced" if is_balanced else None, strata).astype(np.float32)
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
