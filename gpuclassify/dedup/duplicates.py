@@ -247,16 +247,9 @@ class Duplicates(Public):
         moved = by_partition(components, corpus.npartitions)
         found = moved.to_delayed(optimize_graph=False)
         columns = self.member_fields(corpus)
-        options: dict[str, Any] = {
-            "text_field": self.text_field,
-            "id_field": self.id_field,
-            "keep_by": self.keep_by,
-            "source_field": self.source_field,
-            "has_text": self.verification is not None,
-        }
         nothing = components._meta.set_index("document")
-        meta = take_members(corpus.empty(columns), 0, nothing, **options)
-        members = corpus.map(take_members, columns, found, meta=meta, **options)
+        meta = take_members(corpus.empty(columns), 0, nothing, self)
+        members = corpus.map(take_members, columns, found, meta=meta, settings=self)
         moved = shuffle(members, "root", MEMBERS_GATHERED)
         decided: dict[str, Any] = {
             "own_partitions": corpus.own_partitions,

@@ -175,10 +175,10 @@ class FuzzyDuplicates(Duplicates):
 
 def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
     """Columns ``document``, ``band_0`` and on (int64): a key for each band of each text."""
-    from gpuclassify.dedup.minhash import frame_band_keys
+    from gpuclassify.dedup.minhash import band_keys
 
     bands, rows = settings.band_shape
-    keys, has_text = frame_band_keys(
+    keys, has_text = band_keys(
         frame,
         settings.text_field,
         ngram_chars=settings.char_ngrams,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,8 +15,7 @@ LENGTH = "length"  # in `keep_by`: of the text in characters, unless the frame h
 BEGINNING_CHARS = 200  # of texts in summaries
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(NamedTuple):
     """How full texts are compared; see `gpuclassify.dedup.fuzzy.FuzzyDuplicates`."""
 
     min_similarity: float
@@ -26,48 +23,33 @@ class Verification:
     token_ngrams: int
 
 
-def take_members(
-    frame: Any,
-    partition: int,
-    found: pd.DataFrame,
-    *,
-    text_field: str,
-    id_field: str | None,
-    keep_by: Sequence[str],
-    source_field: str | None,
-    has_text: bool,
-) -> pd.DataFrame:
+def take_members(frame: Any, partition: int, found: pd.DataFrame, settings: Any) -> pd.DataFrame:
     """The documents of a partition that may have a duplicate, with what decides among them.
 
     `found` has their ``root``, and ``similarity`` where it is known, by document number. The result
     has columns ``document``, those of `found`, ``id``, ``rank_0`` and on, ``source`` and ``text``,
-    which with `has_text` is whole. Others are settings of `Duplicates`.
+    which is whole if it is to be verified. The settings are `gpuclassify.dedup.duplicates`'s.
     """
     found = found[~found.index.duplicated()].sort_index()  # roots may be named more than once
     documents = found.index.to_numpy()
     rows = frame.iloc[documents - (partition << ROW_BITS)]
-    texts = backend_of(rows).text_array(rows, text_field)
-    plain = to_pandas(rows)
+    texts = backend_of(rows).text_array(rows, settings.text_field)
     columns: dict[str, Any] = {"document": documents}
     columns |= {name: found[name].to_numpy() for name in found.columns}
-    columns |= ranking(rows, documents, text_field, id_field, keep_by)
-    columns["source"] = "" if source_field is None else plain[source_field].array
-    shown = texts if has_text else pc.utf8_slice_codeunits(texts, 0, BEGINNING_CHARS)
+    columns |= ranking(rows, documents, settings)
+    source = settings.source_field
+    columns["source"] = "" if source is None else to_pandas(rows)[source].array
+    shown = texts if settings.verification else pc.utf8_slice_codeunits(texts, 0, BEGINNING_CHARS)
     columns["text"] = pd.array(shown, dtype="str")
     return pd.DataFrame(columns).astype({"source": "str"})
 
 
-def ranking(
-    rows: Any,
-    documents: np.ndarray,
-    text_field: str,
-    id_field: str | None,
-    keep_by: Sequence[str],
-) -> dict[str, Any]:
+def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
     """What `ranked` sorts documents by: columns ``id``, ``rank_0`` and on.
 
     Without `id_field`, ids are the documents' numbers, int64 (rows,).
     """
+    id_field, keep_by = settings.id_field, settings.keep_by
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
     plain = to_pandas(chosen)
     for name, dtype in plain.dtypes.items():
@@ -78,7 +60,7 @@ def ranking(
         if name in plain.columns:
             columns[f"rank_{number}"] = plain[name].array
         else:
-            texts = backend_of(rows).text_array(rows, text_field)
+            texts = backend_of(rows).text_array(rows, settings.text_field)
             columns[f"rank_{number}"] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
     return columns
 

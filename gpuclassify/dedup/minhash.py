@@ -74,22 +74,6 @@ def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
 
 
 def band_keys(
-    texts: pa.Array | pa.ChunkedArray, *, ngram_chars: int, bands: int, rows: int, seed: int
-) -> np.ndarray:
-    """The keys of texts' bands: texts that share one are candidates for near-duplicates.
-
-    int64 (texts, bands). Beyond the texts and the result, memory is a few megabytes. All null and
-    empty texts have the same keys: the caller leaves them out.
-    """
-    a, b = hash_functions(bands * rows, seed)
-    keys = np.empty((len(texts), bands), np.int64)
-    texts = _as_array(texts)
-    for part in _slices(len(texts), SLICE):
-        keys[part] = fold(signatures(texts[part], a, b, seed=a[0], width=ngram_chars), bands, rows)
-    return keys
-
-
-def frame_band_keys(
     frame: Any,
     column: str,
     *,
@@ -99,25 +83,28 @@ def frame_band_keys(
     seed: int,
     device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`band_keys` of a pandas or cudf frame's texts, hashed on the host or on the GPU: the same.
+    """The keys of texts' bands: texts that share one are candidates for near-duplicates.
 
-    The keys are int64 (rows of the frame, bands); with them comes which rows have a text, for those
-    of null and empty texts mean nothing. On a GPU so many numbers of signatures are made at a time:
-    64 MB, and 4 bytes for each of the texts' bytes.
+    A pandas frame's texts are hashed on the host, a cudf frame's on the GPU: the same. Keys are
+    int64 (rows of the frame, bands); with them comes which rows have a text, for those of null and
+    empty texts mean nothing. Beyond texts and keys, a host needs a few megabytes. On a GPU so many
+    numbers of signatures are made at a time: 64 MB, and 4 bytes for each of the texts' bytes.
     """
-    backend = backend_of(frame)
-    if not backend.__name__.endswith(".cudf"):
-        texts = backend.text_array(frame, column)
-        has_text = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
-        keys = band_keys(texts, ngram_chars=ngram_chars, bands=bands, rows=rows, seed=seed)
-        return keys, has_text.to_numpy(zero_copy_only=False)
     a, b = hash_functions(bands * rows, seed)
     keys, has_text = np.empty((len(frame), bands), np.int64), np.empty(len(frame), bool)
-    for part in _slices(len(frame), max(1, device_numbers // len(a))):
-        numbers, has_text[part] = backend.text_minhashes(
-            frame.iloc[part], column, a, b, seed=a[0], width=ngram_chars
-        )
+    backend = backend_of(frame)
+    if backend.__name__.endswith(".cudf"):
+        for part in _slices(len(frame), max(1, device_numbers // len(a))):
+            numbers, has_text[part] = backend.text_minhashes(
+                frame.iloc[part], column, a, b, seed=a[0], width=ngram_chars
+            )
+            keys[part] = fold(numbers, bands, rows)
+        return keys, has_text
+    texts = _as_array(backend.text_array(frame, column))
+    for part in _slices(len(frame), SLICE):
+        numbers = signatures(texts[part], a, b, seed=a[0], width=ngram_chars)
         keys[part] = fold(numbers, bands, rows)
+    has_text[:] = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
     return keys, has_text
 
 

@@ -211,14 +211,13 @@ def embedding_frame(
     is_candidate = is_candidate & has_direction
     documents = document_numbers(partition, len(frame))[is_candidate]
     rows = backend_of(frame).take_rows(frame, is_candidate)
-    fields = (settings.text_field, settings.id_field, settings.keep_by)
     return pd.DataFrame(
         {
             "document": documents,
             "number": digests[is_candidate, 0],
             "within": group_hashes(rows, settings.by),
             "embedding": pack(vectors),
-            **ranking(rows, documents, *fields),
+            **ranking(rows, documents, settings),
         }
     )
 

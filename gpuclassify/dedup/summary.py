@@ -123,7 +123,9 @@ def source_names(values: pd.Series) -> pd.Series:
     return values.astype("str").fillna("null")
 
 
-def summarize(documents: Sequence[pd.DataFrame], decisions: Sequence[pd.DataFrame]) -> Any:
+def summarize(
+    documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
+) -> DuplicatesSummary:
     """Add up the partitions' counts, those of `count_documents` and of `count_decisions`."""
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()

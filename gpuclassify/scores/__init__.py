@@ -1,3 +1,3 @@
-"""What is done with scores once they are there: buckets of equal weight, and the best share."""
+"""Buckets of equal weight of scores, and the best share of rows; read `buckets.py` first."""
 
 COMBINE = ("max", "min")  # which of its scores' buckets is a row's

@@ -33,15 +33,12 @@ def edit(words, text, share):
 
 # Two passes of few hashes, so that a test takes little time; they find all that is planted.
 FUZZY = {"bands": 10, "rows": 5, "bands_per_pass": 5}
-WAYS = pytest.mark.parametrize(
-    "way",
-    [
-        ExactDuplicates,
-        functools.partial(FuzzyDuplicates, **FUZZY),
-        functools.partial(FuzzyDuplicates, verify=False, **FUZZY),
-    ],
-    ids=["exact", "fuzzy", "unverified"],
-)
+FINDERS = {
+    "exact": ExactDuplicates,
+    "fuzzy": functools.partial(FuzzyDuplicates, **FUZZY),
+    "unverified": functools.partial(FuzzyDuplicates, verify=False, **FUZZY),
+}
+WAYS = pytest.mark.parametrize("way", FINDERS.values(), ids=FINDERS)
 
 
 def expected(corpus, is_exact, keep_by="quality"):

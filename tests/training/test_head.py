@@ -576,11 +576,6 @@ def test_a_label_of_one_group_trains_and_others_are_named_if_they_cannot(annotat
         fit(frame=own, group="host")
 
 
-def test_two_groups_are_too_few(annotated, fit):
-    with pytest.raises(ValueError, match=r"2 group\(s\)"):
-        fit(frame=annotated.assign(host=annotated.index % 2), group="host")
-
-
 def test_a_label_that_the_head_does_not_know(annotated, fit):
     head = fit()
     with pytest.raises(ValueError, match=r"holds \['weather'\], which the head does not know"):

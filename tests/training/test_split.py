@@ -114,10 +114,3 @@ def test_an_error_page_joins_no_groups_but_copies_do():
     found, left = join_groups(groups, texts)
     assert left == 1
     assert np.bincount(found).max() == 18
-
-
-def test_a_seed_gives_the_same_parts_and_another_seed_others():
-    strata, groups = np.arange(300) % 4, np.arange(300) // 2
-    first, again, other = (split(strata, groups, seed)["test"].tolist() for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
