@@ -44,36 +44,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows in draws, of which each stands for a share of the input.
+    """Rows in draws, of which each stands for a share of the input."""
 
-    Attributes
-    ----------
-    frame : pandas.DataFrame or cudf.DataFrame
-        The rows, numbered from 0.
-    weights : ndarray of float64, shape (rows,)
-        How many rows of the input each row stands for.
-    draw_of : ndarray of int64, shape (rows,)
-        The draw that each row is from.
-    shares : ndarray of float64, shape (draws,)
-        Of the input, what each draw stands for; a draw may have no rows. They add up to 1.
-    rows_read : int
-        From which those of the frame were drawn.
-    largest_share : float
-        Of the input, what its largest part has.
-    is_of_files : bool
-        Else parts are partitions of a Dask frame, whose sizes are known only of those drawn.
-    left_out : dict of str to int
-        Files, lines and rows that cannot be read, by kind.
-    """
-
-    frame: Any
-    weights: np.ndarray
-    draw_of: np.ndarray
-    shares: np.ndarray
-    rows_read: int
-    largest_share: float
-    is_of_files: bool
-    left_out: dict[str, int]
+    frame: Any  # the rows, numbered from 0
+    weights: np.ndarray  # how many rows of the input each row stands for
+    draw_of: np.ndarray  # the draw that each row is from
+    shares: np.ndarray  # of the input, what each draw stands for; a draw may have no rows
+    rows_read: int  # from which those of the frame were drawn
+    largest_share: float  # of the input, what its largest part has
+    is_of_files: bool  # else sizes of parts are known only of the partitions that were drawn
+    left_out: dict[str, int]  # files, lines and rows that cannot be read, by kind
 
     @property
     def rows(self) -> Estimate:

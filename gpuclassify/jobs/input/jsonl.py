@@ -216,7 +216,7 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
     if line.strip(_BLANKS) == b"{":
         return ONE_A_LINE
     text = str(err).removesuffix(" in row 0")
-    if not any(words in text for words in _OTHER_TYPE):
+    if not schema.names or not any(words in text for words in _OTHER_TYPE):
         return text
 
     def read(start: int, stop: int) -> None:

@@ -1,5 +1,6 @@
 """Plans: what a sample tells of a job, against transformers' tokenizers and the whole input."""
 
+import contextlib
 import gzip
 import json
 import random
@@ -21,7 +22,7 @@ from gpuclassify import (
 )
 from gpuclassify.commands.plan import plan
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.jobs.estimate.plan import SLICES, limit_warnings, list_columns, time_slices
+from gpuclassify.jobs.estimate.plan import limit_warnings, list_columns, time_slices
 from gpuclassify.jobs.estimate.sample import (
     FEWEST_ROWS,
     MOST_PARTITIONS,
@@ -294,19 +295,6 @@ def test_the_stages_are_run_and_time_is_scaled_by_tokens(corpus, checkpoint):
     assert json.loads(json.dumps(found.as_dict()))["rows"]["value"] == ROWS
 
 
-def test_slices_of_a_trial_are_random_rows_and_each_is_run_once(checkpoint):
-    frame = pd.DataFrame({"text": sample_texts(64)})
-    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
-    slices = []
-    _, found = time_slices([classifier], frame, slices.append, 1e9, 3)
-    warm_up, first, *timed = [list(rows.index) for rows in slices]
-    assert warm_up == first
-    assert len(timed) == SLICES
-    assert sorted(row for own in timed for row in own) == list(range(64))
-    assert timed[0] != sorted(timed[0])
-    assert [rows.tolist() for rows, _ in found] == timed
-
-
 @pytest.fixture
 def resident(checkpoint):
     """A classifier whose model alone is in this process."""
@@ -316,33 +304,20 @@ def resident(checkpoint):
     return classifier
 
 
-def test_a_plan_leaves_in_this_process_the_models_that_were_there(corpus, checkpoint, resident):
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_a_trial_leaves_in_this_process_the_models_that_were_there(checkpoint, resident, error):
     before, seen = MODELS.keys(), set()
 
     def look(frame):
         seen.update(MODELS.keys())
-        return frame
-
-    edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
-    pipeline = Pipeline([ParquetReader(f"{corpus}/parquet"), resident, edu, look])
-    pipeline.plan(trial_seconds=0.1, sample_rows=20)
-    assert len(before) == 1
-    assert len(seen) == 2
-    assert MODELS.keys() == before
-
-
-def test_a_trial_that_fails_leaves_the_models_that_were_there(checkpoint, resident):
-    before, seen = MODELS.keys(), []
-
-    def fail(frame):
-        seen.extend(MODELS.keys())
-        raise ZeroDivisionError
+        if error is not None:
+            raise error
 
     edu = FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False)
     frame = pd.DataFrame({"text": sample_texts(8)})
-    with pytest.raises(ZeroDivisionError):
-        time_slices([resident, edu], frame, fail, 1, 0)
-    assert len(seen) == 2
+    with contextlib.nullcontext() if error is None else pytest.raises(error):
+        time_slices([resident, edu], frame, look, 0.1, 0)
+    assert (len(before), len(seen)) == (1, 2)
     assert MODELS.keys() == before
 
 

@@ -262,15 +262,14 @@ def check(files, writer, on_error, fields, part_bytes, samples):
         return "read"
 
 
-@settings(max_examples=30)
-@given(inputs, options)
-def test_every_line_comes_out_or_is_named(files, options):
-    check(files, **options)
+MANY = pytest.param(1_500, marks=[pytest.mark.faults, pytest.mark.timeout(1_200)])
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(1_200)
-@settings(max_examples=1_500)
-@given(inputs, options)
-def test_every_line_comes_out_or_is_named_in_many_more(files, options):
-    check(files, **options)
+@pytest.mark.parametrize("examples", [30, MANY])
+def test_every_line_comes_out_or_is_named(examples):
+    @settings(max_examples=examples)
+    @given(inputs, options)
+    def check_all(files, options):
+        check(files, **options)
+
+    check_all()

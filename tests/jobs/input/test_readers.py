@@ -371,6 +371,7 @@ def test_a_type_that_changes_beyond_the_samples_names_column_file_and_cures(tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (b'{"text": []}\r{"text": ""}', "changed from array to string.*on_error="),
         (b'[{"text": "a"}, {"text": "b"}]', r"one object a line.*jq -c '\.\[\]'"),
         (b'[\n{"text": "a"}\n]', r"one object a line.*jq -c '\.\[\]'"),
         (b'{\n"text": "a"\n}', "one object a line.*jq -c . FILE"),
