@@ -14,17 +14,7 @@ if TYPE_CHECKING:
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """The summary of a job, run on a cluster if anything is left to do.
-
-    Parameters
-    ----------
-    prepare : callable
-        Makes the job, and refuses a wrong call.
-    cluster : mapping
-        As of `open_client`.
-    restart : bool
-        Whether the job starts over.
-    """
+    """The summary of the job that `prepare` makes, run on a cluster if anything is left to do."""
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             job = prepare()
@@ -43,21 +33,10 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | None = None) -> Any:
     """A client of the cluster that settings name, which is started where none is running.
 
-    Parameters
-    ----------
-    given : mapping
-        ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend``, as of
-        `gpuclassify.commands.settings.JobSettings`.
-    progress : JobProgress
-        Shows what is waited for.
-    parts : int, optional
-        Of the job, if that is known: a single one gets a single worker, with all cores.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        The options contradict each other, name nothing that is there, or ask for what this machine
-        cannot give.
+    They are ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend``, as of
+    `JobSettings`. A job of a single part gets a single worker, with all cores. ValueError or
+    FileNotFoundError: they contradict each other, name nothing that is there, or ask for what this
+    machine cannot give.
     """
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.sizing import ImpossibleClusterError

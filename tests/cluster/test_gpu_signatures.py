@@ -53,16 +53,8 @@ CALLS = [
     ("cudf:Series", "data", ()),
     ("cudf:Series.factorize", "self", ()),
     ("cudf:Series.take", "self indices", ()),
-    # benchmarks/device.py
-    ("rmm:reinitialize", "", ("pool_allocator", "initial_pool_size", "maximum_pool_size")),
-    ("cupy:zeros", "shape", ("dtype",)),
-    ("cudf:DataFrame", "data", ()),
-    ("cudf:DataFrame.memory_usage", "self", ("index",)),
     # jobs/schema.py
     ("cudf:DataFrame.from_arrow", "table", ()),
-    # tests
-    ("cudf:from_pandas", "obj", ()),
-    ("cudf:DataFrame.to_pandas", "self", ()),
 ]
 # What the sources look up in objects, where `names_used` sees no module.
 ATTRIBUTES = [

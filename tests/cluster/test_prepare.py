@@ -1,10 +1,10 @@
 """Clusters that were not started by `get_client`: set up while they run, or as they start."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cloudpickle
@@ -149,14 +149,8 @@ def test_the_preload_sets_up_schedulers_and_workers_as_they_start(tmp_path):
             assert list(client.run(torch.get_num_threads).values()) == [usable_cores()]
             client.shutdown()
     finally:
-        end_all(processes)
-
-
-def end_all(processes):
-    deadline = time.monotonic() + 60
-    for process in processes:
-        try:
-            process.wait(max(1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
             process.kill()
             process.wait()

@@ -257,8 +257,10 @@ def test_a_script_says_what_was_asked_for_and_bash_reads_it():
     assert max(map(len, text.splitlines())) <= 110
 
 
-def test_a_script_for_cpus_asks_for_no_gpu():
-    text = sbatch_script(ScriptSettings(("in", "out"), workers_per_node=2))
+def test_a_script_for_cpus_asks_for_no_gpu_and_one_without_tls_says_nothing_of_it():
+    text = sbatch_script(ScriptSettings(("in", "out"), workers_per_node=2, tls=False))
+    assert "--protocol tcp://" in text
+    assert "TLS__" not in text
     assert "#SBATCH --ntasks-per-node=2" in text
     assert "-m dask worker" in text
     assert not re.search(r"(?i)gpus|gres|cuda|--mem=", text)
@@ -368,6 +370,7 @@ with Client(scheduler_file=sys.argv[sys.argv.index("--scheduler") + 1]) as clien
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_own", [False, True])
 def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own):
     certificates = None
@@ -396,9 +399,3 @@ def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own):
     assert all(address.startswith("tls://") for address in addresses)
     assert (folder_mode, key_mode) == (0o700, 0o600)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".gpuclassify")]
-
-
-def test_a_script_without_tls_says_nothing_of_it():
-    text = sbatch_script(ScriptSettings(("in", "out"), tls=False))
-    assert "--protocol tcp://" in text
-    assert "TLS__" not in text

@@ -1,4 +1,4 @@
-"""How far parts have come: rows count as they are done, once each, and never backwards."""
+"""What a run counts: stats, and rows of parts as they are done, once each, never backwards."""
 
 import io
 import threading
@@ -19,8 +19,11 @@ from gpuclassify.workers import run_context as counting
 from gpuclassify.workers.run_context import (
     PartProgress,
     RunningParts,
+    RunStats,
     advance,
+    collected_stats,
     heard_by,
+    publish,
     run_context,
 )
 from tests.replicas import sample_texts
@@ -32,6 +35,18 @@ ROWS = 90
 def often(monkeypatch):
     """Workers in this process tell of every batch."""
     monkeypatch.setattr(counting, "TELL_EVERY_SECONDS", 0.0)
+
+
+def test_a_context_within_another_leaves_what_it_does_not_set():
+    with collected_stats() as outer:
+        with run_context(stages=object()):
+            publish(RunStats(rows=1))
+        with collected_stats() as inner:
+            publish(RunStats(rows=2))
+        publish(RunStats(rows=3))
+    publish(RunStats(rows=4))
+    assert [stats.rows for stats in outer] == [1, 3]
+    assert [stats.rows for stats in inner] == [2]
 
 
 def test_a_retry_counts_once_and_a_finished_part_is_forgotten():
