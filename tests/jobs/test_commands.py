@@ -338,7 +338,8 @@ def finished(folder):
         done = CliRunner().invoke(classify, arguments, obj={"debug": False})
     assert done.exit_code == 0, done.output
     lines = done.stderr.splitlines()
-    assert lines[:2] == ["Looking for the input's parts", "Starting 1 worker(s)"]
+    told = ["Looking for the input's parts", "Checking parts that are done", "Starting 1 worker(s)"]
+    assert lines[:3] == told
     assert lines[-1].startswith("DomainClassifier: 100% 1/1 parts, 7 rows")
     return out
 
