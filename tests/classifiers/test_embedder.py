@@ -129,14 +129,6 @@ def test_settings_replace_the_models_own(tiny, model, pooling, mode, normalize):
     assert_close(found, encoded(other, TEXTS))
 
 
-def test_embedders_of_one_model_in_one_process_do_not_mix(model):
-    poolings = ("mean", "cls", "last")
-    found = [embeddings(model, TEXTS[:3], pooling=pooling) for pooling in (*poolings, *poolings)]
-    for first, again in zip(found[:3], found[3:], strict=True):
-        np.testing.assert_array_equal(first, again)
-    assert all(np.abs(found[i] - found[j]).max() > 0.01 for i, j in ((0, 1), (1, 2), (0, 2)))
-
-
 def test_a_model_whose_pooling_is_refused_may_be_given_another(tiny):
     model = tiny("bert", "max")
     with pytest.raises(CheckpointError, match="pools by max"):

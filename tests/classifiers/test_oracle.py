@@ -144,16 +144,6 @@ def test_a_problem_type_given_overrides_the_configurations(sequence_classifier):
     check_against_oracle(model, "three regressions", problem_type="regression")
 
 
-def test_the_published_layout_loads_by_its_directory_alone(checkpoint):
-    classifier = DistributedDataClassifier(
-        model=checkpoint("quality"), score_field="scores", autocast=False
-    )
-    expected = probabilities(raw_outputs(checkpoint("quality"), TEXTS))
-    found = classifier(documents())
-    assert_close(stacked(found.scores), expected)
-    assert assert_labels_agree(found.preds, classifier.labels, expected) == 0
-
-
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])
 def test_bfloat16_is_within_two_hundredths_of_float32(sequence_classifier, architecture):
     """The tolerance of probabilities in bfloat16, whose rounding step is 1/256."""

@@ -11,7 +11,6 @@ import torch
 from gpuclassify.inference.device import device_lock
 from gpuclassify.inference.engine import BatchSettings
 from gpuclassify.inference.memory import FOUND_LIMITS, BatchLimits, DocumentTooLargeError
-from gpuclassify.questions import generation
 from gpuclassify.questions.decoder import load_decoder
 from gpuclassify.questions.generation import MOST_DRAFTED, AnswerTask, SeenAnswers, answer
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
@@ -262,19 +261,6 @@ def test_the_prefix_is_run_once_for_each_adapter(decoder, key, expected_of):
     assert decoder.shapes.count((1, len(PREFIX))) == 2
 
 
-def test_a_prefix_that_could_not_be_run_leaves_no_trace(decoder, key, expected_of, monkeypatch):
-    assert run(decoder, key) == expected_of()
-
-    def lose(*_, **__):
-        raise RuntimeError("the device is lost")
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost"):
-        patch.setattr(decoder, "forward", lose)
-        run(decoder, key, prefix=PREFIX[:80])
-
-    assert run(decoder, key) == expected_of()
-
-
 def test_prompts_that_leave_the_prefix_somewhere_need_few_batches(decoder, key):
     generator = np.random.default_rng(3)
     prompts = [np.concatenate((PREFIX[:n], random_tokens(generator, 4))) for n in range(129)]
@@ -358,20 +344,6 @@ def test_a_prompt_that_does_not_fit_alone_is_an_error_and_frees_the_device(
     with pytest.raises(DocumentTooLargeError):
         run(decoder, key, SOME)
     assert not device_lock(CPU).locked()
-
-
-def test_limits_are_found_by_a_batch_that_leaves_no_count(decoder, expected_of, key, monkeypatch):
-    def find(device, probe, widest):
-        probe(2, widest)
-        return BatchLimits(300)
-
-    monkeypatch.setattr(generation, "find_budget", find)
-    stats = RunStats()
-
-    assert run(decoder, key, PROMPTS[:20], stats=stats) == expected_of()[:20]
-    probed = decoder.shapes[1]
-    assert probed == (2, 40 + MOST_DRAFTED)
-    assert stats.padded_tokens == sum(rows * width for rows, width in decoder.shapes[2:])
 
 
 def test_prompts_with_logits_that_are_not_finite_are_reported_and_harm_no_other(
