@@ -14,9 +14,10 @@ class DistributedDataClassifier(TextMapper):
     """Any text classification checkpoint of the Hub or of a directory.
 
     Reads the layouts of the published classifiers, and the architectures of
-    transformers' ``AutoModelForSequenceClassification``, GTE as it was published
-    (``model_type`` "new") among them; code of a repository is never run. What the
-    outputs mean comes from the checkpoint, or from `problem_type`:
+    transformers' ``AutoModelForSequenceClassification``, GTE as it was
+    published (``model_type`` "new") among them; code of a repository is never
+    run. What the outputs mean comes from the checkpoint, or from
+    `problem_type`:
 
     ===========================  =================  =======================
     problem_type                 ``label_field``    ``score_field``
@@ -27,16 +28,14 @@ class DistributedDataClassifier(TextMapper):
     regression, more outputs     none               outputs, list<float32>
     ===========================  =================  =======================
 
-    A checkpoint with one output and no `problem_type` is a regression model, as
-    in transformers.
+    As in transformers, one output and no `problem_type` mean a regression.
 
     Parameters
     ----------
     score_field : str
         Column of the scores. Default: none for labels, "score" for regression.
     labels : list of str
-        In id order, for a client without the checkpoint, of one label a text unless `problem_type`
-        says otherwise.
+        In id order, for a client without the checkpoint: one a text, or as `problem_type` says.
 
     Examples
     --------

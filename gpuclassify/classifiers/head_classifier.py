@@ -387,11 +387,11 @@ class TrainedHeadsRunner(EncoderRunner):
 class HeadClassifier(TextMapper):
     """Several heads on the embedding of every text, which is computed once.
 
-    A head is a directory or a Hub repository as `gpuclassify convert` writes it;
-    its ``config.json`` says what its outputs mean. A head called "a" gives the
-    most probable label, ``a_pred``, and all labels' probabilities if there is a
-    `score_field`; or, of a regression, ``a_score``. What heads say of how they
-    were trained is the default of `backbone`, `revision`, `pooling`,
+    A head is a directory or a Hub repository as `gpuclassify convert` writes
+    it; its ``config.json`` says what its outputs mean. A head called "a" gives
+    the most probable label, ``a_pred``, and all labels' probabilities if there
+    is a `score_field`; or, of a regression, ``a_score``. What heads say of how
+    they were trained is the default of `backbone`, `revision`, `pooling`,
     `normalize`, `prompt` and `max_seq_length`; heads that differ are refused.
     With ``long_text="windows"`` they read the aggregated embedding.
 
