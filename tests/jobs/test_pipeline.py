@@ -199,11 +199,11 @@ def test_inputs_without_any_row_give_parts_without_any(tmp_path, domain):
     assert pd.read_parquet(summary.files[0]).columns.tolist() == ["text", "domain_pred"]
 
 
-def test_ten_thousand_files_are_planned(tmp_path):
+def test_thousands_of_files_are_planned(tmp_path):
     (tmp_path / "in").mkdir()
-    for number in range(10_000):
+    for number in range(3_000):
         (tmp_path / f"in/{number:05d}.jsonl").write_bytes(b'{"text": "a"}\n')
-    assert len(JsonlReader(f"{tmp_path}/in").find_parts().parts) == 10_000
+    assert len(JsonlReader(f"{tmp_path}/in").find_parts().parts) == 3_000
 
 
 # What is refused, before anything is written.
@@ -356,21 +356,6 @@ def test_what_changed_is_named_and_nothing_mixes(finished, folder_of_two_parts):
     with pytest.raises(JobChangedError, match=r"in/b.jsonl was .*; input file .*c.jsonl is new"):
         finished(stages=[same]).run()
     assert files(folder / "out") == before
-
-
-def test_other_code_under_the_same_name_is_another_job(finished):
-    def stage(frame):
-        return frame.assign(x=1)
-
-    with pytest.raises(JobChangedError):
-        finished(stages=[stage]).run()
-    finished(stages=[stage]).run(restart=True)
-
-    def stage(frame):
-        return frame.assign(x=2)
-
-    with pytest.raises(JobChangedError, match=r"stage has other code \(its bytecode"):
-        finished(stages=[stage]).run()
 
 
 def test_starting_over_removes_what_jobs_wrote_and_nothing_else(finished, folder_of_two_parts):
