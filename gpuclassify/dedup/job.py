@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -17,11 +18,10 @@ from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.job import Runnable, make_job
-from gpuclassify.jobs.ledger import FOLDER, LEDGER
 from gpuclassify.jobs.output.records import part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.quarantine import ON_ERROR
-from gpuclassify.jobs.report.report import write_report
+from gpuclassify.jobs.report.report import LEDGER, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
@@ -180,7 +180,7 @@ class DedupSummary:
 class DedupJob(SteppedJob):
     """A deduplication that is planned and checked; `earlier` is the earlier corpus."""
 
-    folder = FOLDER
+    folder = posixpath.dirname(LEDGER)
     ledger = LEDGER
     last_step = "removal"
 

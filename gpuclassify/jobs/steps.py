@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.job import Job, make_job
-from gpuclassify.jobs.ledger import read_ledger, write_ledger
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, Manifest, manifest_of
 from gpuclassify.jobs.output.records import JOB, METADATA, JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.report.progress import JobProgress
+from gpuclassify.jobs.report.report import read_ledger, write_ledger
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.sources import FrameSource, Source
 from gpuclassify.jobs.stages import as_chain

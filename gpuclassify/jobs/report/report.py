@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import posixpath
 import time
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 from jinja2 import Template
 
-from gpuclassify.jobs.ledger import read_ledger
 from gpuclassify.jobs.output.manifest import REPORTS, manifest_of, read_job
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.jobs.report.counts import (
@@ -29,6 +29,7 @@ from gpuclassify.jobs.storage import Directory
 from gpuclassify.pages import page_template
 from gpuclassify.pages.readable import short_number
 
+LEDGER = "_dedup/summary.json"  # the steps of a deduplication that are done, and its counts
 MOST_POINTS = 60
 MOST_PROBLEMS = 20
 READ, OTHERS = "rows read", "other stages and quarantine"
@@ -101,6 +102,26 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "code": job["code"],
         "command": job.get("command", ""),
     }
+
+
+def read_ledger(directory: Directory, key: str) -> dict[str, Any] | None:
+    """The ledger of the job with this key, if its output has one that is as it was written."""
+    with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
+        ledger = json.loads(directory.read(LEDGER))
+        noted = ledger.pop("sha256", None)
+        return ledger if (ledger.get("key"), noted) == (key, _digest(ledger)) else None
+    return None
+
+
+def write_ledger(directory: Directory, ledger: dict[str, Any]) -> None:
+    """Write the ledger in place of an earlier one."""
+    directory.make(posixpath.dirname(LEDGER))
+    content = {**ledger, "sha256": _digest(ledger)}
+    directory.replace(LEDGER, json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def _digest(ledger: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(ledger, sort_keys=True).encode()).hexdigest()
 
 
 class _Times:
