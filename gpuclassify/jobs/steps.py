@@ -148,6 +148,8 @@ class Steps:
         if not manifest.is_complete():  # it was cut off behind its last part
             manifest.directory.sweep("", METADATA)
             manifest.finish()
+        if not self.is_done(name):  # or behind that
+            self._note(name, sum(record.rows_out for record in recorded.values() if record), 0.0)
         return True
 
     def keep(self, name: str, frame: Any) -> Any:
