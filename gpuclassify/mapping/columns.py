@@ -74,24 +74,15 @@ def check_are_new(
 
 
 def arrow_array(values: Any, field: pa.Field, count: int, giver: str) -> pa.Array:
-    """Values of one column as an Arrow array of the field's type.
+    """Values of one column as an Arrow array of the field's type; `giver` is named in messages.
 
     A text column may be a DictionaryArray, and stays one: both backends look its texts up, cudf on
     the GPU.
 
-    Parameters
-    ----------
-    values : array or list
-    field : pyarrow.Field
-    count : int
-        How many values there must be.
-    giver : str
-        Who gave them, for messages.
-
     Raises
     ------
     ValueError
-        Another number of values, or of a kind that would be changed to fit.
+        Another number of values than `count`, or of a kind that would be changed to fit.
     """
     if len(values) != count:
         raise ValueError(
@@ -156,13 +147,7 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array:
-    """An Arrow array of lists of `kind` from numbers of that precision, (texts, numbers).
-
-    Raises
-    ------
-    OverflowError
-        More numbers than 32-bit offsets can count.
-    """
+    """An Arrow array of lists of `kind` from numbers of that precision, (texts, numbers)."""
     if values.size > np.iinfo(np.int32).max:
         raise OverflowError(
             f"{len(values)} texts with {values.shape[1]} numbers each are more than a list column "
@@ -174,17 +159,11 @@ def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array:
 
 @dataclass(frozen=True)
 class ReadShare:
-    """What was read of some distinct texts, as far as `max_chars` left them.
+    """What was read of some distinct texts, as far as `max_chars` left them."""
 
-    Attributes
-    ----------
-    windows : ndarray of int64, shape (texts,)
-    seen_share : ndarray of float32, shape (texts,)
-        Share of the tokens: below 1 if the text was cut; how far, only with `seen_field`, because
-        the tokens behind a cut are not counted for anything else.
-    """
-
-    windows: np.ndarray
+    windows: np.ndarray  # of each text, int64 (texts,)
+    # Share of each one's tokens, float32 (texts,): below 1 if it was cut; how far, only with
+    # `seen_field`, because the tokens behind a cut are not counted for anything else.
     seen_share: np.ndarray
 
 
@@ -199,14 +178,8 @@ def read_share_columns(
 ) -> dict[str, pa.Array]:
     """The columns that are asked for, null where the text is.
 
-    Parameters
-    ----------
-    options : TextOptions
-    texts : list of str or None
-        The rows' whole texts, before `max_chars` cut them.
-    positions : ndarray of int64, shape (rows,)
-        Where each row's text is among those of `read`; -1 for null.
-    read : ReadShare
+    `texts` are the rows' whole texts, before `max_chars` cut them, and `positions` where each
+    row's text is among those of `read`, int64 (rows,); -1 for null.
     """
     rows = pa.array(positions, mask=positions < 0)
     left = pa.array(_left_share(texts, options.max_chars))

@@ -37,15 +37,8 @@ Columns = Mapping[str, Any]
 class Head(ABC):
     """Makes columns of a model's outputs. Several heads can read the outputs of one runner.
 
-    Parameters
-    ----------
-    owner : str
-        Name of the mapper, for messages.
-    options : ModelOptions
-    model : PinnedModel
-        Says what the outputs mean.
-    outputs : slice
-        Which of the runner's outputs the head reads. Default: all.
+    `owner` names the mapper in messages, `model` says what the outputs mean, and `outputs` are
+    those of the runner that the head reads.
     """
 
     label_field: str | None = None  # name of the label column
@@ -245,10 +238,7 @@ class LabelHead(Head):
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
         """Which texts reach `min_score`, if it is set; see `passes`.
 
-        Parameters
-        ----------
-        scores : ndarray of float32, shape (texts,) or (texts, labels)
-            The latter for minimums by label.
+        `scores` are float32 (texts,), or (texts, labels) for minimums by label.
         """
         minimum = self.options.min_score
         if minimum is None:

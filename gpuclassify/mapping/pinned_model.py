@@ -31,15 +31,9 @@ class PinnedModel:
     """The model that a mapper's settings name: looked up once, then described by its files.
 
     Making one reads nothing. What it reads travels with it, so that a worker runs exactly the
-    revision that the client has seen.
-
-    Parameters
-    ----------
-    options : ModelOptions
-    has_own_module : bool
-        The mapper builds the network itself, so that ``config.json`` may hold anything.
-    has_own_columns : bool
-        The mapper declares its columns, so that the outputs need not be the file's labels.
+    revision that the client has seen. `has_own_module` says that the mapper builds the network
+    itself, so that ``config.json`` may hold anything, and `has_own_columns` that it declares its
+    columns, so that the outputs need not be the file's labels.
     """
 
     def __init__(
@@ -62,13 +56,7 @@ class PinnedModel:
 
     @functools.cached_property
     def identity(self) -> Identity:
-        """The model pinned to a commit or to a digest of its directory, looked up once.
-
-        Raises
-        ------
-        ModelNotFoundError, ModelAccessError, HubUnreachableError
-            See `gpuclassify.hub`.
-        """
+        """The model pinned to a commit or to a digest of its directory, looked up once."""
         if self._checkpoint is not None:
             return self._checkpoint.identity
         options = self.options

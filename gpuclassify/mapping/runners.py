@@ -42,51 +42,30 @@ class NonFiniteOutputError(ArithmeticError):
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A torch module that a mapper builds itself.
+    """A torch module that a mapper builds itself."""
 
-    Attributes
-    ----------
-    build : callable
-        Makes the module, with random weights, from the parsed ``config.json``.
-    definition : callable
-        Gives what tells it from other modules: its code, and all that `build` may look at.
-    has_weights : bool
-        Whether `build` loads the weights as well, so that no file of them is read or checked.
-    new_tokenizer : callable, optional
-        Gives a fresh tokenizer in place of the checkpoint's.
-    """
-
+    # Makes the module, with random weights, from the parsed ``config.json``.
     build: Callable[[dict[str, Any]], nn.Module]
+    # What tells it from other modules: its code, and all that `build` may look at.
     definition: Callable[[], tuple[Any, ...]]
-    has_weights: bool = False
-    new_tokenizer: Callable[[], Any] | None = None
+    has_weights: bool = False  # `build` loads them as well: no file of them is read or checked
+    new_tokenizer: Callable[[], Any] | None = None  # in place of the checkpoint's
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a runner computed for some texts.
+    """What a runner computed for some texts."""
 
-    Attributes
-    ----------
-    values : ndarray, shape (windows, outputs) or (windows,)
-        float32 numbers, answers as objects, or records; a text's windows stand together.
-    order : ndarray of int64, shape (texts,)
-        Which text each of those in `values` is.
-    read : ReadShare
-        What was read of each text, in the order of the texts.
-    counts, lengths : ndarray of int64, optional
-        Windows of each text (texts,) and the text's own tokens in each window (windows,), without
-        special ones, both in the order of `values`; None where every text has one window.
-    aggregation : str
-        How windows become one row: see `gpuclassify.tokenizing.text_tokenizer.aggregate`.
-    """
-
+    # float32 numbers (windows, outputs), answers as objects, or records (windows,); a text's
+    # windows stand together.
     values: np.ndarray
-    order: np.ndarray
-    read: ReadShare
+    order: np.ndarray  # which text each of those in `values` is, int64 (texts,)
+    read: ReadShare  # in the order of the texts
+    # Windows of each text (texts,), and the text's tokens in each, without special ones (windows,),
+    # both in the order of `values`; None where every text has one window.
     counts: np.ndarray | None = None
     lengths: np.ndarray | None = None
-    aggregation: str = "mean"
+    aggregation: str = "mean"  # of windows to one row: see `text_tokenizer.aggregate`
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
@@ -102,36 +81,18 @@ class Outputs:
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Tokens of texts, special tokens and prompts included.
+    """Tokens of texts, special tokens and prompts included."""
 
-    Attributes
-    ----------
-    whole : ndarray of int64, shape (texts,)
-        Of each text before any cut.
-    windows : ndarray of int64, shape (windows,)
-        Of each window that the model runs; as many as texts, unless long ones have more.
-    counts : ndarray of int64, shape (texts,)
-        Windows of each text.
-    limit : int, optional
-        Most tokens of a window.
-    """
-
-    whole: np.ndarray
+    whole: np.ndarray  # of each text before any cut, int64 (texts,)
+    # Of each window that the model runs, int64 (windows,): as many as texts, unless long ones have
+    # more.
     windows: np.ndarray
-    counts: np.ndarray
-    limit: int | None
+    counts: np.ndarray  # windows of each text, int64 (texts,)
+    limit: int | None  # most tokens of a window
 
 
 class Runner(ABC):
-    """Runs a model over texts, on a worker.
-
-    Parameters
-    ----------
-    options : TextOptions
-    model : PinnedModel
-    own_module : OwnModule, optional
-        Instead of the network that the checkpoint describes.
-    """
+    """Runs a model over texts, on a worker: the checkpoint's network, or `own_module`."""
 
     def __init__(self, options: Any, model: PinnedModel, own_module: OwnModule | None) -> None:
         self.options = options

@@ -26,22 +26,12 @@ LABEL = {b"role": b"label"}  # metadata of the field of a label
 
 @dataclass(frozen=True)
 class TextOutcomes:
-    """What a mapper found for distinct texts.
-
-    Attributes
-    ----------
-    texts : Texts
-    reasons : ndarray of int8, shape (texts,)
-        As `first_reasons` gives them.
-    labels : pyarrow.Array, optional
-    certainties : ndarray, shape (texts,), optional
-        What examples are ordered by, finite numbers.
-    """
+    """What a mapper found for distinct texts."""
 
     texts: Texts
-    reasons: np.ndarray
+    reasons: np.ndarray  # int8 (texts,), as `first_reasons` gives them
     labels: pa.Array | None = None
-    certainties: np.ndarray | None = None
+    certainties: np.ndarray | None = None  # what examples are ordered by, finite numbers (texts,)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
         """The texts at the highest and the lowest certainties, `most` at each end.
@@ -124,14 +114,9 @@ def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
 
 
 def first_reasons(passed: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-    """The first reason to drop each text, as its place in `REASONS`, or `KEPT`: int8 (texts,).
+    """Why each of `count` texts is dropped first: its place in `REASONS`, or `KEPT`, int8 (texts,).
 
-    Parameters
-    ----------
-    passed : mapping of str to ndarray of bool
-        Which of the texts pass the filter of this reason.
-    count : int
-        Of texts.
+    `passed` says which texts pass the filter of each reason.
     """
     reasons = np.full(count, KEPT, dtype=np.int8)
     for place, reason in reversed([*enumerate(REASONS)]):
@@ -151,13 +136,8 @@ def row_reasons(text_reasons: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def count_rows(rows: int, reasons: np.ndarray | None, drops_rows: bool) -> dict[str, Any]:
     """Rows read, kept, and dropped by reason; what would be dropped, if all are to stay.
 
-    Parameters
-    ----------
-    rows : int
-    reasons : ndarray of int8, shape (rows,), optional
-        None without filters.
-    drops_rows : bool
-        Whether rows are dropped, and not marked in a column.
+    `reasons` are int8 (rows,), None without filters; `drops_rows` is false where rows are marked in
+    a column.
     """
     refused, kept = {}, rows
     if reasons is not None:
@@ -184,13 +164,7 @@ def count_labels(columns: Any, names: Sequence[str]) -> dict[str, dict[str, int]
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
-    """Keep the best of the examples known and those of one more part.
-
-    Parameters
-    ----------
-    sums, examples : dict
-        As `Stages.examples`; the first is changed in place.
-    """
+    """Keep in `sums` the best of its examples and of one more part's; both as `Stages.examples`."""
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
         known["most"] = max(known["most"], groups["most"])

@@ -348,14 +348,7 @@ class TextMapper(PartitionMap):
     def compute(
         self, texts: Any, name_row: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
-        """New columns for `texts`, each distinct one of which is run once.
-
-        Parameters
-        ----------
-        texts : Texts
-            What `read_texts` gave.
-        name_row : callable
-            What messages call the row at a position.
+        """New columns for `texts` of `read_texts`, each distinct one of which is run once.
 
         Returns
         -------

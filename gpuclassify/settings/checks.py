@@ -43,15 +43,7 @@ def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Labels as a tuple without repeats: sorted, or in the order given.
-
-    Raises
-    ------
-    TypeError
-        Neither a string nor a collection of strings.
-    ValueError
-        No label at all.
-    """
+    """Labels as a tuple without repeats: sorted, or in the order given."""
     if labels is None:
         return None
     if isinstance(labels, str):
@@ -70,13 +62,7 @@ def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[st
 
 
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """A number as a float, or numbers by label as sorted pairs, which may be given as well.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Neither a number nor numbers by label, or by no label.
-    """
+    """A number as a float, or numbers by label as sorted pairs, which may be given as well."""
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
     if isinstance(value, Mapping):

@@ -214,10 +214,8 @@ OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
 def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments` with the older spellings of `OLD_SPELLINGS` replaced by today's names.
 
-    Raises
-    ------
-    TypeError
-        One is given in two spellings, or has no effect any more; the message shows no token.
+    Raises TypeError if one is given in two spellings, or has no effect any more; the message shows
+    no token.
     """
     given: dict[str, Any] = {}
     for name, value in arguments.items():

@@ -31,16 +31,8 @@ def takes(
 def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> None:
     """Let a class show its settings: in its signature and, explained, in its docstring.
 
-    What the docstring says of a setting itself stands; the rest comes from those of `options`.
-
-    Parameters
-    ----------
-    owner : type
-        The class, whose constructor takes the settings by name.
-    options : type
-        The dataclass of the settings.
-    defaults : mapping
-        The class's own, over those of `options`.
+    What the docstring says of a setting itself stands; the rest comes from those of `options`. The
+    class's `defaults` stand over those of `options`.
     """
     signature = _signature(options, defaults)
     owner.__signature__ = signature  # type: ignore[attr-defined]
