@@ -236,8 +236,9 @@ def way_of_a_partition() -> dict[str, list[str]]:
             parts = dd.from_pandas(frame, npartitions=3)
             lazy = follow("lazy call", lambda: classifier(parts))
             follow("first compute", lazy.partitions[0].compute)
-            follow("second compute", lazy.partitions[1].compute)
-            follow("a partition, steadily", lazy.partitions[2].compute)
+            tasks = lazy.to_delayed()
+            follow("second compute", tasks[1].compute)
+            follow("a partition, steadily", tasks[2].compute)
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
