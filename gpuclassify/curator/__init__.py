@@ -5,11 +5,10 @@ either generation `X` was in. What was written on CrossFit itself is in
 `gpuclassify.curator.crossfit`: ``HFModel``, and the ``DistributedDataClassifier`` that takes one.
 """
 
-from gpuclassify.curator.documents import (
+from gpuclassify.classifiers import (
     AegisClassifier,
     ContentTypeClassifier,
     DistributedDataClassifier,
-    DocumentDataset,
     DomainClassifier,
     FineWebEduClassifier,
     FineWebMixtralEduClassifier,
@@ -18,21 +17,22 @@ from gpuclassify.curator.documents import (
     MultilingualDomainClassifier,
     PromptTaskComplexityClassifier,
     QualityClassifier,
-    Sequential,
-    ToBackend,
-    get_client,
 )
+from gpuclassify.curator.documents import DocumentDataset, Sequential, get_client
 from gpuclassify.curator.pipeline import (
     JsonlReader,
     JsonlWriter,
+    ModelStage,
     ParquetReader,
     ParquetWriter,
     Pipeline,
     RayActorPoolExecutor,
     RayDataExecutor,
+    TokenizerStage,
+    WorkerMetadata,
     XennaExecutor,
 )
-from gpuclassify.curator.stages import ModelStage, TokenizerStage, WorkerMetadata
+from gpuclassify.jobs.stages import ToBackend
 
 __all__ = [
     "AegisClassifier", "ContentTypeClassifier", "DistributedDataClassifier", "DocumentDataset",

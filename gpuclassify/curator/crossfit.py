@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gpuclassify.curator.documents import DocumentDataset
-from gpuclassify.curator.stages import LoadedByUser, UserCode
+from gpuclassify.curator.pipeline import LoadedByUser
 from gpuclassify.mapping.heads import CategoryHead, Columns
 from gpuclassify.models.checkpoint import Checkpoint
 from gpuclassify.settings.options import ClassifierOptions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class HFModel(UserCode):
+class HFModel(ABC):
     """How a model is loaded: a subclass writes ``load_model``, and ``load_tokenizer`` if it must.
 
     The module takes one dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
@@ -47,9 +47,9 @@ class HFModel(UserCode):
             )
         self.path_or_name = path_or_name
 
+    @abstractmethod
     def load_model(self, device: str = "cuda") -> nn.Module:
         """The module with its weights."""
-        raise self._unwritten("load_model")
 
     def load_tokenizer(self) -> Any:
         """A fresh tokenizer of transformers."""
@@ -60,12 +60,6 @@ class HFModel(UserCode):
     def max_seq_length(self) -> int | None:
         """Most tokens of a text; None goes by the tokenizer and the configuration."""
         return None
-
-    def load_config(self) -> Any:
-        """The configuration of transformers."""
-        from transformers import AutoConfig
-
-        return AutoConfig.from_pretrained(self.path_or_name)
 
 
 class HFHead(CategoryHead):
@@ -94,15 +88,14 @@ class HFClassifier(LoadedByUser):
     Options = ClassifierOptions
     head_type = HFHead
 
-    def load(self) -> nn.Module:
+    def load(self, config: dict[str, Any]) -> nn.Module:
         """The module, by the user's code."""
         device, _dtype = self.runner.device_and_dtype()
         return self.source.load_model(device=str(device))
 
-    @property
-    def new_tokenizer(self) -> Callable[[], Any]:  # type: ignore[override]
-        """The user's, which may be another one than that of `path_or_name`."""
-        return self.source.load_tokenizer
+    def new_tokenizer(self) -> Any:
+        """By the user's code, as it may be another one than that of `path_or_name`."""
+        return self.source.load_tokenizer()
 
 
 @dataclass(eq=False, repr=False)

@@ -1,20 +1,17 @@
-"""The Dask generation's dataset, the classifiers that take one, its sequence and its client."""
+"""The Dask generation's dataset, its sequence of modules and its client."""
 
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from gpuclassify import classifiers, cluster
-from gpuclassify.jobs import stages
+from gpuclassify import cluster
 from gpuclassify.jobs.input.readers import read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, to_parquet
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.settings.old_spellings import modern_spellings
-
-Mapper = TypeVar("Mapper", bound=type)
 
 
 class DocumentDataset:
@@ -32,21 +29,16 @@ class DocumentDataset:
     def read_json(
         cls, input_files: str | list[str], backend: str = "pandas", **arguments: Any
     ) -> DocumentDataset:
-        """Files of JSON lines, by what `gpuclassify.read_files` takes or Curator's arguments.
+        """Files of JSON lines or Parquet, by what `gpuclassify.read_files` takes.
 
-        These are ``columns`` and ``blocksize``; ``files_per_partition`` has no effect, and what
-        would change the result is a TypeError.
+        Of Curator's arguments, ``columns`` and ``blocksize`` are taken as well, and
+        ``files_per_partition`` has no effect; what would change the result is a TypeError.
         """
         arguments = {"input_files": input_files, **arguments}
         given = modern_spellings(cls.__qualname__, "reader", arguments)
-        return cls(stages.ToBackend(backend)(read_files(given.pop("paths"), **given)))
+        return cls(ToBackend(backend)(read_files(given.pop("paths"), **given)))
 
-    @classmethod
-    def read_parquet(
-        cls, input_files: str | list[str], backend: str = "pandas", **arguments: Any
-    ) -> DocumentDataset:
-        """Parquet files; see `read_json`."""
-        return cls.read_json(input_files, backend, **arguments)
+    read_parquet = read_json
 
     @classmethod
     def from_pandas(cls, data: Any, npartitions: int | None = 1, **options: Any) -> DocumentDataset:
@@ -57,7 +49,7 @@ class DocumentDataset:
 
     def to_pandas(self) -> Any:
         """Compute a pandas frame."""
-        return stages.ToBackend("pandas")(self.df).compute()
+        return ToBackend("pandas")(self.df).compute()
 
     def to_json(self, output_path: str, compression: str | None = None, **arguments: Any) -> None:
         """Write JSON lines, one file a partition, as a job that can be continued."""
@@ -74,6 +66,10 @@ class DocumentDataset:
         """Write Parquet files, one a partition; see `gpuclassify.to_parquet` and `to_json`."""
         arguments = {"output_path": output_path, **arguments}
         to_parquet(self.df, **modern_spellings(type(self).__qualname__, "writer", arguments))
+
+    def mapped_by(self, mapper: Any) -> DocumentDataset:
+        """What a classifier or `ToBackend` that is called with the dataset gives."""
+        return type(self)(mapper(self.df))
 
     def persist(self) -> DocumentDataset:
         """Compute the frame, and keep it in the workers' memory."""
@@ -94,39 +90,6 @@ class DocumentDataset:
         if name.startswith("__") or name == "df":  # which pickle asks for before there is a frame
             raise AttributeError(name)
         return getattr(self.df, name)
-
-
-class OfDatasets:
-    """A mapper that also takes a `DocumentDataset`, and then gives one."""
-
-    def __call__(self, dataset: Any) -> Any:
-        """Map over a dataset, or whatever else the mapper takes."""
-        map_over = super().__call__  # type: ignore[misc]  # a mapper's, which comes next
-        if isinstance(dataset, DocumentDataset):
-            return type(dataset)(map_over(dataset.df))
-        return map_over(dataset)
-
-
-def _of_datasets(mapper: Mapper) -> Mapper:
-    names = {"__module__": __name__, "__doc__": mapper.__doc__}
-    made = types.new_class(
-        mapper.__name__, (OfDatasets, mapper), exec_body=lambda space: space.update(names)
-    )
-    return cast(Mapper, made)
-
-
-AegisClassifier = _of_datasets(classifiers.AegisClassifier)
-ContentTypeClassifier = _of_datasets(classifiers.ContentTypeClassifier)
-DistributedDataClassifier = _of_datasets(classifiers.DistributedDataClassifier)
-DomainClassifier = _of_datasets(classifiers.DomainClassifier)
-FineWebEduClassifier = _of_datasets(classifiers.FineWebEduClassifier)
-FineWebMixtralEduClassifier = _of_datasets(classifiers.FineWebMixtralEduClassifier)
-FineWebNemotronEduClassifier = _of_datasets(classifiers.FineWebNemotronEduClassifier)
-InstructionDataGuardClassifier = _of_datasets(classifiers.InstructionDataGuardClassifier)
-MultilingualDomainClassifier = _of_datasets(classifiers.MultilingualDomainClassifier)
-PromptTaskComplexityClassifier = _of_datasets(classifiers.PromptTaskComplexityClassifier)
-QualityClassifier = _of_datasets(classifiers.QualityClassifier)
-ToBackend = _of_datasets(stages.ToBackend)
 
 
 class Sequential:

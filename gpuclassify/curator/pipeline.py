@@ -1,21 +1,37 @@
-"""Pipelines by the arguments of NeMo Curator 1.x, and the executors that its scripts make."""
+"""Pipelines of NeMo Curator 1.x: its executors, readers, writers, and stages of one's own."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify import jobs
-from gpuclassify.curator.stages import ModelStage, TokenizerStage
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub, jobs
 from gpuclassify.jobs.input import readers
 from gpuclassify.jobs.output import writers
 from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.mapping.columns import check_column_types
+from gpuclassify.mapping.heads import Columns, Head, OwnColumns
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.runners import EncoderRunner, OwnModule, Runner
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.old_spellings import modern_spellings
 
+if TYPE_CHECKING:
+    from torch import nn
 
-class Executor:
-    """What runs a pipeline in NeMo Curator; here its settings have no effect.
+WorkerMetadata = Any  # which scripts import for annotations
+
+
+class XennaExecutor:
+    """Stands for each of Curator's executors; its settings have no effect here.
 
     Raises
     ------
@@ -29,21 +45,12 @@ class Executor:
         self.config = dict(config or {})
         if self.config.get("ignore_failures"):
             raise TypeError(
-                f"{type(self).__qualname__}: ignore_failures=True is Pipeline(name, "
+                "ignore_failures=True is Pipeline(name, "
                 'on_error="quarantine"), which keeps what fails with its reason'
             )
 
 
-class XennaExecutor(Executor):
-    """Stands for Curator's executor on Cosmos-Xenna."""
-
-
-class RayDataExecutor(Executor):
-    """Stands for Curator's executor on Ray Data."""
-
-
-class RayActorPoolExecutor(Executor):
-    """Stands for Curator's executor on Ray actors."""
+RayDataExecutor = RayActorPoolExecutor = XennaExecutor
 
 
 class Pipeline(jobs.pipeline.Pipeline):
@@ -99,11 +106,11 @@ class Pipeline(jobs.pipeline.Pipeline):
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
         if checkpoint_path is not None:
             _warn(f"checkpoint_path={str(checkpoint_path)!r}", "the output knows what is done")
-        if isinstance(executor, Executor):
+        if isinstance(executor, XennaExecutor):
             settings = self.config | executor.config
             if settings:
                 cure = "run(get_client()) runs the job on a cluster, and run() in this process"
-                _warn(f"{type(executor).__qualname__}'s {settings}", cure)
+                _warn(f"the executor's {settings}", cure)
             executor = None
         return super().run(executor, **options)
 
@@ -112,41 +119,246 @@ def _warn(given: str, reason: str) -> None:
     warnings.warn(f"Pipeline: {given} has no effect: {reason}", UserWarning, stacklevel=3)
 
 
-class JsonlReader(readers.JsonlReader):
+class _TakesOlderArguments:
+    family: ClassVar[str]  # of older spellings
+
+    def __init__(self, *path: Any, **arguments: Any) -> None:
+        given = modern_spellings(type(self).__qualname__, self.family, arguments)
+        super().__init__(*path, **given)
+
+
+class JsonlReader(_TakesOlderArguments, readers.JsonlReader):
     """`gpuclassify.JsonlReader` by its own arguments or Curator's.
 
-    These are ``fields``, ``blocksize`` and ``read_kwargs={"storage_options": ...}``;
-    ``files_per_partition`` has no effect, and what would change the result is a TypeError.
+    These are ``file_paths``, ``fields``, ``blocksize`` and
+    ``read_kwargs={"storage_options": ...}``; ``files_per_partition`` has no effect, and what would
+    change the result is a TypeError.
     """
 
-    def __init__(self, file_paths: str | list[str], **arguments: Any) -> None:
-        super().__init__(**_modern(self, "reader", file_paths=file_paths, **arguments))
+    family = "reader"
 
 
-class ParquetReader(readers.ParquetReader):
+class ParquetReader(_TakesOlderArguments, readers.ParquetReader):
     """`gpuclassify.ParquetReader` by its own arguments or Curator's; see `JsonlReader`."""
 
-    def __init__(self, file_paths: str | list[str], **arguments: Any) -> None:
-        super().__init__(**_modern(self, "reader", file_paths=file_paths, **arguments))
+    family = "reader"
 
 
-class JsonlWriter(writers.JsonlWriter):
+class JsonlWriter(_TakesOlderArguments, writers.JsonlWriter):
     """`gpuclassify.JsonlWriter` by its own arguments or Curator's.
 
-    These are ``write_kwargs={"storage_options": ...}``; what would change the result is a
-    TypeError.
+    These are ``path`` and ``write_kwargs={"storage_options": ...}``; what would change the result
+    is a TypeError.
     """
 
-    def __init__(self, path: str, **arguments: Any) -> None:
-        super().__init__(**_modern(self, "writer", path=path, **arguments))
+    family = "writer"
 
 
-class ParquetWriter(writers.ParquetWriter):
+class ParquetWriter(_TakesOlderArguments, writers.ParquetWriter):
     """`gpuclassify.ParquetWriter` by its own arguments or Curator's; see `JsonlWriter`."""
 
-    def __init__(self, path: str, **arguments: Any) -> None:
-        super().__init__(**_modern(self, "writer", path=path, **arguments))
+    family = "writer"
 
 
-def _modern(owner: Any, family: str, **arguments: Any) -> dict[str, Any]:
-    return modern_spellings(type(owner).__qualname__, family, arguments)
+class LoadedByUser(TextMapper):
+    """Runs the torch module that the user's own code, `source`, loads with its weights."""
+
+    new_tokenizer: Callable[[], Any] | None = None  # if it is not that of the model's files
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.model = PinnedModel(self.options, has_own_module=True, has_own_columns=True)
+        self.source = source
+
+    @property
+    def __name__(self) -> str:
+        """That of the user's class, on Dask's dashboard and in messages."""
+        return type(self.source).__qualname__
+
+    @abstractmethod
+    def load(self, config: dict[str, Any]) -> nn.Module:
+        """The module with its weights, on any device."""
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Texts to outputs, by the user's module and tokenizer."""
+        own = OwnModule(self.load, self._definition, True, self.new_tokenizer)
+        return EncoderRunner(self.options, self.model, own)
+
+
+@dataclass(frozen=True)
+class TokenizerStage:
+    """How texts are cut for the `ModelStage` that follows; tokens never become columns.
+
+    `sort_by_length` and `unk_token` have no effect on results; a TypeError is raised for
+    `transformers_init_kwargs`.
+    """
+
+    model_identifier: str
+    cache_dir: str | None = None
+    hf_token: InitVar[str | None] = None
+    text_field: str = "text"
+    max_chars: int | None = None
+    max_seq_length: int | None = None
+    padding_side: str = "right"
+    sort_by_length: bool = True
+    unk_token: bool = False
+    transformers_init_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self, hf_token: str | None) -> None:
+        if self.transformers_init_kwargs:
+            raise TypeError(
+                f"TokenizerStage: transformers_init_kwargs={self.transformers_init_kwargs} are not "
+                "supported: save the tokenizer as it shall be, and name its directory"
+            )
+        if hf_token is not None:
+            hub.remember_token(self.model_identifier, hf_token)
+
+
+@dataclass(eq=False)
+class ModelStage(ABC):
+    """Base class for a model of one's own, in the form of NeMo Curator 1.x.
+
+    A subclass's ``setup`` (or ``_setup``) loads ``self.model``, whose outputs are (texts, outputs)
+    or have such ``logits``. ``process_model_output``, ``collect_outputs`` and
+    ``create_output_dataframe`` make the columns that ``outputs`` names, of all texts at once.
+    Batches are sized by memory, and `model_inference_batch_size` is their upper bound.
+
+    Which kinds the columns are is seen from what those methods make of zeros, or is declared as
+    ``new_columns``; see `gpuclassify.ModelMapper`, the shorter way to write the same.
+
+    Parameters
+    ----------
+    model_identifier : str
+        Hub name or directory. While ``setup`` runs, the directory with the model's files.
+    cache_dir, hf_token : str, optional
+    model_inference_batch_size : int
+    has_seq_order : bool
+        Sort by length; rows keep their order.
+    padding_side : {"left", "right"}
+    max_seq_length : int, optional
+    unpack_inference_batch : bool
+        Whether the model takes tensors as keyword arguments, rather than in one dict.
+    autocast : bool
+    """
+
+    new_columns: ClassVar[Mapping[str, str]] = {}
+
+    model_identifier: str
+    cache_dir: str | None = None
+    hf_token: str | None = None
+    model_inference_batch_size: int = 256
+    has_seq_order: bool = True
+    padding_side: str = "right"
+    max_seq_length: int | None = None
+    unpack_inference_batch: bool = False
+    autocast: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hf_token is not None:
+            hub.remember_token(self.model_identifier, self.hf_token)
+        self.hf_token = None  # a token is never part of what travels
+
+    @abstractmethod
+    def outputs(self) -> tuple[list[str], list[str]]:
+        """``["data"]`` and the names of the new columns."""
+
+    def setup(self, _worker: WorkerMetadata | None = None) -> None:
+        """Load ``self.model``."""
+        self._setup(local_files_only=True)
+
+    def _setup(self, local_files_only: bool = True) -> None:
+        raise NotImplementedError(f"{type(self).__qualname__} has no setup(): write it")
+
+    @abstractmethod
+    def process_model_output(self, outputs: Any, model_input_batch: Any = None) -> dict[str, Any]:
+        """Arrays by name, one value a text, of the model's outputs."""
+
+    def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """The arrays of all batches together."""
+        names = processed_outputs[0]
+        return {name: np.concatenate([part[name] for part in processed_outputs]) for name in names}
+
+    @abstractmethod
+    def create_output_dataframe(self, df_cpu: Any, collected_output: dict[str, Any]) -> Any:
+        """The frame with the new columns."""
+
+    def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
+        """The mapper that runs this stage, on texts cut as `tokenizer` says."""
+        tokenizer = tokenizer or TokenizerStage(self.model_identifier)
+        if tokenizer.model_identifier != self.model_identifier:
+            raise ValueError(
+                f"{type(self).__qualname__} of {self.model_identifier} follows the TokenizerStage "
+                f"of {tokenizer.model_identifier}: save model and tokenizer in one directory"
+            )
+        lengths = (tokenizer.max_seq_length, self.max_seq_length)
+        return StageMapper(
+            self,
+            model=self.model_identifier,
+            cache_dir=self.cache_dir,
+            text_field=tokenizer.text_field,
+            max_chars=tokenizer.max_chars,
+            max_seq_length=min((n for n in lengths if n is not None), default=None),
+            batch_size=self.model_inference_batch_size,
+            sort_by_length=self.has_seq_order,
+            padding_side=self.padding_side,
+            unpack_inference_batch=self.unpack_inference_batch,
+            autocast=self.autocast,
+        )
+
+
+def kind_of(values: pa.DataType) -> str:
+    """What a column of such values is declared as, or their type itself if there is no kind."""
+    tests = {
+        "bool": pa.types.is_boolean,
+        "int64": pa.types.is_integer,
+        "float32": pa.types.is_floating,
+        "str": pa.types.is_string,
+        "list<float32>": pa.types.is_list,
+    }
+    return next((kind for kind, is_kind in tests.items() if is_kind(values)), str(values))
+
+
+class StageMapper(LoadedByUser):
+    """Runs a `ModelStage`."""
+
+    def load(self, config: dict[str, Any]) -> nn.Module:
+        """The model that the stage's ``setup`` loads, from the revision that is pinned."""
+        stage = copy.copy(self.source)  # which keeps no model
+        directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
+        stage.model_identifier = str(directory)
+        stage.setup()
+        return stage.model
+
+    def make_heads(self) -> tuple[Head, ...]:
+        """The stage's columns, of declared kinds or those that they turn out to be."""
+        declared = self.source.new_columns or self._kinds()
+        check_column_types(self.__name__, declared)
+        parts = (self.__name__, self.options, self.model)
+        return (OwnColumns(*parts, declared=declared, compute=self._columns),)
+
+    def _kinds(self) -> dict[str, str]:
+        """The kinds of columns that the stage makes of zeros."""
+        labels = self.model.checkpoint.config.get("id2label")
+        try:
+            made = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
+            return {name: kind_of(pa.array(values).type) for name, values in made.items()}
+        except Exception as err:
+            raise TypeError(
+                f"{self.__name__} does not show which kinds of columns it makes ({err}): declare "
+                f'them, such as new_columns = {{"label": "str"}}'
+            ) from err
+
+    def _columns(self, values: np.ndarray) -> Columns:
+        """The stage's columns for outputs, float32 (texts, outputs)."""
+        import pandas as pd
+        import torch
+
+        outputs: Any = torch.from_numpy(values)
+        outputs.logits = outputs  # what it would be called in an output of transformers
+        stage = self.source
+        collected = stage.collect_outputs([stage.process_model_output(outputs, None)])
+        tokens = ("input_ids", "attention_mask")  # which stages drop; here they hold nothing
+        frame = pd.DataFrame(dict.fromkeys(tokens), index=range(len(values)))
+        frame = stage.create_output_dataframe(frame, collected)
+        return {name: frame[name].tolist() for name in stage.outputs()[1]}

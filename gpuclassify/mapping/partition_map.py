@@ -128,6 +128,8 @@ class PartitionMap(Public):
         """
         if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
             dataset = frame_of_texts(dataset, self.main_text_fields)
+        if hasattr(type(dataset), "mapped_by"):  # it holds a frame, as Curator's datasets do
+            return dataset.mapped_by(self)
         is_lazy = is_dask_frame(dataset)
         frame = dataset._meta if is_lazy else dataset
         backend_of(frame)  # refuses what is no frame

@@ -1,7 +1,6 @@
 """The Dask generation's scripts run with other imports and give what our own calls give."""
 
 import inspect
-import pickle
 
 import pandas as pd
 import pytest
@@ -184,10 +183,3 @@ def test_what_would_change_the_result_is_refused(tmp_path):
         dataset.to_json(str(tmp_path), write_to_filename=True)
     with pytest.raises(TypeError, match="add_filename=True has no effect"):
         curator.DocumentDataset.read_json(str(tmp_path), add_filename=True)
-
-
-def test_classifiers_of_datasets_travel_by_their_names():
-    classifier = curator.QualityClassifier(filter_by="High")
-    assert pickle.loads(pickle.dumps(classifier)) == classifier
-    assert repr(classifier) == repr(gpuclassify.QualityClassifier(filter_by="High"))
-    assert isinstance(classifier, gpuclassify.QualityClassifier)

@@ -94,7 +94,7 @@ def test_an_executors_settings_are_warned_of_once_and_change_nothing(run_script,
         "read_stage": curator.JsonlReader(file_paths="web_documents"),
         "write_stage": curator.JsonlWriter(path="out"),
     }
-    with pytest.warns(UserWarning, match=r"XennaExecutor's .*streaming.* has no effect") as caught:
+    with pytest.warns(UserWarning, match=r"executor's .*streaming.* has no effect") as caught:
         run_script(EXECUTOR, **stages)
 
     assert len(caught) == 1
