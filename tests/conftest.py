@@ -58,7 +58,7 @@ SLOW = {
     "cluster/test_prepare.py",
     "cluster/test_ray.py",
     "faults/test_faults.py",
-    "jobs/estimate/test_plan.py",
+    "jobs/test_estimate.py",
     "jobs/hub/test_writer.py",
     "jobs/output/test_object_store_faults.py",
     "jobs/test_cluster_faults.py",

@@ -8,8 +8,7 @@ import pytest
 from gpuclassify import DomainClassifier, Embedder
 from gpuclassify.dedup.job import DedupSummary
 from gpuclassify.dedup.summary import DuplicatesSummary, Group
-from gpuclassify.jobs.estimate.plan import ClassifierPlan, Plan, TimePlan
-from gpuclassify.jobs.estimate.sample import Estimate
+from gpuclassify.jobs.estimate import ClassifierPlan, Estimate, Plan, TimePlan
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages.tables import html_table, text_table
 

@@ -18,7 +18,7 @@ from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, with_plain_values
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.estimate.plan import Plan
+    from gpuclassify.jobs.estimate import Plan
 
 OPTIONS = ("backend", "on_error", "source_field", "examples")
 
@@ -135,7 +135,7 @@ class Pipeline(Runnable[JobSummary]):
         TypeError, ValueError
             As `prepare` does, and if there are no rows.
         """
-        from gpuclassify.jobs.estimate.plan import make_plan
+        from gpuclassify.jobs.estimate import make_plan
 
         check_count("sample_rows", sample_rows)
         if not self.stages:

@@ -1,0 +1,525 @@
+"""A job's plan before it runs: rows, tokens, time and memory, as far as a sample of rows tells."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+from dask.utils import format_bytes
+
+from gpuclassify.cluster.sizing import shown_cpu_cluster
+from gpuclassify.frames import backend_of
+from gpuclassify.jobs.files import UnreadableInputError, compression
+from gpuclassify.jobs.input.find_parts import read_footers
+from gpuclassify.jobs.input.parts import InputParts, Limit, Part, read_table
+from gpuclassify.jobs.input.schema import to_pandas
+from gpuclassify.jobs.quarantine import FILE, ROW, counts_by_kind, isolate_bad_rows
+from gpuclassify.jobs.sources import FileSource, Source
+from gpuclassify.jobs.stages import Function
+from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.pages.readable import readable_time, short_number
+from gpuclassify.pages.tables import html_table, text_table
+
+STRETCHES, STRETCH_BYTES = 64, 128 << 10  # of JSON lines; four times as many, compressed
+MOST_BYTES = 256 << 20  # stored, of row groups
+MOST_PARTITIONS = 8  # of a Dask frame: nobody knows what computing one takes
+SPREAD = 2.0  # standard errors to either side: about 95%
+FIRST_ROWS = 4  # of the warm-up and of the first slice that is timed
+BAR_WIDTH = 40  # characters
+# cudf counts rows, elements of lists and bytes of a column of strings as int32. Sizes that are
+# estimated may be larger.
+NEAR_LIMIT, COLUMN_LIMIT = 2**30, 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its range of about 95%: equal ends if known, None where one place told it."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def range(self, shown: Callable[[float], str] = short_number) -> str:
+        """The range as people read it, where there is one."""
+        if self.low is None or self.high is None:
+            return " (estimated from one place alone)"
+        return "" if self.low == self.high else f" ({shown(self.low)} to {shown(self.high)})"
+
+
+@dataclass(frozen=True)
+class ClassifierPlan:
+    """What one classifier or embedder will see and need."""
+
+    name: str
+    model: str
+    limit_tokens: int | None  # of a text, or of a window of it
+    limit_chars: int | None
+    mean_tokens: float  # of whole texts, before they are cut, as are the next four
+    median_tokens: int
+    p95_tokens: int
+    most_tokens: int
+    histogram: tuple[tuple[int, int, float], ...]  # tokens from and below, share of the texts
+    truncated_share: float  # of the texts, those that are not read to their end
+    tokens: Estimate  # that the model will read in the whole input
+    device: str
+    dtype: str
+    weights_bytes: int | None  # None where headers of weights or sizes of the network are unknown
+    batch_bytes: int | None
+
+    def lines(self) -> Iterator[str]:
+        """What people read of it below its name."""
+        yield (
+            f"a text has {self.mean_tokens:,.0f} tokens on average, median "
+            f"{self.median_tokens:,}, 95% have at most {self.p95_tokens:,}, the longest "
+            f"{self.most_tokens:,}"
+        )
+        largest = max((share for _, _, share in self.histogram), default=0.0)
+        for low, high, share in self.histogram:
+            bar = "█" * round(BAR_WIDTH * share / largest) or ("▏" if share else "")
+            yield f"{low:>8,} to {high - 1:<8,} {share:>6.1%} {bar}".rstrip()
+        limits = {"tokens": self.limit_tokens, "characters": self.limit_chars}
+        limit = ", ".join(f"{most:,} {unit}" for unit, most in limits.items() if most is not None)
+        limit = f"limit {limit}" if limit else "no limit"
+        yield f"{self.truncated_share:.1%} of the texts are not read to their end ({limit})"
+        yield f"{short_number(self.tokens.value)} tokens to read{self.tokens.range()}"
+        sizes = {"weights": self.weights_bytes, "a full batch": self.batch_bytes}
+        known = [f"{what} {format_bytes(size)}" for what, size in sizes.items() if size is not None]
+        yield f"{', '.join([*known, self.dtype])} on {self.device}"
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """How long the stages will take on this machine, in one process."""
+
+    seconds: Estimate  # without reading, writing and loading
+    load_seconds: float  # of the models, and of a first run
+    rows_timed: int
+    units_per_second: float
+    unit: str  # "tokens", or "rows" where nothing counts tokens
+    threads: int  # of torch
+
+    def text(self, devices: str) -> str:
+        """What people read of it."""
+        return (
+            f"about {readable_time(self.seconds.value)}{self.seconds.range(readable_time)} "
+            f"on this machine, one process ({devices}, {_counted(self.threads, 'torch thread')}), "
+            f"for the models' work alone: {self.units_per_second:,.0f} {self.unit}/s over "
+            f"{self.rows_timed:,} rows of the sample, and {self.load_seconds:.1f} s to load and "
+            "warm up"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What a job will be like, as far as a sample shows."""
+
+    rows: Estimate  # exact for Parquet files
+    text_bytes: Estimate  # of the columns that classifiers read, in UTF-8
+    input_bytes: int | None  # of the files as they are stored
+    null_share: float  # of the rows, those whose text is null
+    parts: int
+    largest_part_text_bytes: float
+    largest_part_rows: float
+    sample_rows: int
+    left_out: dict[str, int]  # files, lines and rows of the sample that would go to quarantine
+    classifiers: tuple[ClassifierPlan, ...]
+    time: TimePlan | None
+    cluster: str | None  # workers that are started here by default; None where models run on a GPU
+    worker_bytes: int | None  # weights, the largest batch, the largest part's text; None as above
+    warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        names = ", ".join(each.name for each in self.classifiers)
+        time = "" if self.time is None else f", about {readable_time(self.time.seconds.value)}"
+        return f"Plan({short_number(self.rows.value)} rows in {self.parts:,} parts: {names}{time})"
+
+    def __str__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self._rows())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by name, for JSON."""
+        return asdict(self)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        about = "" if self.rows.low == self.rows.high is not None else "about "
+        stored = "" if self.input_bytes is None else f", {format_bytes(self.input_bytes)} in files"
+        text = format_bytes(int(self.text_bytes.value))
+        nulls = f", {self.null_share:.1%} of the rows without text" if self.null_share else ""
+        rows = f"{about}{self.rows.value:,.0f} rows{self.rows.range()}"
+        yield "input", f"{rows}{stored}, {text} of text{nulls}"
+        left_out = ", ".join(_counted(count, kind) for kind, count in self.left_out.items())
+        broken = f"; to be left out, as far as is known: {left_out}" if left_out else ""
+        yield "sample", f"{self.sample_rows:,} rows{broken}"
+        largest = format_bytes(int(self.largest_part_text_bytes))
+        rows = f"{self.largest_part_rows:,.0f} rows"
+        yield "parts", f"{self.parts:,}; the largest has {largest} of text in {rows}"
+        for each in self.classifiers:
+            yield from (("", ""), (each.name, each.model))
+            yield from (("", line) for line in each.lines())
+        yield "", ""
+        if self.time is not None:
+            devices = dict.fromkeys(each.device for each in self.classifiers)
+            yield "time", self.time.text(", ".join(devices) or "cpu")
+        if self.cluster is not None:
+            yield "cluster", f"{self.cluster}, by default on this machine"
+        needed = "weights, the largest batch, and the largest part's text, twice"
+        memory = "of a worker unknown, because sizes of a network or its weights are"
+        if self.worker_bytes is not None:
+            worker = format_bytes(self.worker_bytes)
+            memory = f"about {worker} a worker beside Python and torch: {needed}"
+        yield "memory", memory
+        yield from (("WARNING", warning) for warning in self.warnings)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows from stretches all over an input, of which each stands for a share of it."""
+
+    frame: Any  # the rows, numbered from 0
+    weights: np.ndarray  # how many rows of the input each row stands for
+    groups: np.ndarray  # the stretch that each row is from; or itself, of an input read whole
+    shares: np.ndarray  # of the input, what each group stands for
+    is_whole: bool  # whether all was read, and rows of the frame were drawn from it
+    largest_share: float  # of the input, what its largest part has
+    left_out: Counter[str]  # files, lines and rows that cannot be read, by kind
+
+    def total(self, values: np.ndarray) -> Estimate:
+        """The sum over the input of a number of each row, in a range by how groups differ."""
+        value, count = float(self.weights @ values), len(self.shares)
+        unknown = max(0.0, 1 - len(values) / self.weights.sum()) if self.is_whole else 1.0
+        if count == 1 and unknown:
+            return Estimate(value, None, None)
+        sums = np.bincount(self.groups, self.weights * values, minlength=count)
+        squares = np.sum((sums - self.shares * value) ** 2) * count / max(1, count - 1)
+        error = SPREAD * float(np.sqrt(unknown * squares))
+        error = error if error > 1e-9 * value else 0.0  # as of rows that footers of Parquet count
+        return Estimate(value, max(0.0, value - error), value + error)
+
+
+def sample_files(
+    source: InputParts, rows: int, seed: int, on_error: str, stretch_bytes: int = STRETCH_BYTES
+) -> Sample:
+    """Draw about so many rows from all over the parts of files; the same seed draws the same ones.
+
+    Of a large compressed file only the beginning is read: nothing else can be read alone.
+    """
+    rng, stretches, problems = np.random.default_rng(seed), [], []
+    parts = [[*pieces] for pieces in _pieces(source, stretch_bytes)]
+    pieces = [piece for part in parts for piece in part]
+    stored, count = sum(file.size_bytes or 0 for file in source.files), STRETCHES
+    if any(part.row_groups for part in source.parts):  # which are read whole
+        count = min(count, max(4, MOST_BYTES * len(pieces) // max(1, stored)))
+    drawn = _draw(len(pieces), count, rng)
+    is_whole = len(drawn) == len(pieces)
+    for part, size in (pieces[number] for number in drawn):
+        limit, share = None, 1.0
+        if part.length is not None and part.length > stretch_bytes:
+            start = part.start + int(rng.integers(part.length - stretch_bytes))
+            share = stretch_bytes / part.length
+            part = replace(part, start=start, length=stretch_bytes)
+        elif compression(part.path) and part.file_bytes is not None:
+            limit = Limit(stored_bytes=4 * stretch_bytes)
+        table, found, read = read_table(part, source.schema, on_error, limit)
+        frame = _pick(to_pandas(table), rows / len(drawn), int(rng.integers(2**31)))[0]
+        stretches.append((frame, len(table) / (share * read), size))
+        is_whole &= share * read == 1
+        problems += found
+    left_out = Counter(counts_by_kind(problems))
+    left_out += Counter({FILE: sum(part.problem is not None for part in source.parts)})
+    sizes = [sum(size for _, size in part) for part in parts]
+    return _sample(stretches, sum(sizes), is_whole, max(sizes, default=0), left_out)
+
+
+def _pieces(source: InputParts, stretch_bytes: int) -> Iterator[Iterator[tuple[Part, float]]]:
+    """What can be read alone of each part, with its size: row groups by rows, or bytes of lines.
+
+    Where the size of a file is unknown, all parts count alike and are read whole.
+    """
+    is_sized = all(file.size_bytes is not None for file in source.files)
+    has_groups, rows = any(part.row_groups for part in source.parts), {}
+    if has_groups:
+        footers = read_footers(source.files, source.schema.storage_options)
+        rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
+    for part in (part for part in source.parts if part.problem is None):
+        if part.row_groups is not None:
+            of_file = rows[part.path]
+            yield ((replace(part, row_groups=(n,)), of_file[n]) for n in part.row_groups)
+        elif part.length is None or not is_sized:
+            yield iter([(part, part.file_bytes or 0 if is_sized else 1)])
+        else:  # few parts are read in several places
+            step = max(stretch_bytes, -(-part.length * len(source.parts) // STRETCHES))
+            ranges = ((at, min(step, part.length - at)) for at in range(0, part.length, step))
+            yield ((replace(part, start=part.start + at, length=n), n) for at, n in ranges)
+
+
+def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
+    """Draw rows from some partitions of a Dask frame, each of which is computed."""
+    rng, count, pick = np.random.default_rng(seed), frame.npartitions, dask.delayed(_pick)
+    drawn = _draw(count, MOST_PARTITIONS, rng)
+    partitions = frame.partitions[drawn].to_delayed()
+    seeds = rng.integers(2**31, size=len(drawn)).tolist()
+    picked = dask.compute(*map(pick, partitions, [rows / len(drawn)] * len(drawn), seeds))
+    lengths = [length for _, length in picked]
+    largest = max(lengths) * len(lengths) / (sum(lengths) or 1)
+    stretches = [(own, length, 1.0) for own, length in picked]
+    return _sample(stretches, count, len(drawn) == count, largest, Counter())
+
+
+def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
+    """One of each of so many equal runs of pieces, in order; all of few."""
+    runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
+    return [int(rng.choice(run)) for run in runs]
+
+
+def _pick(frame: Any, most: float, seed: int) -> tuple[Any, int]:
+    """At most so many rows, at random, and how many there are."""
+    order = np.random.default_rng(seed).permutation(len(frame))
+    return frame.iloc[order[: math.ceil(most)]], len(frame)
+
+
+def _sample(
+    stretches: list[Any], total: float, is_whole: bool, largest: float, left_out: Counter[str]
+) -> Sample:
+    """Rows at random of pieces, each with the piece's rows and size; sizes of all, and a part's."""
+    from dask.dataframe.dispatch import concat
+
+    lengths = [len(frame) for frame, _, _ in stretches]
+    if not any(lengths):
+        counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
+        raise UnreadableInputError(
+            f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
+            "look at its files"
+        )
+    shares = np.array([size for _, _, size in stretches], dtype=float)
+    stands_for = total / shares.sum() * np.array([rows for _, rows, _ in stretches])
+    weights = np.repeat(stands_for / np.maximum(1, lengths), lengths)
+    groups, shares = np.repeat(np.arange(len(lengths)), lengths), shares / shares.sum()
+    frame = concat([frame for frame, _, _ in stretches if len(frame)]).reset_index(drop=True)
+    if is_whole:
+        groups, shares = np.arange(len(frame)), weights / weights.sum()
+    return Sample(frame, weights, groups, shares, is_whole, largest / total, left_out)
+
+
+def make_plan(
+    reader: Any,
+    source: Source,
+    chain: Chain,
+    *,
+    sample_rows: int,
+    seed: int,
+    on_error: str,
+    trial_seconds: float | None,
+) -> Plan:
+    """Draw a sample, count its tokens, and run some of it; see `Pipeline.plan`.
+
+    The `chain` of stages is checked, and prepared if it is to be run.
+    """
+    is_of_files = isinstance(source, FileSource)
+    if isinstance(source, FileSource):
+        sample = sample_files(source.found, sample_rows, seed, on_error)
+        stored = [file.size_bytes for file in source.found.files]
+    else:
+        sample, stored = sample_partitions(reader, sample_rows, seed), [None]
+    frame, warnings, left_out = sample.frame, [], sample.left_out
+    tokens, nulls = np.zeros(len(frame)), np.zeros(len(frame), dtype=bool)
+    plans: list[ClassifierPlan] = []
+    weights: dict[str, int] = {}  # bytes by file: mappers may share a decoder
+    is_known = True
+    for stage in chain.mappers:
+        if isinstance(stage, Function):  # which may drop rows that no classifier will read
+            try:
+                mapped = stage.map_frame(frame)
+                if not (mapped.index.is_unique and mapped.index.isin(frame.index).all()):
+                    raise ValueError("it changes the index of its frame")
+                frame = mapped
+            except Exception as err:  # whatever code of the user's raises
+                warnings.append(
+                    f"stage {stage.__name__} is left out of the count of tokens, because it "
+                    "cannot be run on the sample before the classifiers have "
+                    f"({type(err).__name__}: {err})"
+                )
+        elif isinstance(stage, TextMapper):
+            plan, found = _count(stage, frame, sample, tokens, nulls)
+            is_known &= bool(found) and plan.batch_bytes is not None
+            weights.update(found)
+            plans.append(plan)
+    timed = None
+    if trial_seconds is not None:
+        dtypes = chain.meta_dtypes(source.meta())
+        timed, failed = time_stages(chain, dtypes, sample, tokens, trial_seconds, seed, on_error)
+        left_out = left_out + Counter({ROW: failed})
+    sizes = np.zeros(len(sample.frame))  # of texts in UTF-8
+    for name in {*chain.text_fields} & {*sample.frame.columns}:
+        texts = backend_of(sample.frame).texts(sample.frame, name, None)
+        sizes += [len((text or "").encode("utf-8", "surrogatepass")) for text in texts]
+    text_bytes, rows = sample.total(sizes), sample.total(np.ones(len(sizes)))
+    if sample.is_whole or rows.low == rows.high is not None:
+        rows = Estimate(*[float(round(rows.value))] * 3)
+    part_bytes = text_bytes.value * sample.largest_share
+    part_rows = rows.value * sample.largest_share
+    # All weights, which stay side by side where they fit, one batch, and one part's text, which
+    # is in the frame and there as Python's strings.
+    batch_bytes = max((plan.batch_bytes or 0 for plan in plans), default=0)
+    return Plan(
+        rows=rows,
+        text_bytes=text_bytes,
+        input_bytes=None if None in stored else sum(filter(None, stored)),
+        null_share=float(sample.weights[nulls].sum() / sample.weights.sum()),
+        parts=source.count,
+        largest_part_text_bytes=part_bytes,
+        largest_part_rows=part_rows,
+        sample_rows=len(sample.frame),
+        left_out=dict(left_out),
+        classifiers=tuple(plans),
+        time=timed,
+        cluster=None if any(plan.device != "cpu" for plan in plans) else shown_cpu_cluster(),
+        worker_bytes=int(sum(weights.values()) + batch_bytes + 2 * part_bytes)
+        if is_known
+        else None,
+        warnings=(*warnings, *limit_warnings(part_bytes, part_rows, chain, is_of_files)),
+    )
+
+
+def _count(
+    mapper: TextMapper, frame: Any, sample: Sample, tokens: np.ndarray, nulls: np.ndarray
+) -> tuple[ClassifierPlan, dict[str, int]]:
+    """Tokenize texts with the mapper's own tokenizer, and add tokens and nulls to those of rows."""
+    most, rows = mapper.options.max_chars, frame.index.to_numpy()
+    column = mapper.list_texts(frame, None)
+    texts = [text for text in column if text is not None]
+    has_text = np.array([text is not None for text in column], dtype=bool)
+    lengths = mapper.runner.token_lengths([text[:most] for text in texts])
+    ends, whole = np.cumsum(lengths.counts), lengths.whole
+    read = np.add.reduceat(lengths.windows, ends - lengths.counts) if texts else lengths.windows
+    is_cut = (read < whole) | np.array([len(text) > (most or math.inf) for text in texts], bool)
+    of_rows = np.zeros(len(tokens))
+    of_rows[rows[has_text]] = read
+    tokens += of_rows
+    nulls[rows[~has_text]] = True
+    # Texts in order of their length, and the share of all texts that each stands for.
+    shares = sample.weights[rows[has_text]]
+    shares = shares / (shares.sum() or 1.0)
+    order = np.argsort(whole, kind="stable")
+    passed, ascending = np.cumsum(shares[order]), whole[order] if texts else np.zeros(1, dtype=int)
+    middle, high = np.minimum(np.searchsorted(passed, [0.5, 0.95]), len(ascending) - 1)
+    bits = np.frexp(whole)[1]  # of a number from 2**(b-1) to 2**b - 1
+    bins = range(int(bits.min()), int(bits.max()) + 1) if texts else ()
+    device, dtype = mapper.runner.device_and_dtype()
+    weights = mapper.model.weights_bytes(dtype)
+    plan = ClassifierPlan(
+        name=mapper.__name__,
+        model=mapper.runner.options.model,
+        limit_tokens=lengths.limit,
+        limit_chars=most,
+        mean_tokens=float(whole @ shares),
+        median_tokens=int(ascending[middle]),
+        p95_tokens=int(ascending[high]),
+        most_tokens=int(ascending[-1]),
+        histogram=tuple((2**b // 2, 2**b, float(shares[bits == b].sum())) for b in bins),
+        truncated_share=float(shares[is_cut].sum()),
+        tokens=sample.total(of_rows),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        weights_bytes=sum(weights.values()) or None,
+        batch_bytes=mapper.runner.batch_bytes(),
+    )
+    return plan, weights
+
+
+def limit_warnings(
+    text_bytes: float, rows: float, chain: Chain, is_of_files: bool
+) -> Iterator[str]:
+    """Sentences about columns of the largest part that come near what a column of cudf can hold."""
+    cure = "repartition the frame, such as with ddf.repartition(partition_size='256MB')"
+    if is_of_files:
+        cure = (
+            "make parts smaller with part_bytes=256000000; where one row group or one "
+            "compressed file is larger than that, write the input in smaller ones"
+        )
+    sizes = [("its text", text_bytes, "bytes")]
+    for head in (head for mapper in chain.mappers for head in getattr(mapper, "heads", ())):
+        for field in head.fields():
+            if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
+                sizes.append((f"its column {field.name!r}", rows * head.list_size, "numbers"))
+    for what, size, unit in sizes:
+        if size > NEAR_LIMIT:
+            yield (
+                f"the largest part is too large or near to it: {what} has about {size:,.0f} "
+                f"{unit}, and a column of cudf holds at most {COLUMN_LIMIT:,}: {cure}"
+            )
+
+
+def time_stages(
+    chain: Chain,
+    meta_dtypes: Any,
+    sample: Sample,
+    tokens: np.ndarray,
+    seconds: float,
+    seed: int,
+    on_error: str,
+) -> tuple[TimePlan, int]:
+    """How long the stages will take by the tokens of each row, and how many rows fail.
+
+    Models that this loads are dropped at its end: it may be the client's process, whose GPU a
+    worker needs. A slice that has begun when `seconds` are over is finished.
+    """
+    import torch
+
+    from gpuclassify.inference.residency import MODELS
+    from gpuclassify.jobs.task import row_errors
+
+    order = np.random.default_rng(seed).permutation(len(tokens))
+    errors = row_errors() if on_error == "quarantine" else ()
+    work = tokens if tokens.any() else np.ones(len(tokens))
+    failed: set[int] = set()
+    before = set(MODELS.keys())
+
+    def seconds_of(rows: np.ndarray) -> float:
+        def run(start: int, stop: int) -> Any:
+            return chain.map_frame(sample.frame.iloc[rows[start:stop]], meta_dtypes)
+
+        began = time.perf_counter()
+        results = isolate_bad_rows(run, 0, len(rows), errors)
+        failed.update(rows[row] for row, found in results if isinstance(found, Exception))
+        return time.perf_counter() - began
+
+    try:
+        began = time.perf_counter()
+        for mapper in chain.mappers:
+            if isinstance(mapper, TextMapper):
+                mapper.setup()
+        seconds_of(order[:FIRST_ROWS])
+        load_seconds = time.perf_counter() - began
+        spent, stop = 0.0, 0
+        while not stop or (spent < seconds and stop < len(order)):  # as many as all before
+            start, stop = stop, min(len(order), max(FIRST_ROWS, 2 * stop))
+            spent += seconds_of(order[start:stop])
+    finally:
+        MODELS.evict(lambda key: key not in before)
+    done, total = float(work[order[:stop]].sum()), sample.total(work)
+    pace = spent / done if done else 0.0
+    ends = [None if each is None else each * pace for each in (total.low, total.high)]
+    plan = TimePlan(
+        seconds=Estimate(total.value * pace, *ends),
+        load_seconds=load_seconds,
+        rows_timed=stop,
+        units_per_second=done / spent,
+        unit="tokens" if tokens.any() else "rows",
+        threads=torch.get_num_threads(),
+    )
+    return plan, len(failed)
