@@ -7,7 +7,7 @@ import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,22 +31,14 @@ WorkerMetadata = Any  # which scripts import for annotations
 
 
 class XennaExecutor:
-    """Stands for each of Curator's executors; its settings have no effect here.
+    """Stands for each of Curator's executors, whose settings have no effect here."""
 
-    Raises
-    ------
-    TypeError
-        ``ignore_failures``, which would change the result.
-    """
-
-    def __init__(
-        self, config: dict[str, Any] | None = None, ignore_head_node: bool = False
-    ) -> None:
+    def __init__(self, config: dict[str, Any] | None = None, **_options: Any) -> None:
         self.config = dict(config or {})
         if self.config.get("ignore_failures"):
             raise TypeError(
-                "ignore_failures=True is Pipeline(name, "
-                'on_error="quarantine"), which keeps what fails with its reason'
+                'ignore_failures=True is Pipeline(name, on_error="quarantine"), which keeps what '
+                "fails with its reason"
             )
 
 
@@ -119,15 +111,15 @@ def _warn(given: str, reason: str) -> None:
     warnings.warn(f"Pipeline: {given} has no effect: {reason}", UserWarning, stacklevel=3)
 
 
-class _TakesOlderArguments:
-    family: ClassVar[str]  # of older spellings
+class _OfFiles:
+    family = "reader"  # of older spellings of arguments
 
     def __init__(self, *path: Any, **arguments: Any) -> None:
         given = modern_spellings(type(self).__qualname__, self.family, arguments)
         super().__init__(*path, **given)
 
 
-class JsonlReader(_TakesOlderArguments, readers.JsonlReader):
+class JsonlReader(_OfFiles, readers.JsonlReader):
     """`gpuclassify.JsonlReader` by its own arguments or Curator's.
 
     These are ``file_paths``, ``fields``, ``blocksize`` and
@@ -135,16 +127,12 @@ class JsonlReader(_TakesOlderArguments, readers.JsonlReader):
     change the result is a TypeError.
     """
 
-    family = "reader"
 
-
-class ParquetReader(_TakesOlderArguments, readers.ParquetReader):
+class ParquetReader(_OfFiles, readers.ParquetReader):
     """`gpuclassify.ParquetReader` by its own arguments or Curator's; see `JsonlReader`."""
 
-    family = "reader"
 
-
-class JsonlWriter(_TakesOlderArguments, writers.JsonlWriter):
+class JsonlWriter(_OfFiles, writers.JsonlWriter):
     """`gpuclassify.JsonlWriter` by its own arguments or Curator's.
 
     These are ``path`` and ``write_kwargs={"storage_options": ...}``; what would change the result
@@ -154,7 +142,7 @@ class JsonlWriter(_TakesOlderArguments, writers.JsonlWriter):
     family = "writer"
 
 
-class ParquetWriter(_TakesOlderArguments, writers.ParquetWriter):
+class ParquetWriter(_OfFiles, writers.ParquetWriter):
     """`gpuclassify.ParquetWriter` by its own arguments or Curator's; see `JsonlWriter`."""
 
     family = "writer"
@@ -291,32 +279,11 @@ class ModelStage(ABC):
                 f"{type(self).__qualname__} of {self.model_identifier} follows the TokenizerStage "
                 f"of {tokenizer.model_identifier}: save model and tokenizer in one directory"
             )
-        lengths = (tokenizer.max_seq_length, self.max_seq_length)
-        return StageMapper(
-            self,
-            model=self.model_identifier,
-            cache_dir=self.cache_dir,
-            text_field=tokenizer.text_field,
-            max_chars=tokenizer.max_chars,
-            max_seq_length=min((n for n in lengths if n is not None), default=None),
-            batch_size=self.model_inference_batch_size,
-            sort_by_length=self.has_seq_order,
-            padding_side=self.padding_side,
-            unpack_inference_batch=self.unpack_inference_batch,
-            autocast=self.autocast,
-        )
-
-
-def kind_of(values: pa.DataType) -> str:
-    """What a column of such values is declared as, or their type itself if there is no kind."""
-    tests = {
-        "bool": pa.types.is_boolean,
-        "int64": pa.types.is_integer,
-        "float32": pa.types.is_floating,
-        "str": pa.types.is_string,
-        "list<float32>": pa.types.is_list,
-    }
-    return next((kind for kind, is_kind in tests.items() if is_kind(values)), str(values))
+        lengths = [n for n in (tokenizer.max_seq_length, self.max_seq_length) if n is not None]
+        settings = {field.name: getattr(self, field.name) for field in fields(ModelStage)}
+        settings["max_seq_length"] = min(lengths, default=None)
+        chosen = {"text_field": tokenizer.text_field, "max_chars": tokenizer.max_chars}
+        return StageMapper(self, **settings, **chosen)
 
 
 class StageMapper(LoadedByUser):
@@ -342,7 +309,7 @@ class StageMapper(LoadedByUser):
         labels = self.model.checkpoint.config.get("id2label")
         try:
             made = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
-            return {name: kind_of(pa.array(values).type) for name, values in made.items()}
+            return {name: _kind_of(pa.array(values).type) for name, values in made.items()}
         except Exception as err:
             raise TypeError(
                 f"{self.__name__} does not show which kinds of columns it makes ({err}): declare "
@@ -362,3 +329,14 @@ class StageMapper(LoadedByUser):
         frame = pd.DataFrame(dict.fromkeys(tokens), index=range(len(values)))
         frame = stage.create_output_dataframe(frame, collected)
         return {name: frame[name].tolist() for name in stage.outputs()[1]}
+
+
+def _kind_of(values: pa.DataType) -> str:
+    kinds = {
+        "bool": pa.types.is_boolean,
+        "int64": pa.types.is_integer,
+        "float32": pa.types.is_floating,
+        "str": pa.types.is_string,
+        "list<float32>": pa.types.is_list,
+    }
+    return next((kind for kind, is_kind in kinds.items() if is_kind(values)), str(values))

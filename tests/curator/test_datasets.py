@@ -21,15 +21,7 @@ token = "hf_1234"  # Your HuggingFace user access token
 safety_classifier = AegisClassifier(
     aegis_variant="nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0",
     token=token,
-    filter_by=["safe", "O13"]  # Keep only safe content and "needs caution" category
-)
-result_dataset = safety_classifier(dataset=input_dataset)
-"""
-RAW_AEGIS = """
-token = "hf_1234"
-safety_classifier = AegisClassifier(
-    aegis_variant="nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0",
-    token=token,
+    filter_by=["safe", "O13"],  # Keep only safe content and "needs caution" category
     keep_raw_pred=True,
     raw_pred_column="raw_predictions"
 )
@@ -40,17 +32,6 @@ token = "hf_1234"  # Your HuggingFace user access token
 classifier = InstructionDataGuardClassifier(token=token)
 result_dataset = classifier(dataset=input_dataset)
 """
-EDUCATION = """
-edu_classifier = FineWebEduClassifier(
-    batch_size=256,
-    pred_column="fineweb-edu-score",     # Raw float scores
-    int_column="fineweb-edu-score-int"   # Rounded integer scores
-)
-result_dataset = edu_classifier(dataset=input_dataset)
-
-# Extract highly educational content (scores 4-5)
-high_edu_dataset = result_dataset[result_dataset["fineweb-edu-score-int"] >= 4]
-"""
 MIXTRAL = """
 classifier = FineWebMixtralEduClassifier(
     pred_column="score",                 # Raw float scores
@@ -58,26 +39,22 @@ classifier = FineWebMixtralEduClassifier(
     quality_label_column="quality-label" # "high_quality" or "low_quality"
 )
 result_dataset = classifier(dataset=input_dataset)
-"""
-PROMPTS = """
-classifier = PromptTaskComplexityClassifier()
-result_dataset = classifier(dataset=input_dataset)
+
+# Extract highly educational content (scores 4-5)
+high_edu_dataset = result_dataset[result_dataset["score-int"] >= 4]
 """
 SCRIPTS = [
-    ("AegisClassifier", AEGIS, {"filter_by": ["safe", "O13"]}),
-    ("AegisClassifier", RAW_AEGIS, {"keep_raw": True, "raw_field": "raw_predictions"}),
-    ("InstructionDataGuardClassifier", GUARD, {}),
     (
-        "FineWebEduClassifier",
-        EDUCATION,
-        {"score_field": "fineweb-edu-score", "int_score_field": "fineweb-edu-score-int"},
+        "AegisClassifier",
+        AEGIS,
+        {"filter_by": ["safe", "O13"], "keep_raw": True, "raw_field": "raw_predictions"},
     ),
+    ("InstructionDataGuardClassifier", GUARD, {}),
     (
         "FineWebMixtralEduClassifier",
         MIXTRAL,
         {"score_field": "score", "int_score_field": "score-int", "label_field": "quality-label"},
     ),
-    ("PromptTaskComplexityClassifier", PROMPTS, {}),
 ]
 MODULES = """
 from nemo_curator import Sequential, ToBackend
@@ -114,7 +91,7 @@ def test_a_classifier_gives_a_dataset_of_what_it_gives_a_frame(
     pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
     if high := scope.get("high_edu_dataset"):
         assert isinstance(high, curator.DocumentDataset)
-        is_high = expected["fineweb-edu-score-int"] >= 4
+        is_high = expected["score-int"] >= 4
         assert high.df["id"].compute().tolist() == expected["id"][is_high].tolist()
 
 

@@ -24,20 +24,12 @@ from nemo_curator.stages.text.classifiers.base import DistributedDataClassifier
 classifier = DistributedDataClassifier(
     model_identifier="nvidia/quality-classifier-deberta",
     label_field="quality_pred",
+    score_field="quality_prob",
+    filter_by=["High", "Medium"],  # keep only "High" and "Medium" quality documents
     text_field="text",
     max_chars=6000,
     max_seq_length=1024,
     model_inference_batch_size=256,
-)
-
-# Classify and filter to keep only "High" and "Medium" quality documents
-filtering = DistributedDataClassifier(
-    model_identifier="nvidia/quality-classifier-deberta",
-    label_field="quality_pred",
-    score_field="quality_prob",
-    filter_by=["High", "Medium"],
-    max_chars=6000,
-    max_seq_length=1024,
 )
 
 class MyCustomClassifier(DistributedDataClassifier):
@@ -107,7 +99,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 from crossfit.backend.torch.hf.model import HFModel
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from nemo_curator.classifiers.base import (
     DistributedDataClassifier,
@@ -148,10 +140,6 @@ class OwnModel(HFModel):
 
     def load_tokenizer(self):
         return AutoTokenizer.from_pretrained(self.config.base_model)
-
-    def load_config(self):
-        return AutoConfig.from_pretrained(self.path_or_name)
-
 
 class OwnClassifier(DistributedDataClassifier):
     def __init__(self, labels, out_dim=None, filter_by=None, text_field="text"):
@@ -194,9 +182,8 @@ def test_the_base_class_takes_any_model(run_script, checkpoint):
     scores = probabilities(raw_outputs(folder, TEXTS))
     labels = scope["classifier"].labels
     expected = [labels[row] for row in scores.argmax(axis=1)]
-    assert scope["classifier"](FRAME)["quality_pred"].tolist() == expected
     assert scope["own"](FRAME)["my_pred"].tolist() == expected
-    kept = scope["filtering"](FRAME)
+    kept = scope["classifier"](FRAME)
     is_kept = [label in ("High", "Medium") for label in expected]
     assert kept["id"].tolist() == FRAME["id"][is_kept].tolist()
     assert_close(stacked(kept["quality_prob"]), scores[is_kept])
@@ -204,9 +191,9 @@ def test_the_base_class_takes_any_model(run_script, checkpoint):
 
 @pytest.fixture
 def own_stage(run_script, sequence_classifier):
-    """The class of the script, on a small model."""
-    folder = sequence_classifier("bert", labels=("a", "b", "c"))
-    return run_script(STAGE)["ClassifierStage"], str(folder)
+    """The class of the script, and its model."""
+    folder = str(sequence_classifier("bert", labels=("a", "b", "c")))
+    return run_script(STAGE)["ClassifierStage"], folder
 
 
 def test_a_stage_of_ones_own_gives_what_the_plain_module_gives(
@@ -314,22 +301,14 @@ def test_a_model_of_crossfit_gives_what_the_plain_module_gives(own_classifier):
     ]
 
 
-def test_a_subclass_need_not_write_how_it_runs(own_classifier):
+def test_a_model_says_how_much_it_reads_and_need_not_say_how_it_runs(own_classifier, monkeypatch):
     scope, module, folder = own_classifier
-    kind = scope["OwnClassifier"]
-    del kind._run_classifier
-    found = kind(LABELS)(curator.DocumentDataset.from_pandas(FRAME)).to_pandas()
-    assert_close(stacked(found["prob"]), expected_probabilities(module, folder))
-
-
-def test_a_model_says_how_much_it_reads(own_classifier, monkeypatch):
-    scope, module, folder = own_classifier
+    del scope["OwnClassifier"]._run_classifier
     monkeypatch.setattr(scope["OwnModel"], "max_seq_length", lambda self: 7, raising=False)
     found = scope["OwnClassifier"](LABELS)(curator.DocumentDataset.from_pandas(FRAME)).to_pandas()
-    assert_close(stacked(found["prob"]), expected_probabilities(module, folder, 7))
-    assert (
-        expected_probabilities(module, folder, 7) != expected_probabilities(module, folder)
-    ).any()
+    expected = expected_probabilities(module, folder, 7)
+    assert_close(stacked(found["prob"]), expected)
+    assert (expected != expected_probabilities(module, folder)).any()
     generative = type("Generative", (crossfit.HFModel,), {"load_model": None})
     with pytest.raises(TypeError, match="model_output_type='string', and outputs are numbers"):
         generative("owner/model", model_output_type="string")
