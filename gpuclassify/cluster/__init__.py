@@ -1,4 +1,4 @@
-"""Clusters to classify on: local GPUs, local CPUs, Slurm, Coiled, or one that is running."""
+"""Clusters: local GPUs or CPUs, Slurm, Coiled, or one that is running; read `client.py` first."""
 
 from gpuclassify.cluster.client import get_client
 from gpuclassify.cluster.prepare import prepare

@@ -1,1 +1,1 @@
-"""The commands of the command line, each in a file of its own."""
+"""The command line, a file a command; read `cli.py` first."""

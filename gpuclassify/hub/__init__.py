@@ -1,10 +1,9 @@
-"""Model names as pinned identities, their files, and the tokens that open gated ones.
+"""Models and datasets of the Hub, and saved models, by pinned names; read `identity.py` first.
 
 A model is named by its Hugging Face Hub name or by a directory; one that is a single file by that
 too. `resolve` and `resolve_file` turn it into an `Identity` once, and everything later
 (configuration, tensor shapes, weights) is read at exactly that identity. Pickled weights are never
-fetched. Tokens live in process memory alone; see `gpuclassify.workers.secrets`. Read `identity.py`
-first.
+fetched. Tokens live in process memory alone; see `gpuclassify.workers.secrets`.
 """
 
 from gpuclassify.hub.calls import HubUnreachableError as HubUnreachableError

@@ -239,7 +239,7 @@ class Job:
 
         if not isinstance(client, Client):
             raise TypeError(
-                f"a Pipeline got {client!r} as its client: pass a dask.distributed.Client, such as "
+                f"a job got {client!r} as its client: pass a dask.distributed.Client, such as "
                 'Client("tcp://host:8786") of a cluster that is running'
             )
         if client.asynchronous:

@@ -220,6 +220,6 @@ def as_source(reader: Any, on_error: str, needed: Collection[str] = ()) -> Sourc
         if isinstance(reader, dd.DataFrame):
             return FrameSource(reader)
     raise TypeError(
-        f"a Pipeline begins with a {type(reader).__qualname__}: its first stage must be a "
+        f"a job begins with a {type(reader).__qualname__}: its first stage must be a "
         'JsonlReader("books/*.jsonl"), a ParquetReader("books/") or a Dask DataFrame'
     )

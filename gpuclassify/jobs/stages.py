@@ -164,13 +164,13 @@ def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
             yield stage
         elif isinstance(stage, type):
             raise TypeError(
-                f"a Pipeline got the class {stage.__qualname__} as a stage: write "
+                f"a job got the class {stage.__qualname__} as a stage: write "
                 f"{stage.__qualname__}(), with the options that it needs"
             )
         elif callable(stage):
             yield Function(stage)
         else:
             raise TypeError(
-                f"a Pipeline got a {type(stage).__qualname__} as a stage: pass classifiers, "
+                f"a job got a {type(stage).__qualname__} as a stage: pass classifiers, "
                 "embedders, or callables from a plain frame to a plain frame"
             )

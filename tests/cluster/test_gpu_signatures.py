@@ -53,7 +53,7 @@ CALLS = [
     ("cudf:Series", "data", ()),
     ("cudf:Series.factorize", "self", ()),
     ("cudf:Series.take", "self indices", ()),
-    # jobs/schema.py
+    # jobs/input/schema.py
     ("cudf:DataFrame.from_arrow", "table", ()),
 ]
 # What the sources look up in objects, where `names_used` sees no module.

@@ -57,10 +57,6 @@ def same(frame):
     return frame
 
 
-def only_short(frame):
-    return frame[frame["text"].str.len() < 40]
-
-
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.*"))
 

@@ -33,7 +33,7 @@ BLOCK_TOKENS = 128  # of torch's kernels
 _CHECKED_LENGTHS = (24, 9)
 _CHECKED_LAYERS = 2
 _TOLERANCE = 1e-6  # of the largest state
-# On a CPU the compiled kernel is slower than blocks of matrix products: benchmarks/attention.py.
+# On a CPU the compiled kernel is slower than blocks of matrix products.
 FUSED_DEVICES = {"cuda"}
 FUSED_LENGTHS = (512,) * 16 + (384, 300, 129, 128, 60, 7, 1)
 # Root mean squares, in parts of the states' size.
