@@ -147,10 +147,6 @@ class DistributedDataClassifier:
         wanted = [self.filter_by] if isinstance(self.filter_by, str) else list(self.filter_by)
         return result[result[self.pred_column].isin(wanted)]
 
-    def get_labels(self) -> list[str]:
-        """The labels."""
-        return self.labels
-
     def _run_classifier(self, dataset: DocumentDataset) -> DocumentDataset:
         labelled = _run_classifier_helper(
             df=dataset.df,
@@ -166,27 +162,17 @@ class DistributedDataClassifier:
 
 
 def _run_classifier_helper(
-    df: Any,
-    model: HFModel,
-    labels: list[str],
-    max_chars: int | None,
-    batch_size: int,
-    label_col: str,
-    text_field: str = "text",
-    prob_col: str | None = None,
+    df: Any, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
     """The frame with a column of labels, and one of the model's outputs if it has a name."""
     classifier = HFClassifier(
         model,
         model=model.path_or_name,
-        labels=labels,
-        max_chars=max_chars,
         max_seq_length=model.max_seq_length(),
-        batch_size=batch_size,
         label_field=label_col,
-        text_field=text_field,
         score_field=prob_col,
         unpack_inference_batch=False,
         autocast=False,  # the module's own code decides
+        **options,
     )
     return classifier(df)

@@ -234,7 +234,7 @@ class ModelStage(ABC):
 
     model_identifier: str
     cache_dir: str | None = None
-    hf_token: str | None = None
+    hf_token: InitVar[str | None] = None
     model_inference_batch_size: int = 256
     has_seq_order: bool = True
     padding_side: str = "right"
@@ -242,10 +242,9 @@ class ModelStage(ABC):
     unpack_inference_batch: bool = False
     autocast: bool = True
 
-    def __post_init__(self) -> None:
-        if self.hf_token is not None:
-            hub.remember_token(self.model_identifier, self.hf_token)
-        self.hf_token = None  # a token is never part of what travels
+    def __post_init__(self, hf_token: str | None) -> None:
+        if hf_token is not None:
+            hub.remember_token(self.model_identifier, hf_token)
 
     @abstractmethod
     def outputs(self) -> tuple[list[str], list[str]]:

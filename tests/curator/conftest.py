@@ -64,7 +64,7 @@ def read_output(folder):
 @pytest.fixture
 def small_models(monkeypatch, checkpoint, safety_models):
     """Classifiers whose default models are small copies, and the prompt that those know."""
-    folders = {name: checkpoint(name) for name in FAMILIES if name not in OTHERS}
+    folders = {name: checkpoint(name) for name in ("domain", "quality", "fineweb-mixtral-edu")}
     folders |= {"aegis": safety_models.defensive, "instruction-data-guard": safety_models.guard}
     for name, folder in folders.items():
         monkeypatch.setitem(FAMILIES[name].defaults, "model", str(folder))
@@ -74,6 +74,3 @@ def small_models(monkeypatch, checkpoint, safety_models):
         monkeypatch.setitem(FAMILIES[name].defaults, "base_model", str(safety_models.base))
     guard = FAMILIES["instruction-data-guard"].defaults
     monkeypatch.setitem(guard, "adapter", str(safety_models.defensive))
-
-
-OTHERS = ("checkpoint", "aegis", "instruction-data-guard", "fasttext", "language")

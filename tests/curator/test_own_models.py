@@ -143,16 +143,15 @@ class OwnModel(HFModel):
 
 class OwnClassifier(DistributedDataClassifier):
     def __init__(self, labels, out_dim=None, filter_by=None, text_field="text"):
-        self.labels = labels
-        self.out_dim = out_dim or len(labels)
+        out_dim = out_dim or len(labels)
         self.text_field = text_field
         self.prob_column = "prob"
         super().__init__(
-            model=OwnModel(OwnConfig(), self.out_dim, "model0.pth"),
-            labels=self.labels,
+            model=OwnModel(OwnConfig(), out_dim, "model0.pth"),
+            labels=labels,
             filter_by=filter_by,
             batch_size=64,
-            out_dim=self.out_dim,
+            out_dim=out_dim,
             pred_column="pred",
             max_chars=6000,
             device_type="cuda",
@@ -160,9 +159,8 @@ class OwnClassifier(DistributedDataClassifier):
         )
 
     def _run_classifier(self, dataset):
-        df = dataset.df
         df = _run_classifier_helper(
-            df=df,
+            df=dataset.df,
             model=self.model,
             labels=self.labels,
             max_chars=self.max_chars,
@@ -321,4 +319,4 @@ def test_as_many_outputs_as_labels(own_classifier):
     run = scope["_run_classifier_helper"]
     model = scope["OwnModel"](scope["OwnConfig"](), 3, "model0.pth")
     with pytest.raises(ValueError, match=r"gives 3 outputs a text, and 2 labels"):
-        run(FRAME, model, LABELS[:2], None, 8, "pred")
+        run(FRAME, model, labels=LABELS[:2], batch_size=8, label_col="pred")
