@@ -106,16 +106,6 @@ class TimePlan:
     unit: str  # "tokens", or "rows" where nothing counts tokens
     threads: int  # of torch
 
-    def text(self, devices: str) -> str:
-        """What people read of it."""
-        return (
-            f"about {readable_time(self.seconds.value)}{self.seconds.range(readable_time)} "
-            f"on this machine, one process ({devices}, {_counted(self.threads, 'torch thread')}), "
-            f"for the models' work alone: {self.units_per_second:,.0f} {self.unit}/s over "
-            f"{self.rows_timed:,} rows of the sample, and {self.load_seconds:.1f} s to load and "
-            "warm up"
-        )
-
 
 @dataclass(frozen=True, repr=False)
 class Plan:
@@ -169,16 +159,23 @@ class Plan:
             yield from (("", line) for line in each.lines())
         yield "", ""
         if self.time is not None:
-            devices = dict.fromkeys(each.device for each in self.classifiers)
-            yield "time", self.time.text(", ".join(devices) or "cpu")
+            devices = ", ".join(dict.fromkeys(each.device for each in self.classifiers)) or "cpu"
+            yield (
+                "time",
+                f"about {readable_time(self.time.seconds.value)}"
+                f"{self.time.seconds.range(readable_time)} on this machine, one process "
+                f"({devices}, {_counted(self.time.threads, 'torch thread')}), for the models' work "
+                f"alone: {self.time.units_per_second:,.0f} {self.time.unit}/s over "
+                f"{self.time.rows_timed:,} rows of the sample, and {self.time.load_seconds:.1f} s "
+                "to load and warm up",
+            )
         if self.cluster is not None:
             yield "cluster", f"{self.cluster}, by default on this machine"
-        needed = "weights, the largest batch, and the largest part's text, twice"
-        memory = "of a worker unknown, because sizes of a network or its weights are"
-        if self.worker_bytes is not None:
-            worker = format_bytes(self.worker_bytes)
-            memory = f"about {worker} a worker beside Python and torch: {needed}"
-        yield "memory", memory
+        if self.worker_bytes is None:
+            yield "memory", "of a worker unknown, as sizes of a network or its weights are"
+        else:
+            worker = f"about {format_bytes(self.worker_bytes)} a worker beside Python and torch"
+            yield "memory", f"{worker}: weights, a full batch, and the largest part's text, twice"
         yield from (("WARNING", warning) for warning in self.warnings)
 
 
@@ -186,17 +183,34 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-@dataclass(frozen=True)
 class Sample:
-    """Rows from stretches all over an input, of which each stands for a share of it."""
+    """Rows from all over an input: at random of stretches, which stand for pieces of it.
 
-    frame: Any  # the rows, numbered from 0
-    weights: np.ndarray  # how many rows of the input each row stands for
-    groups: np.ndarray  # the stretch that each row is from; or itself, of an input read whole
-    shares: np.ndarray  # of the input, what each group stands for
-    is_whole: bool  # whether all was read, and rows of the frame were drawn from it
-    largest_share: float  # of the input, what its largest part has
-    left_out: Counter[str]  # files, lines and rows that cannot be read, by kind
+    Of each stretch its frame, the rows of its piece and the piece's size; then the size of the
+    input and of its largest part, and whether all was read, of which the frames are draws.
+    """
+
+    def __init__(
+        self, stretches: list[Any], size: float, largest: float, is_whole: bool, left_out: Any
+    ) -> None:
+        from dask.dataframe.dispatch import concat
+
+        lengths = [len(frame) for frame, _, _ in stretches]
+        if not any(lengths):
+            counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
+            raise UnreadableInputError(
+                f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
+                "look at its files"
+            )
+        sizes = np.array([piece for _, _, piece in stretches], dtype=float)
+        rows = np.array([rows for _, rows, _ in stretches]) * size / sizes.sum()
+        self.frame = concat([rows for rows, _, _ in stretches if len(rows)]).reset_index(drop=True)
+        self.weights = np.repeat(rows / np.maximum(1, lengths), lengths)  # rows of the input
+        # What differs: stretches, or rows where each stretch was read.
+        self.groups, self.shares = np.repeat(np.arange(len(sizes)), lengths), sizes / sizes.sum()
+        if is_whole:
+            self.groups, self.shares = np.arange(len(self.frame)), self.weights / rows.sum()
+        self.is_whole, self.largest_share, self.left_out = is_whole, largest / size, left_out
 
     def total(self, values: np.ndarray) -> Estimate:
         """The sum over the input of a number of each row, in a range by how groups differ."""
@@ -219,7 +233,7 @@ def sample_files(
     Of a large compressed file only the beginning is read: nothing else can be read alone.
     """
     rng, stretches, problems = np.random.default_rng(seed), [], []
-    parts = [[*pieces] for pieces in _pieces(source, stretch_bytes)]
+    parts = list(_pieces(source, stretch_bytes))
     pieces = [piece for part in parts for piece in part]
     stored, count = sum(file.size_bytes or 0 for file in source.files), STRETCHES
     if any(part.row_groups for part in source.parts):  # which are read whole
@@ -235,36 +249,36 @@ def sample_files(
         elif compression(part.path) and part.file_bytes is not None:
             limit = Limit(stored_bytes=4 * stretch_bytes)
         table, found, read = read_table(part, source.schema, on_error, limit)
-        frame = _pick(to_pandas(table), rows / len(drawn), int(rng.integers(2**31)))[0]
-        stretches.append((frame, len(table) / (share * read), size))
+        frame, length = _pick(to_pandas(table), rows / len(drawn), int(rng.integers(2**31)))
+        stretches.append((frame, length / (share * read), size))
         is_whole &= share * read == 1
         problems += found
     left_out = Counter(counts_by_kind(problems))
     left_out += Counter({FILE: sum(part.problem is not None for part in source.parts)})
     sizes = [sum(size for _, size in part) for part in parts]
-    return _sample(stretches, sum(sizes), is_whole, max(sizes, default=0), left_out)
+    return Sample(stretches, sum(sizes), max(sizes, default=0), is_whole, left_out)
 
 
-def _pieces(source: InputParts, stretch_bytes: int) -> Iterator[Iterator[tuple[Part, float]]]:
+def _pieces(source: InputParts, stretch_bytes: int) -> Iterator[list[tuple[Part, float]]]:
     """What can be read alone of each part, with its size: row groups by rows, or bytes of lines.
 
     Where the size of a file is unknown, all parts count alike and are read whole.
     """
     is_sized = all(file.size_bytes is not None for file in source.files)
-    has_groups, rows = any(part.row_groups for part in source.parts), {}
-    if has_groups:
+    rows: dict[str, tuple[int, ...]] = {}
+    if any(part.row_groups for part in source.parts):
         footers = read_footers(source.files, source.schema.storage_options)
         rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
     for part in (part for part in source.parts if part.problem is None):
         if part.row_groups is not None:
-            of_file = rows[part.path]
-            yield ((replace(part, row_groups=(n,)), of_file[n]) for n in part.row_groups)
+            count = rows[part.path]
+            yield [(replace(part, row_groups=(n,)), count[n]) for n in part.row_groups]
         elif part.length is None or not is_sized:
-            yield iter([(part, part.file_bytes or 0 if is_sized else 1)])
+            yield [(part, part.file_bytes or 0 if is_sized else 1)]
         else:  # few parts are read in several places
             step = max(stretch_bytes, -(-part.length * len(source.parts) // STRETCHES))
             ranges = ((at, min(step, part.length - at)) for at in range(0, part.length, step))
-            yield ((replace(part, start=part.start + at, length=n), n) for at, n in ranges)
+            yield [(replace(part, start=part.start + at, length=n), n) for at, n in ranges]
 
 
 def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
@@ -277,7 +291,7 @@ def sample_partitions(frame: Any, rows: int, seed: int) -> Sample:
     lengths = [length for _, length in picked]
     largest = max(lengths) * len(lengths) / (sum(lengths) or 1)
     stretches = [(own, length, 1.0) for own, length in picked]
-    return _sample(stretches, count, len(drawn) == count, largest, Counter())
+    return Sample(stretches, count, largest, len(drawn) == count, Counter())
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
@@ -290,29 +304,6 @@ def _pick(frame: Any, most: float, seed: int) -> tuple[Any, int]:
     """At most so many rows, at random, and how many there are."""
     order = np.random.default_rng(seed).permutation(len(frame))
     return frame.iloc[order[: math.ceil(most)]], len(frame)
-
-
-def _sample(
-    stretches: list[Any], total: float, is_whole: bool, largest: float, left_out: Counter[str]
-) -> Sample:
-    """Rows at random of pieces, each with the piece's rows and size; sizes of all, and a part's."""
-    from dask.dataframe.dispatch import concat
-
-    lengths = [len(frame) for frame, _, _ in stretches]
-    if not any(lengths):
-        counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
-        raise UnreadableInputError(
-            f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
-            "look at its files"
-        )
-    shares = np.array([size for _, _, size in stretches], dtype=float)
-    stands_for = total / shares.sum() * np.array([rows for _, rows, _ in stretches])
-    weights = np.repeat(stands_for / np.maximum(1, lengths), lengths)
-    groups, shares = np.repeat(np.arange(len(lengths)), lengths), shares / shares.sum()
-    frame = concat([frame for frame, _, _ in stretches if len(frame)]).reset_index(drop=True)
-    if is_whole:
-        groups, shares = np.arange(len(frame)), weights / weights.sum()
-    return Sample(frame, weights, groups, shares, is_whole, largest / total, left_out)
 
 
 def make_plan(
@@ -361,7 +352,7 @@ def make_plan(
     timed = None
     if trial_seconds is not None:
         dtypes = chain.meta_dtypes(source.meta())
-        timed, failed = time_stages(chain, dtypes, sample, tokens, trial_seconds, seed, on_error)
+        timed, failed = time_stages(chain, dtypes, sample, tokens, trial_seconds, on_error)
         left_out = left_out + Counter({ROW: failed})
     sizes = np.zeros(len(sample.frame))  # of texts in UTF-8
     for name in {*chain.text_fields} & {*sample.frame.columns}:
@@ -375,6 +366,7 @@ def make_plan(
     # All weights, which stay side by side where they fit, one batch, and one part's text, which
     # is in the frame and there as Python's strings.
     batch_bytes = max((plan.batch_bytes or 0 for plan in plans), default=0)
+    worker_bytes = int(sum(weights.values()) + batch_bytes + 2 * part_bytes)
     return Plan(
         rows=rows,
         text_bytes=text_bytes,
@@ -388,9 +380,7 @@ def make_plan(
         classifiers=tuple(plans),
         time=timed,
         cluster=None if any(plan.device != "cpu" for plan in plans) else shown_cpu_cluster(),
-        worker_bytes=int(sum(weights.values()) + batch_bytes + 2 * part_bytes)
-        if is_known
-        else None,
+        worker_bytes=worker_bytes if is_known else None,
         warnings=(*warnings, *limit_warnings(part_bytes, part_rows, chain, is_of_files)),
     )
 
@@ -465,13 +455,7 @@ def limit_warnings(
 
 
 def time_stages(
-    chain: Chain,
-    meta_dtypes: Any,
-    sample: Sample,
-    tokens: np.ndarray,
-    seconds: float,
-    seed: int,
-    on_error: str,
+    chain: Chain, dtypes: Any, sample: Sample, tokens: np.ndarray, seconds: float, on_error: str
 ) -> tuple[TimePlan, int]:
     """How long the stages will take by the tokens of each row, and how many rows fail.
 
@@ -483,15 +467,14 @@ def time_stages(
     from gpuclassify.inference.residency import MODELS
     from gpuclassify.jobs.task import row_errors
 
-    order = np.random.default_rng(seed).permutation(len(tokens))
+    order = np.random.default_rng(0).permutation(len(tokens))
     errors = row_errors() if on_error == "quarantine" else ()
     work = tokens if tokens.any() else np.ones(len(tokens))
-    failed: set[int] = set()
-    before = set(MODELS.keys())
+    failed, before = set[int](), set(MODELS.keys())
 
     def seconds_of(rows: np.ndarray) -> float:
         def run(start: int, stop: int) -> Any:
-            return chain.map_frame(sample.frame.iloc[rows[start:stop]], meta_dtypes)
+            return chain.map_frame(sample.frame.iloc[rows[start:stop]], dtypes)
 
         began = time.perf_counter()
         results = isolate_bad_rows(run, 0, len(rows), errors)
@@ -500,9 +483,8 @@ def time_stages(
 
     try:
         began = time.perf_counter()
-        for mapper in chain.mappers:
-            if isinstance(mapper, TextMapper):
-                mapper.setup()
+        for mapper in (each for each in chain.mappers if isinstance(each, TextMapper)):
+            mapper.setup()
         seconds_of(order[:FIRST_ROWS])
         load_seconds = time.perf_counter() - began
         spent, stop = 0.0, 0
@@ -514,7 +496,7 @@ def time_stages(
     done, total = float(work[order[:stop]].sum()), sample.total(work)
     pace = spent / done if done else 0.0
     ends = [None if each is None else each * pace for each in (total.low, total.high)]
-    plan = TimePlan(
+    timed = TimePlan(
         seconds=Estimate(total.value * pace, *ends),
         load_seconds=load_seconds,
         rows_timed=stop,
@@ -522,4 +504,4 @@ def time_stages(
         unit="tokens" if tokens.any() else "rows",
         threads=torch.get_num_threads(),
     )
-    return plan, len(failed)
+    return timed, len(failed)
