@@ -63,7 +63,7 @@ MATTERS = (
     "inference/batching.py",
     "mapping/heads.py",
 )
-MAP = re.compile(r"(?<=<!-- map -->\n\n).*?(?=\n\n<!-- end of the map -->)", re.DOTALL)
+MAP = re.compile(r"(?<=In reading order:\n\n).*?(?=\n\n`python tests/house.py write`)", re.DOTALL)
 
 
 class Arrow(NamedTuple):

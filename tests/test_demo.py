@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -216,6 +215,6 @@ def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypa
     assert result.majority_share == held_out["area"].value_counts(normalize=True).max()
     assert result.job.rows_in == result.job.rows_out == len(held_out)
     first, *rest = console.file.getvalue().splitlines()
-    assert re.fullmatch(r"collecting docstrings about \d+:\d\d left", first)
+    assert first.strip() == "collecting docstrings"
     assert any(line.startswith("training on") for line in rest)
     json.dumps(result.as_dict())

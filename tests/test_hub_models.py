@@ -1,5 +1,6 @@
 """Classifiers whose models come from a Hub: pinned, fetched once, with a token that never shows."""
 
+import hashlib
 import json
 import os
 import runpy
@@ -63,6 +64,7 @@ def server():
 def start(script, server, cache, settings):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": server.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])  # for the folder tests
     code = textwrap.dedent(script).replace("SETTINGS", repr(settings))
     path = cache / "script.py"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +158,10 @@ def test_a_module_of_ones_own_is_pushed_and_read_back(server, tmp_path):
     pushed = server.models["acme/trained"]
     files = pushed.commits[pushed.sha_of("main")]
     assert {"README.md", "backbone/config.json", "tokenizer.json"} < set(files)
-    assert files["config.json"] == (source / "config.json").read_bytes()
+    config = json.loads(files["config.json"])
+    digest = config.pop("weights_sha256")  # by which loading knows whole weights
+    assert digest == hashlib.sha256(files["model.safetensors"]).hexdigest()
+    assert config == config | json.loads((source / "config.json").read_text())
     assert found["labels"] == ["High", "Medium", "Low"]
 
 

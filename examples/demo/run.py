@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.summary import JobSummary
 
 INPUT_FILES = 4
-# What the steps take on two cores, which is shown until they are under way themselves.
-COLLECT_SECONDS, TRAIN_SECONDS, JOB_SECONDS = 5.0, 60.0, 25.0
 
 
 @dataclass(frozen=True)
@@ -111,15 +109,14 @@ def run_demo(
     directory = Path(directory)
     limit = {} if max_documents is None else {"max_documents": max_documents}
     with JobProgress("", console) as progress:
-        seconds = COLLECT_SECONDS + JOB_SECONDS + TRAIN_SECONDS * (not is_cached(max_documents))
-        progress.waiting("collecting docstrings", seconds)
+        progress.waiting("collecting docstrings")
         documents = collect_documents(**limit)
         training, _ = split_documents(documents)
         model = _train(training, max_documents, progress)
         training = trained_on(model)
         held_out = hold_out(documents, training)
         write_documents(held_out, directory / "input")
-        progress.waiting("starting a worker", JOB_SECONDS)
+        progress.waiting("starting a worker")
         labels = sorted({document.area for document in training})
         job = _classify(model, labels, directory, progress)
     areas = Counter(document.area for document in held_out)
@@ -140,11 +137,11 @@ def _train(training: list[Document], max_documents: int | None, progress: JobPro
     title = f"training on {len(training):,} docstrings"
 
     def show(share: float, loss: float) -> None:
-        rest = (time.monotonic() - began) * (1 - share) / share + JOB_SECONDS
+        rest = (time.monotonic() - began) * (1 - share) / share
         progress.share(share, f"loss {loss:.2f}, about {readable_time(rest)} left")
 
     if not is_cached(max_documents):
-        progress.waiting(title, JOB_SECONDS + TRAIN_SECONDS)
+        progress.waiting(title)
     return cached_model(training, max_documents=max_documents, on_progress=show)
 
 
