@@ -8,7 +8,7 @@ from examples.demo.run import run_demo
 from gpuclassify.commands.console import open_console, print_summary, quiet_dask
 
 
-@click.command()
+@click.command(context_settings={"obj": {"debug": False}})
 @click.option("--directory", default="demo-output", show_default=True, help="Where files go.")
 @click.option("--documents", type=int, help="Most documents to use. Default: all that are found.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
