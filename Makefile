@@ -44,7 +44,7 @@ test-system: $(VENV)/.dev $(RAPIDS)/.ready
 # What the RAPIDS packages show without a GPU: that they have what is called, and their types.
 test-rapids: $(RAPIDS)/.ready
 	$(RAPIDS)/bin/python -m pytest -q -m "rapids and not gpu" \
-		tests/frames tests/cluster tests/workers
+		tests/frames tests/tokenizing tests/cluster tests/workers
 
 # In an environment that is there, such as that of an offline machine: make test-gpu PYTHON_GPU=python3
 test-gpu: $(GPU_READY)
