@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier
+from gpuclassify.inference.packed import disentangled
 from tests.oracle import stacked
 from tests.replicas import sample_texts, write_checkpoint
 
@@ -143,3 +144,15 @@ def test_bfloat16_is_as_near_as_in_transformers(model_of, name, path):
     found = outputs(directory, texts, dtype="bfloat16", **PATHS[path])
 
     assert np.abs(found - right).mean() <= 1.5 * np.abs(plain - right).mean() < 0.2 * right.std()
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_deberta_in_bfloat16_is_as_near_with_attention_in_either_precision(
+    model_of, is_faster, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        disentangled, "_is_faster_in_float32", lambda *of: asked.append(of) or is_faster
+    )
+    test_bfloat16_is_as_near_as_in_transformers(model_of, "deberta-v3-linear-head", "auto")
+    assert asked

@@ -87,6 +87,11 @@ class PositionTables:
             None if self.queries is None else self.queries[:, order],
         )
 
+    def float(self) -> PositionTables:
+        """The tables in float32."""
+        tables = (self.keys, self.queries)
+        return PositionTables(*(None if table is None else table.float() for table in tables))
+
     def part(self, heads: slice, positions: slice = slice(None)) -> PositionTables:
         """Some heads, or some positions, of the tables."""
         return PositionTables(
@@ -112,9 +117,12 @@ class DisentangledAttention:
         Queries are those of all tokens, or of each text's first one alone. `scale` is of the
         products of queries and keys; the tables are scaled already.
         """
+        dtype = states[0].dtype
+        tables = tables.ordered(self.positions)
+        if _is_faster_in_float32(states[0].device, dtype):
+            states, tables = tuple(part.float() for part in states), tables.float()
         query, key, value = states
         is_first_only = query.shape[2] < key.shape[2]
-        tables = tables.ordered(self.positions)
         outputs = []
         text = 0
         for group in self.layout.groups:
@@ -126,7 +134,19 @@ class DisentangledAttention:
             found = _attend_texts(rows, tables, scale, group.is_token)
             outputs.append(found.flatten(0, 2) if is_first_only else group.tokens(found))
             text += group.texts
-        return torch.cat(outputs).reshape(1, query.shape[2], -1)
+        return torch.cat(outputs).reshape(1, query.shape[2], -1).to(dtype)
+
+
+@functools.cache
+def _is_faster_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention is, of a model in bfloat16: on CPUs that have it without AMX.
+
+    There torch's kernel takes as long in bfloat16, sums along other strides take longer, and
+    products of many small matrices copy what they read.
+    """
+    able = getattr(torch.cpu, "get_capabilities", dict)()
+    is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
+    return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
 
 
 def _attend_texts(
