@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RAPIDS := .venv-rapids
 PEERS := .venv-peers
+ENGINES := .venv-engines
 PYTHON_GPU := $(BIN)/python
 # Nothing is installed into an environment that somebody else made.
 GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
@@ -14,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist l
 # What needs no other hardware, packages, system or weights.
 HERE := not gpu and not rapids and not system and not needs_weights and not faults
 
-.PHONY: demo test test-all test-system test-rapids test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication clean
+.PHONY: demo test test-all test-system test-rapids test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
@@ -85,8 +86,12 @@ bench-gpu: $(GPU_READY)
 bench-deduplication: $(VENV)/.dev $(PEERS)/.ready
 	$(BIN)/python -m benchmarks.deduplication
 
+# Beside OpenVINO, ONNX Runtime and plain torch: 10 minutes on two quiet cores.
+bench-peers: $(ENGINES)/.ready
+	$(ENGINES)/bin/python -m benchmarks.throughput --engines --lengths web --documents 24 --footprint none
+
 clean:
-	rm -rf $(VENV) $(RAPIDS) $(PEERS) build/docs
+	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) build/docs
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -106,12 +111,20 @@ $(VENV)/.gpu: $(VENV)/.dev
 
 # Beside the development environment, so that all other tests run without RAPIDS.
 $(RAPIDS)/.ready: $(VENV)/.dev tests/rapids.txt
-	$(PYTHON) -m venv --clear $(RAPIDS)
-	$(RAPIDS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
-		--requirement tests/rapids.txt
+	$(call beside_development,$(RAPIDS),tests/rapids.txt)
+
+# So do engines that models are compared with.
+$(ENGINES)/.ready: $(VENV)/.dev benchmarks/engines.txt
+	$(call beside_development,$(ENGINES),benchmarks/engines.txt)
+
+# An environment with more packages, of a file, that sees those of the development environment.
+define beside_development
+	$(PYTHON) -m venv --clear $(1)
+	$(1)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(2)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-		> "$$($(RAPIDS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth"
+		> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth"
 	touch $@
+endef
 
 $(PEERS)/.ready: benchmarks/peers.txt
 	$(PYTHON) -m venv --clear $(PEERS)

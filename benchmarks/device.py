@@ -120,7 +120,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"time {ORIGINAL} too, which first fits its curve of memory: about a minute",
     )
     options = parse(parser, arguments)
-    options.partitions, options.footprint, options.peers = 1, "none", True
+    options.partitions, options.footprint = 1, "none"
+    options.peers, options.engines = True, False
     return options
 
 

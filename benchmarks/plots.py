@@ -94,6 +94,21 @@ def draw_ratios(results: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
+def draw_engines(results: Sequence[dict[str, Any]]) -> Any:
+    """How many times as fast as the recipe each engine is, gpuclassify among them."""
+    panels = _panels(results)
+    bars = [len(corpus["variants"]) - 1 for _, corpus in panels]
+    figure, axes = _figure(bars, "How fast are engines for CPUs?", results)
+    for axis, (title, corpus) in zip(axes, panels, strict=True):
+        seconds = {name: way["median_seconds"] for name, way in corpus["variants"].items()}
+        slowest = seconds.pop(BASELINE)
+        times = {name: slowest / median for name, median in seconds.items()}
+        _bars(axis, times, lambda ratio: f"{ratio:.1f}×", 1.1 * max(times.values()))
+        axis.set_title(title, loc="left")
+    axes[-1].set_xlabel("documents a second, over those of the recipe of Hugging Face")
+    return figure
+
+
 def draw_peak_shares(results: Sequence[dict[str, Any]]) -> Any:
     """Which share of the machine's matrix-product peak reaches the documents' own tokens."""
     panels = _panels(results)
@@ -191,6 +206,7 @@ Draw = Callable[[Sequence[dict[str, Any]]], Any]
 # By question and picture: the part of a result that is drawn, and how.
 PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
     "throughput": {"ratios": ("corpora", draw_ratios), "peak": ("corpora", draw_peak_shares)},
+    "engines": {"ratios": ("corpora", draw_engines)},
     "deduplication": {
         "ratios": ("corpora", draw_ratios),
         "recall": ("recall", draw_recall),
@@ -262,7 +278,8 @@ def _bars(
     rounds: dict[str, list[float]] | None = None,
 ) -> None:
     """Horizontal bars from the top down, ticks for rounds, and behind both the value."""
-    colours = {SUBJECT: SUBJECT_COLOUR, BASELINE: BASELINE_COLOUR}
+    colours = {BASELINE: BASELINE_COLOUR}
+    colours |= {name: SUBJECT_COLOUR for name in values if name.startswith(SUBJECT)}
     axis.barh(
         list(values),
         list(values.values()),

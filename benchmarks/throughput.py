@@ -7,6 +7,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks import BASELINE, SUBJECT
+from benchmarks.engines import PACKAGES
 from benchmarks.footprint import Request, measure_footprint
 from benchmarks.harness import (
     Run,
@@ -38,7 +40,8 @@ from benchmarks.ways import (
 )
 from benchmarks.work import forward_operations, matmul_peaks, tokenizer_speed
 
-QUESTION = "throughput"
+QUESTION, ENGINES = "throughput", "engines"
+ENGINES_RANGE = 0.02
 FOOTPRINTS = {"none": (), "main": (BASELINE, SUBJECT), "all": None}
 
 
@@ -57,9 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     """Measure, write the result, print a table, and return the result's path."""
     options = parse_options(arguments)
     shape = replace(SHAPES[options.model], layers=options.layers)
+    if options.engines:
+        # As wide as models are initialised: what wider weights make of rounding says nothing.
+        shape = replace(shape, initializer_range=ENGINES_RANGE)
     if options.smoke:
         shape = replace(shape, **TINY_SIZES)
     result = begin(options, **_settings(shape))
+    if options.engines:
+        there = {each.name for each in distributions()}
+        result["versions"] |= {name: version(name) for name in PACKAGES if name in there}
     kinds = tuple(LENGTHS) if options.lengths == "both" else (options.lengths,)
     with tempfile.TemporaryDirectory() as folder:
         directory = str(write_model(Path(folder, "model"), shape))
@@ -69,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         result["settings"]["dtype"] = dtype_names(choice.ways)
         result["left_out"] = choice.left_out
         result["corpora"] = {kind: measure(kind, setting) for kind in kinds}
-    return finish(QUESTION, result, options, table)
+    return finish(ENGINES if options.engines else QUESTION, result, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -82,6 +91,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
     parser.add_argument("--peers", action="store_true", help="time other ways to batch too")
+    parser.add_argument(
+        "--engines", action="store_true", help="beside OpenVINO and ONNX Runtime (make bench-peers)"
+    )
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -165,6 +177,7 @@ def _peaks(ways: Sequence[Way], setting: Setting) -> dict[str, dict[str, float]]
     return {
         dtype: matmul_peaks(setting.shape, device, getattr(torch, dtype))
         for dtype in dict.fromkeys(way.dtype for way in ways)
+        if dtype != "int8"
     }
 
 
@@ -204,7 +217,9 @@ def _findings(
         "difference": run.differences[way.name],
         "documents_per_second": len(texts) / seconds,
         "real_tokens_per_second": tokens / seconds,
-        "share_of_peak": operations / seconds / _best(peaks[way.dtype]),
+        "share_of_peak": operations / seconds / _best(peaks[way.dtype])
+        if way.dtype in peaks
+        else None,
     }
 
 
@@ -267,10 +282,11 @@ def _variant_line(name: str, corpus: dict[str, Any]) -> str:
     found = corpus["variants"][name]
     spread = f"{min(found['seconds']):.2f} - {max(found['seconds']):.2f}"
     ratio = corpus["speed_up"].get(name, {"ratio_of_medians": 1.0})["ratio_of_medians"]
+    share = "" if found["share_of_peak"] is None else f"{found['share_of_peak']:.0%}"
     return (
         f"  {name:32}{found['median_seconds']:10.2f}{spread:>16}"
         f"{found['documents_per_second']:9.2f}{found['real_tokens_per_second']:10.0f}"
-        f"{found['share_of_peak']:9.0%}{ratio:12.2f}x"
+        f"{share:>9}{ratio:12.2f}x"
     )
 
 

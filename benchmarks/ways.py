@@ -13,6 +13,12 @@ import numpy as np
 import torch
 
 from benchmarks import BASELINE, SUBJECT
+from benchmarks.engines import (
+    engine_partition,
+    onnx_engine,
+    openvino_engine,
+    torch_engine,
+)
 from benchmarks.harness import Variant, noted
 from benchmarks.recipes import (
     classifier_of,
@@ -28,11 +34,19 @@ from gpuclassify.inference.device import pick_device, pick_dtype
 PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
 # Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and
 # 0.093; texts that change places differ by up to 0.99.
-TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
+TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3, "int8": 0.3}
+HALF = f"{SUBJECT}, bfloat16"
 WARM_UP_DOCUMENTS = 2
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 256, 512)}
 SEARCH_DOCUMENTS = {"cpu": 256, "cuda": 2_048}
 SEARCH_ROUNDS = 2
+# By package: words in the names of ways that need it, and where it comes from.
+NEEDED = {
+    "crossfit": ("crossfit", "pip install 'gpuclassify[crossfit]'"),
+    "openvino": ("OpenVINO", "make bench-peers"),
+    "nncf": ("OpenVINO, int8", "make bench-peers"),
+    "onnxruntime": ("ONNX", "make bench-peers"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,12 +93,13 @@ def choose_ways(options: argparse.Namespace, directory: str) -> Choice:
     ways = _gpu_ways(options, directory) if is_gpu else _cpu_ways(options)
     if options.variants:
         ways = _named(ways, options.variants)
-    has_crossfit = importlib.util.find_spec("crossfit") is not None
-    missing = [] if has_crossfit else [way.name for way in ways if "crossfit" in way.name]
-    return Choice(
-        tuple(way for way in ways if way.name not in missing),
-        dict.fromkeys(missing, "CrossFit is not installed: pip install 'gpuclassify[crossfit]'"),
-    )
+    missing = {
+        way.name: f"{package} is not installed: {cure}"
+        for package, (words, cure) in NEEDED.items()
+        for way in ways
+        if words in way.name and importlib.util.find_spec(package) is None
+    }
+    return Choice(tuple(way for way in ways if way.name not in missing), missing)
 
 
 def dtype_names(ways: Iterable[Way]) -> str:
@@ -102,10 +117,44 @@ def _cpu_ways(options: argparse.Namespace) -> list[Way]:
         *_searched_batches("float32"),
         Way("loader=crossfit", functools.partial(gpuclassify_scores, loader="crossfit")),
     ]
+    if options.engines:
+        half = functools.partial(gpuclassify_scores, dtype="bfloat16")
+        return [
+            _recipes()[0],
+            *_engines(),
+            Way(HALF, half, "bfloat16"),
+            Way(SUBJECT, gpuclassify_scores),
+        ]
     return [
         *_recipes(),
         *(peers if options.peers else []),
         Way(SUBJECT, gpuclassify_scores),
+    ]
+
+
+def _engines() -> list[Way]:
+    """Other engines, with sorted batches."""
+    made = {
+        ("torch", "float32"): functools.partial(torch_engine, dtype="float32"),
+        ("torch", "bfloat16"): functools.partial(torch_engine, dtype="bfloat16"),
+        ("ONNX Runtime", "float32"): onnx_engine,
+        ("ONNX Runtime", "int8"): functools.partial(onnx_engine, is_int8=True),
+        ("OpenVINO", "float32"): functools.partial(openvino_engine, precision="f32"),
+        ("OpenVINO", "bfloat16"): functools.partial(openvino_engine, precision="bf16"),
+        ("OpenVINO, int8 and", "float32"): functools.partial(
+            openvino_engine, precision="f32", is_int8=True
+        ),
+        ("OpenVINO, int8 and", "bfloat16"): functools.partial(
+            openvino_engine, precision="bf16", is_int8=True
+        ),
+    }
+    return [
+        Way(
+            f"{name} {dtype}",
+            _by_partition(engine_partition, engine=engine),
+            "int8" if "int8" in name else dtype,
+        )
+        for (name, dtype), engine in made.items()
     ]
 
 

@@ -148,3 +148,18 @@ def test_operations_are_those_that_torch_counts():
     width = shape.hidden_size
     head = 2 * width**2 + 2 * width * 3
     assert forward_operations([40], shape) == counter.get_total_flops() - head
+
+
+def test_engines_that_are_not_installed_are_left_out_by_name(tmp_path, capsys):
+    options = ["--smoke", "--engines", "--lengths", "web", "--footprint", "none"]
+    path = throughput.main([*options, "--output", str(tmp_path)])
+    result = json.loads(path.read_text())
+    assert path.stem.startswith("engines-")
+    found = result["corpora"]["web"]["variants"]
+    assert {BASELINE, "torch float32", "torch bfloat16", f"{SUBJECT}, bfloat16", SUBJECT} <= set(
+        found
+    )
+    for engine in ("OpenVINO float32", "OpenVINO, int8 and bfloat16", "ONNX Runtime int8"):
+        assert engine in found or "make bench-peers" in result["left_out"][engine]
+    assert "share_of_peak" in found[SUBJECT]
+    assert plots.main([str(path)])
