@@ -238,6 +238,12 @@ class Manifest:
             return [*map(parse_record, lines)] == [*recorded.values()]
         return False
 
+    def written(self) -> int:
+        """How many parts are there, with a record or published without one yet."""
+        folder = posixpath.dirname(published_path("", self.encoding))
+        there = {*self.directory.sizes(RECORDS), *self.directory.sizes(folder)}
+        return len({*map(stem_of, there)} & {*map(stem_of, self.names())})
+
     def records(self) -> dict[str, Record | None]:
         """The records of parts that have one, by the parts' names; None for one that is damaged."""
         names = {f"{stem_of(name)}.json": name for name in self.names()}
