@@ -142,7 +142,7 @@ class PartsNote(str):
 
     @classmethod
     def of(cls, manifest: Manifest, client: Any = None) -> PartsNote:
-        """The note, from what is there now; the next run finds more if workers of a client go on."""
+        """The note, from what is there now; workers of a client may add to it."""
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # what went wrong may be that nothing can be listed
             parts = f"{manifest.written()} of {manifest.count} parts"
