@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -142,4 +143,6 @@ def run_job(
         click.echo(json.dumps(summary.as_dict()))
     else:
         show(summary, open_console())
+        seconds = time.perf_counter() - context.obj["began"]
+        click.echo(f"The command took {seconds:.1f} s, start-up included")
     context.exit(LEFT_OUT if summary.left_out else 0)

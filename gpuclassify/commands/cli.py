@@ -1,7 +1,8 @@
 """The command line: ``gpuclassify``, whose larger commands have files in `gpuclassify.commands`.
 
-Exit codes: 0 done, 1 the work failed, 2 the call was wrong and no work was started, 3 done, with
-something left out in quarantine, 130 interrupted, 143 terminated (SIGTERM).
+Exit codes: 0 done, 1 the work failed or the input cannot be read, 2 the call was wrong and no work
+was started, 3 done, with something left out in quarantine, 130 interrupted, 143 terminated
+(SIGTERM).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import signal
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -68,7 +70,7 @@ class Commands(click.Group):
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:
     """Run text classifiers over Parquet and JSONL files of any size."""
-    context.obj = {"debug": debug}
+    context.obj = {"debug": debug, "began": time.perf_counter()}
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gpuclassify")

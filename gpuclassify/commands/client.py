@@ -26,7 +26,10 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
         if job.spec.text_fields:
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
         progress.watch(job.spec.chain.__name__, client, at_first)
-        with interrupt_hint(restart), client or contextlib.nullcontext():
+        from gpuclassify.jobs.job import PartsNote
+
+        ended = client or contextlib.nullcontext()
+        with interrupt_hint(restart), PartsNote.counted_again(), ended:
             return job.run(client, job.shown_by(progress))
 
 

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.summary import JobSummary
 
 # In a message: calls that it shows, which stay as they are, or an argument outside of them, with
-# True or False, a single pair, the beginning of another value that is no collection, or nothing.
+# True or False, a word, a single pair, the beginning of another value that is no collection, or
+# nothing.
 ARGUMENT = re.compile(
     r"\w\((?:[^()]|\([^()]*\))*\)"
     r"|(?<![\w.])([a-z]\w*)="
-    r"(?:(True|False)\b|\{\"(\w+)\": \"(\w+)\"\}|(?=[^\s.:;,)\[{])()|(?![\[{]))"
+    r"(?:(True|False)\b|\"([\w-]+)\"|\{\"(\w+)\": \"(\w+)\"\}|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
 OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # of options and arguments
 FAILED, LEFT_OUT = 1, 3
@@ -42,11 +43,16 @@ WRONG_CALL = (
 
 @contextlib.contextmanager
 def wrong_call_exits() -> Iterator[None]:
-    """Errors of the library's checks leave with exit code 2, as click's own do."""
+    """Errors of the library's checks leave with exit code 2, as click's own do.
+
+    Where the call is right, and what is in the files is not, the work has failed.
+    """
     try:
         yield
     except WRONG_CALL as error:
-        if click.get_current_context().obj["debug"]:
+        from gpuclassify.jobs.files import BrokenInputError
+
+        if click.get_current_context().obj["debug"] or isinstance(error, BrokenInputError):
             raise
         context, message = click.get_current_context(), error_text(error)
         if not context.params.get("config"):  # a file, which has settings by names of arguments
@@ -59,14 +65,15 @@ def with_options(message: str, command: click.Command) -> str:
     options = {own.name: own for own in command.params if isinstance(own, click.Option)}
 
     def option(found: re.Match[str]) -> str:
-        name, flag, key, value, begun = found.groups()
+        name, flag, word, key, value, begun = found.groups()
         own = options.get(OTHER_NAMES.get(name, name))
         if own is None or own.is_flag != bool(flag):
             return found[0]
         names = own.secondary_opts if flag == "False" else own.opts
         if not names:
             return found[0]
-        return max(names, key=len) + (f" {key}={value}" if key else " " * (begun is not None))
+        given = f"{key}={value}" if key else word
+        return max(names, key=len) + (f" {given}" if given else " " * (begun is not None))
 
     return ARGUMENT.sub(option, message)
 
@@ -184,7 +191,7 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: JobSummary, console: Console) -> None:
-    """Short tables of labels, what filters dropped, and a line of rows and speed."""
+    """Short tables of labels, what filters dropped, rows of all runs, and the speed of this one."""
     from gpuclassify.workers.run_context import waiting_for_host
 
     columns = summary.columns or {"label": summary.labels}
@@ -197,18 +204,22 @@ def print_summary(summary: JobSummary, console: Console) -> None:
     padding = totals.get("padded_tokens", 0) / tokens_run - 1 if tokens_run else 0.0
     lines = [
         *_drops(summary),
-        f"{summary.rows_in:,} rows in, {summary.rows_out:,} rows out, "
-        f"{summary.elapsed_seconds:.1f} s, {summary.rows_per_second:,.1f} rows/s, "
-        f"{summary.tokens_per_second:,.0f} tokens/s, "
-        f"padding {padding:.1%}, {int(totals.get('truncated_texts', 0)):,} texts truncated",
+        f"{summary.rows_in:,} rows read, {summary.rows_out:,} kept, padding {padding:.1%}, "
+        f"{int(totals.get('truncated_texts', 0)):,} texts truncated",
     ]
-    if held_up := waiting_for_host(totals):
-        lines.append(held_up)
     if summary.resumed_parts:
         lines.append(
             f"{summary.resumed_parts:,} of {summary.parts:,} parts were there already, "
             f"with {summary.resumed_rows:,} rows, and are as they were written: {summary.checked}"
         )
+    if summary.parts > summary.resumed_parts:
+        lines.append(
+            f"This run: {summary.run_rows:,} rows in {summary.elapsed_seconds:.1f} s of working "
+            f"time, {summary.rows_per_second:,.1f} rows/s, "
+            f"{summary.tokens_per_second:,.0f} tokens/s"
+        )
+    if held_up := waiting_for_host(totals):
+        lines.append(held_up)
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_places(summary, console)
 

@@ -75,7 +75,7 @@ def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataF
     """
     import pyarrow as pa
 
-    from gpuclassify.jobs.files import UnreadableInputError
+    from gpuclassify.jobs.files import BrokenInputError
     from gpuclassify.jobs.input.parts import Limit, first_lines
     from gpuclassify.jobs.input.readers import table_of
     from gpuclassify.jobs.input.schema import to_pandas
@@ -86,7 +86,7 @@ def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataF
     try:
         texts = [line.decode().rstrip("\r") for line in lines.split(b"\n") if line.strip()]
     except UnicodeDecodeError as err:
-        raise UnreadableInputError(
+        raise BrokenInputError(
             f"standard input is not UTF-8 ({err}): convert it, such as with `iconv -f LATIN1 -t "
             "UTF-8`"
         ) from err

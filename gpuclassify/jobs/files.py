@@ -73,6 +73,10 @@ class BrokenContentError(UnreadableInputError):
     """Bytes of a file cannot be decoded."""
 
 
+class BrokenInputError(UnreadableInputError):
+    """A file, line or row of the input cannot be read, and the job is not to go on without it."""
+
+
 class ChangedInputError(UnreadableInputError):
     """An input file is not what it was when the job began."""
 

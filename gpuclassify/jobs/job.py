@@ -6,7 +6,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -135,6 +135,37 @@ class Runnable(ABC, Generic[Summary]):
             return job.run(client, job.shown_by(progress))
 
 
+class PartsNote(str):
+    """How many parts an error leaves, as a note on it, which can be `counted_again`."""
+
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, manifest: Manifest, client: Any = None) -> PartsNote:
+        """The note, from what is there now; workers of a client may add to it."""
+        parts = "parts that are done"
+        with contextlib.suppress(Exception):  # what went wrong may be that nothing can be listed
+            parts = f"{manifest.written()} of {manifest.count} parts"
+        going_on = ", and workers may end parts that they have begun" if client else ""
+        note = cls(
+            f"{parts} are written to {manifest.directory}{going_on}: "
+            "run the same job again to continue"
+        )
+        note.manifest = manifest
+        return note
+
+    @classmethod
+    @contextlib.contextmanager
+    def counted_again(cls) -> Iterator[None]:
+        """Count anew what errors leave in the block, where workers go on until its end."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as err:
+            notes = getattr(err, "__notes__", [])
+            notes[:] = [cls.of(n.manifest) if isinstance(n, cls) else n for n in notes]
+            raise
+
+
 @dataclass(frozen=True)
 class Job:
     """A job that is planned and checked; `writer` uploads its output, where it has a place to."""
@@ -188,10 +219,7 @@ class Job:
         except (UnreadableInputError, JobChangedError):  # running again would fail alike
             raise
         except (Exception, KeyboardInterrupt) as err:
-            err.add_note(
-                f"{summary.parts} of {self.source.count} parts are written to "
-                f"{summary.output}: run the same job again to continue"
-            )
+            err.add_note(PartsNote.of(self.manifest, client))
             raise
         check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
@@ -220,11 +248,12 @@ class Job:
         if client is not None and todo:
             check_cluster(client, self.spec.chain.mappers, self.spec.backend)
         summary.running = RunningParts(names[number] for number in todo)
-        started = time.perf_counter()
+        spec = replace(self.spec, run_began=time.time())
         with heard_by(summary.running.hear, client):
-            for record in self.source.run(client, todo, names, self.spec):
+            for record in self.source.run(client, todo, names, spec):
                 summary.add(record, summary.output)
-                summary.elapsed_seconds = time.perf_counter() - started
+                seconds = record.finished - spec.run_began
+                summary.elapsed_seconds = max(summary.elapsed_seconds, seconds)
                 _show(report, summary.parts, self.source.count, summary)
         if todo:
             self.source.check_unchanged()

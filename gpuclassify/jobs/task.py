@@ -75,6 +75,7 @@ class TaskSpec:
     output_name: str
     source_field: str | None = None  # by whose values rows of input and output are counted
     examples: int = 0  # texts at each end of a group of examples, at most
+    run_began: float = 0.0  # see `Record`
     # What is done with a part before the stages: a function of its frame and its number.
     before: Callable[[Any, int], Any] | None = None
 
@@ -226,6 +227,7 @@ def _run(
         },
         stats=stats,
         finished=time.time(),
+        run_began=spec.run_began,
         worker=f"{socket.gethostname()}:{os.getpid()}",
     )
     directory = spec.directory

@@ -381,7 +381,7 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
 def test_columns_filters_and_formats(run, folder, scheduler):
     words = ["classify", "in.jsonl", *DOMAIN, "--score-field", "scores", *scheduler]
     done = run(*words[:2], "all", *words[2:])
-    assert (done.exit_code, "62 rows in, 62 rows out" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "62 rows read, 62 kept" in done.stdout) == (0, True), done.output
     everything = pd.read_parquet(folder / "all")
     assert everything["id"].tolist() == list(range(ROWS))
     assert everything["domain_pred"].isna().sum() == 1
@@ -463,9 +463,19 @@ def test_work_that_fails_leaves_with_1_and_says_why(run, folder, scheduler):
         file.write('{"text": 5}\n')
     done = run("classify", "broken.jsonl.gz", "failed", *DOMAIN, *scheduler)
     assert done.exit_code == 1, done.output
-    assert "broken.jsonl.gz, from byte" in done.stderr
-    assert 'To go on without it: --on-error "quarantine".' in done.stderr
+    assert "broken.jsonl.gz, line 1201, from byte" in done.stderr
+    assert "To go on without it: --on-error quarantine." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_broken_line_that_shows_before_work_leaves_with_1_and_its_number(run, folder):
+    (folder / "second.jsonl").write_text('{"text": "a"}\n\n{"text": \n')
+    done = run("classify", "second.jsonl", "none", *DOMAIN)
+    assert done.exit_code == 1, done.output
+    assert "second.jsonl, line 3, from byte 15 cannot be read" in done.stderr
+    assert "Usage" not in done.stderr
+    assert not (folder / "none").exists()
+    assert run("preview", "second.jsonl", *DOMAIN).exit_code == 1
 
 
 @pytest.fixture(scope="module")
@@ -645,8 +655,11 @@ def test_a_published_checkpoint_runs_by_its_name(run, folder, scheduler, tmp_pat
     found = pd.read_parquet(tmp_path / "out")
     assert 0 < len(found) < ROWS and found.finemath_score.min() >= 3
     assert found.finemath_int_score.tolist() == found.finemath_score.round().tolist()
+    assert re.search(r"This run: 62 rows in \d+\.\d s of working time, ", done.stdout)
     again = run("classify", *words, *scheduler)
     assert "1 of 1 parts were there already" in again.output
+    assert "This run" not in again.output
+    assert re.search(r"\nThe command took \d+\.\d s, start-up included\n", again.stdout)
     planned = run("plan", "in.jsonl", "--classifier", "finemath", "--model", model)
     assert planned.exit_code == 0, planned.output
     script = run("slurm-script", "--", *words)

@@ -204,7 +204,7 @@ def test_other_settings_and_input_are_refused(folder):
     job(folder, other).run(restart=True)
     with (folder / "in/2.jsonl").open("a") as file:
         file.write('{"id": 150, "text": "new", "score": 1, "source": "web"}\n')
-    with pytest.raises(JobChangedError, match=r"input file .*2\.jsonl"):
+    with pytest.raises(JobChangedError, match=r"input files changed: 1 .*2\.jsonl"):
         job(folder, other).run()
     assert job(folder, other).run(restart=True).duplicates.documents == 151
 

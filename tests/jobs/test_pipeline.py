@@ -407,9 +407,18 @@ def test_what_changed_is_named_and_nothing_mixes(finished, folder_of_two_parts):
         finished().run()
     with (folder / "in/b.jsonl").open("a") as file:
         file.write('{"text": "oven", "id": 2}\n')
-    (folder / "in/c.jsonl").write_text("")
-    with pytest.raises(JobChangedError, match=r"in/b.jsonl was .*; input file .*c.jsonl is new"):
-        finished(stages=[same]).run()
+    for name in "cdefg":
+        (folder / f"in/{name}.jsonl").write_text("")
+    (folder / "in/a.jsonl").rename(folder / "moved.jsonl")
+    words = (
+        r"differs: stage 1 DomainClassifier max_chars was \d+ and is 7; "
+        r".*input parts was 2 and is 6; "
+        r"input files gone: 1 \(\S*in/a.jsonl\); "
+        r"input files new: 5 \(\S*c.jsonl; \S*d.jsonl; \S*e.jsonl; and 2 more\); "
+        r"input files changed: 1 \(\S*in/b.jsonl, which was '27 bytes, .*' and is '53 bytes, .*'\)"
+    )
+    with pytest.raises(JobChangedError, match=words):
+        finished(max_chars=7).run()
     assert files(folder / "out") == before
 
 

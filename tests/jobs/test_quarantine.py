@@ -96,7 +96,7 @@ def test_a_bad_line_stops_a_job_or_is_left_out_with_its_place(write, tmp_path, k
         content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
         contents[str(write(f"{at}.jsonl", content))] = content
     reader = JsonlReader(f"{tmp_path}/in", part_bytes=len(content) // 4)
-    place = r"\.jsonl, from byte \d+ cannot be read.*on_error=\"quarantine\""
+    place = r"\.jsonl, line \d+, from byte \d+ cannot be read.*on_error=\"quarantine\""
     with pytest.raises(UnreadableInputError, match=place) as caught:
         Pipeline([reader, same, JsonlWriter(f"{tmp_path}/no")]).run()
     (named,) = [path for path in contents if path in str(caught.value)]

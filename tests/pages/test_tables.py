@@ -96,7 +96,7 @@ def test_a_job_tells_its_rows_speed_and_labels():
     lines = [
         "rows       1,000,000 read, 250,000 kept (25.0%)",
         f"output     out/{HOSTILE}: 500 files, 1.00 GiB",
-        "time       1:40, 9.9k rows/s, 5M tokens/s",
+        "this run   990,000 rows in 1:40, 9.9k rows/s, 5M tokens/s",
         "earlier    2 parts, 10,000 rows",
         "left out   lines: 3",
         f"label      {HOSTILE}: 500, label 0: 100, label 1: 99, label 2: 98, label 3: 97,",

@@ -49,7 +49,7 @@ def test_messages_name_no_options():
     ("message", "expected"),
     [
         ('To go on without it: on_error="quarantine".',
-         'To go on without it: --on-error "quarantine".'),
+         'To go on without it: --on-error quarantine.'),
         ("start over (restart=True, as before)", "start over (--restart, as before)"),
         ("leave restart=False out", "leave --resume out"),
         ("strict=False", "strict=False"),  # which no option is

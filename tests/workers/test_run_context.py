@@ -116,7 +116,7 @@ def test_the_line_moves_with_rows_inside_of_a_part_and_never_back():
     summary = JobSummary()
     with JobProgress("domain", console) as bar:
         bar.parts(0, 4, summary)
-        assert "0/4 parts, 0 rows, waiting for rows" in bar._line
+        assert "0/4 parts, 0 rows read, waiting for rows" in bar._line
         summary.running = RunningParts(["a", "b"])
         shares = []
         for told in [("a", 100, 0.5), ("b", 100, 0.5), None, ("b", 100, 0.6), ("b", 100, 0.1)]:

@@ -20,6 +20,7 @@ from gpuclassify.hub.dataset_files import LINE_BYTES
 from gpuclassify.jobs.arrow_types import cast, changed, changed_schema, restored
 from gpuclassify.jobs.files import (
     BrokenContentError,
+    BrokenInputError,
     InputFile,
     UnreadableInputError,
     compression,
@@ -53,6 +54,7 @@ PARTS_AIMED_AT = 200
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 256 << 10, 64 << 20
 COLUMN_BYTES = 1 << 10  # of a part, at least: each column costs time in each part
 FOOTER_BYTES = 64 << 10  # what pyarrow reads of the end at first
+COUNTED_BYTES = 1 << 20  # at a time, where lines are counted
 LARGE_BYTES = 1 << 30  # of a part; a worker takes some three times as much for it
 # What to do about what cannot be read, by the `on_error` that raises it.
 CURES = {
@@ -272,16 +274,32 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
     return changed(table.slice(0, rows), restored)
 
 
-def unreadable(part: Part, problem: Problem, on_error: str = "raise") -> UnreadableInputError:
+def unreadable(part: Part, problem: Problem, on_error: str = "raise") -> BrokenInputError:
     """The error that names the first problem of a part, and what to do about it."""
     where = str(part)
     if problem.offset is not None:
-        where = f"{redacted(part.path)}, from byte {problem.offset}"
+        number = line_number(part.path, problem.offset)
+        line = "" if number is None else f" line {number},"
+        where = f"{redacted(part.path)},{line} from byte {problem.offset}"
     elif problem.row is not None:
         where = f"{part}, row {problem.row}"
-    return UnreadableInputError(
+    return BrokenInputError(
         f"{where} cannot be read: {problem.reason.rstrip('.')}. {CURES[on_error]}"
     )
+
+
+def line_number(path: str, offset: int) -> int | None:
+    """The number of the line that begins at this byte of a (decompressed) file, from 1.
+
+    None for files elsewhere, of which all up to there would have to be fetched.
+    """
+    if "://" in path.removeprefix("file://") or "::" in path:
+        return None
+    number, left = 1, offset
+    with reading(path, {}) as file, decompressed(file, compression(path)) as stream:
+        while left and (some := stream.read(min(left, COUNTED_BYTES))):
+            number, left = number + some.count(b"\n"), left - len(some)
+    return number
 
 
 # From names of files to the parts of a job, and the columns that all parts have in common.
@@ -476,9 +494,7 @@ class PartFinder:
         for part, problem in problems:
             if self.on_error != "quarantine":
                 raise unreadable(part, problem, self.on_error)
-            raise UnreadableInputError(
-                f"nothing of the input can be read; {part}: {problem.reason}"
-            )
+            raise BrokenInputError(f"nothing of the input can be read; {part}: {problem.reason}")
 
 
 def sampled_schema(samples: Sequence[bytes]) -> pa.Schema:

@@ -18,6 +18,7 @@ from gpuclassify.jobs.files import (
     JSONL,
     PARQUET,
     BrokenContentError,
+    BrokenInputError,
     UnreadableInputError,
     file_format,
     find_files,
@@ -250,7 +251,7 @@ def first_rows(
                 part = Part(file.path, file_bytes=file.size_bytes)
                 tables.append(table_of(read_lines(part, {}, Limit(missing)).content, name))
         except BrokenContentError as err:
-            raise UnreadableInputError(f"{name} cannot be read: {err}") from err
+            raise BrokenInputError(f"{name} cannot be read: {err}") from err
     table = pa.concat_tables(tables, promote_options="permissive")
     if fields is not None:
         table = table.select(project(table.schema, list(dict.fromkeys(fields))).names)
@@ -274,7 +275,7 @@ def table_of(lines: bytes, name: str) -> pa.Table:
     table, bad = parse_good(lines, 0, sampled_schema([lines]), is_projected=False)
     for line in bad:
         number = lines[: line.offset].count(b"\n") + 1
-        raise UnreadableInputError(f"{name}, line {number}: {line.reason}")
+        raise BrokenInputError(f"{name}, line {number}: {line.reason}")
     return table
 
 

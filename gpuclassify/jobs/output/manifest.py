@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
-MOST_CHANGES_SHOWN = 5
+MOST_FILES_NAMED = 3  # of those that are gone, new or changed
 VERIFY = ("digest", "size")
 FILES_A_TASK = 64
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
@@ -148,7 +148,7 @@ class Manifest:
             return
         is_same = self._is_same(earlier, but_code=self.accept_changed_code)
         if earlier["key"] != self.key or not is_same:
-            changes = _shown(_changes(earlier["identity"], self.identity))
+            changes = "; ".join(_changes(earlier["identity"], self.identity))
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
                 f"{changes or 'it has begun anew meanwhile'}. Parts of both would mix: "
@@ -201,7 +201,7 @@ class Manifest:
             self._write_job(earlier)
         else:
             if not self._is_same(earlier, but_code=False):
-                changes = _shown(_changes(earlier["identity"], self.identity))
+                changes = "; ".join(_changes(earlier["identity"], self.identity))
                 logger.warning("the job goes on as was asked, although %s", changes)
                 self.directory.replace(
                     JOB, sealed({**earlier, "identity": self.identity}, indent=1)
@@ -237,6 +237,12 @@ class Manifest:
             lines = self.directory.read(MANIFEST).splitlines()
             return [*map(parse_record, lines)] == [*recorded.values()]
         return False
+
+    def written(self) -> int:
+        """How many parts are there, with a record or published without one yet."""
+        folder = posixpath.dirname(published_path("", self.encoding))
+        there = {*self.directory.sizes(RECORDS), *self.directory.sizes(folder)}
+        return len({*map(stem_of, there)} & {*map(stem_of, self.names())})
 
     def records(self) -> dict[str, Record | None]:
         """The records of parts that have one, by the parts' names; None for one that is damaged."""
@@ -445,32 +451,59 @@ def _key_of(identity: dict[str, dict[str, Any]]) -> str:
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What differs between two identities, in words."""
-    for part in {**before, **after}:
-        if part not in before or part not in after:
-            yield f"{part} is {'new' if part in after else 'gone'}"
-            continue
-        old, new = before[part], after[part]
-        if FUNCTION in new and new.get(FUNCTION) != old.get(FUNCTION):
-            yield (
-                f"{part} has other code (its bytecode, its defaults, or what it closes over, reads "
-                "or calls)"
-            )
-            continue
-        names = [n for n in {**old, **new} if old.get(n, "") != new.get(n, "")]
-        for name in names:
-            if name not in old or name not in new:
-                yield f"{part} {name} is {'new' if name in new else 'gone'}"
-            elif name != "code":
-                yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
-        if names == ["code"]:
-            yield f"{part} has another model, or a class with other code"
+    """What differs between two identities, in words: settings of stages, of inputs, then files.
+
+    The columns and parts of an input may differ because its files do.
+    """
+    parts = {**before, **after}
+    files = [part for part in parts if part.endswith(" file")]
+    inputs = [part.removesuffix(" file") for part in files]
+    settings = [part for part in parts if part not in files]
+    for part in sorted(settings, key=inputs.__contains__):
+        yield from _setting_changes(part, before, after)
+    for part in files:
+        yield from _file_changes(f"{part}s", before.get(part, {}), after.get(part, {}))
 
 
-def _shown(changes: Iterator[str]) -> str:
-    listed = list(changes)
-    more = len(listed) - MOST_CHANGES_SHOWN
-    return "; ".join(listed[:MOST_CHANGES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+def _setting_changes(
+    part: str, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    if part not in before or part not in after:
+        yield f"{part} is {'new' if part in after else 'gone'}"
+        return
+    old, new = before[part], after[part]
+    if FUNCTION in new and new.get(FUNCTION) != old.get(FUNCTION):
+        yield (
+            f"{part} has other code (its bytecode, its defaults, or what it closes over, reads "
+            "or calls)"
+        )
+        return
+    names = [n for n in {**old, **new} if old.get(n, "") != new.get(n, "")]
+    for name in names:
+        if name not in old or name not in new:
+            yield f"{part} {name} is {'new' if name in new else 'gone'}"
+        elif name != "code":
+            yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
+    if names == ["code"]:
+        yield f"{part} has another model, or a class with other code"
+
+
+def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
+    """How many files are gone, new and changed, and the names of a few of each."""
+    kinds = {
+        "gone": [name for name in old if name not in new],
+        "new": [name for name in new if name not in old],
+        "changed": [
+            f"{name}, which was {old[name]!r} and is {new[name]!r}"
+            for name in new
+            if old.get(name, new[name]) != new[name]
+        ],
+    }
+    for kind, names in kinds.items():
+        if names:
+            more = len(names) - MOST_FILES_NAMED
+            shown = "; ".join(names[:MOST_FILES_NAMED]) + (f"; and {more:,} more" * (more > 0))
+            yield f"{what} {kind}: {len(names):,} ({shown})"
 
 
 # Whether files of parts that are done are still what was written.

@@ -112,6 +112,9 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)  # reading, mapping and writing
     stats: dict[str, float] = field(default_factory=dict)  # sums of the `RunStats`
     finished: float = 0.0  # seconds since 1970, before the file was written
+    run_began: float = (
+        0.0  # when the run that did the part handed out its first one; also since 1970
+    )
     worker: str = ""  # host and process
     folder_files: dict[str, int] | None = None  # size of each file, where rows are in folders
     folder_digests: dict[str, str] | None = None  # SHA-256 of each of these

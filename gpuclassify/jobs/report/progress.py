@@ -62,6 +62,7 @@ class JobProgress:
                 BarColumn(),
                 TextColumn("{task.fields[status]}"),
                 TimeElapsedColumn(),
+                TextColumn("since the start"),
                 console=console,
             )
             self._task = self._bar.add_task(title, total=None, status="")
@@ -130,7 +131,10 @@ class JobProgress:
         done, total, summary = self._job
         begun, begun_rows = summary.running.totals()
         self._share = min(1.0, max(self._share, (done + begun) / max(1, total)))
-        status = f"{done}/{total} parts, {summary.rows_in + begun_rows:,} rows"
+        status = f"{done}/{total} parts"
+        if summary.resumed_parts:
+            status += f" ({summary.resumed_parts:,} were there already)"
+        status += f", {summary.rows_in + begun_rows:,} rows read"
         new = done - summary.resumed_parts + begun
         if new > 0:
             status += self._speed(new, total - done - begun, summary, begun_rows)
@@ -143,7 +147,7 @@ class JobProgress:
     def _speed(self, new: float, left: float, summary: JobSummary, begun_rows: int) -> str:
         """Rows and tokens per second, time left and busy GPUs."""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
-        rows = summary.rows_in - summary.resumed_rows + begun_rows
+        rows = summary.run_rows + begun_rows
         shown = f", {short_number(rows / seconds if seconds else 0.0)} rows/s"
         if summary.tokens_per_second:
             shown += f", {short_number(summary.tokens_per_second)} tokens/s"
@@ -151,6 +155,8 @@ class JobProgress:
             self._looked = time.monotonic()
             workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
+        if not left:
+            return f"{shown}, {seconds:.1f} s of working time"
         return f"{shown}, {readable_time(seconds / new * left)} left{self._gpus}"
 
     def _tick(self) -> None:

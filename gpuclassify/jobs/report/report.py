@@ -67,13 +67,14 @@ def report_of(directory: Directory) -> dict[str, Any]:
     summary = JobSummary(output=str(directory))
     folders = [name for name in directory.folders() if name.startswith("_")]
     ledgers = (read_ledger(directory, folder, job["key"]) for folder in folders)
-    spans: list[tuple[float, float, int]] = []
+    spans: list[tuple[float, float, float, int]] = []
     quarantined: list[str] = []
     for record in manifest_of(directory).records().values():
         if record is not None:
             summary.add(record)
             began = record.finished - sum(record.seconds.values())
-            spans.append((began, record.finished, record.rows_in))
+            run_began = record.run_began or began
+            spans.append((run_began, began, record.finished, record.rows_in))
             quarantined += record.quarantine or ()
     return {
         "output": str(directory),
@@ -105,17 +106,20 @@ def report_of(directory: Directory) -> dict[str, Any]:
     }
 
 
-def _throughput(spans: list[tuple[float, float, int]]) -> tuple[float, list[list[float]]]:
-    """Seconds in which anything was worked on, and rows per second as they went by.
+def _throughput(
+    spans: list[tuple[float, float, float, int]],
+) -> tuple[float, list[list[float]]]:
+    """The working time in seconds, and rows per second as it went by.
 
-    Of each part there is when it began and ended, and its rows. Pauses between the runs of a job do
-    not count: the clock stands still while nothing is worked on.
+    Of each part there is when its run handed out the first one, when it began and ended itself, and
+    its rows. From the one to the last end of a run is working time: the clock stands still between
+    runs.
     """
     if not spans:
         return 0.0, []
-    begins, ends, rows = np.array(sorted(spans)).T
-    pauses = np.maximum(0, begins[1:] - np.maximum.accumulate(ends)[:-1])
-    passed = begins[0] + np.concatenate([[0.0], np.cumsum(pauses)])
+    runs, begins, ends, rows = np.array(sorted(spans)).T
+    pauses = np.maximum(0, runs[1:] - np.maximum.accumulate(ends)[:-1])
+    passed = runs[0] + np.concatenate([[0.0], np.cumsum(pauses)])
     begins, ends = begins - passed, ends - passed
     total = float(ends.max()) or 1e-9
     edges = np.linspace(0, total, min(MOST_POINTS, len(spans)) + 1)
@@ -137,7 +141,7 @@ def _problems(directory: Directory, names: list[str]) -> list[dict[str, Any]]:
     return problems
 
 
-def _speed(summary: JobSummary, spans: list[tuple[float, float, int]]) -> dict[str, Any]:
+def _speed(summary: JobSummary, spans: list[tuple[float, float, float, int]]) -> dict[str, Any]:
     totals, seconds = summary.totals, summary.seconds
     busy_seconds, points = _throughput(spans)
     tokens = totals.get("tokens", 0)

@@ -117,7 +117,8 @@ class JobSummary:
     labels : dict of str to int
         Rows kept by label, most frequent first; of the first column of labels.
     elapsed_seconds : float
-        Of this run, from the first task to the last.
+        Working time of this run: from when its first part is handed out until its last one is
+        finished. Start-up and the search for parts come before it.
     totals : dict of str to float
         Sums of all parts' `RunStats`, and the largest of their peaks.
     columns : dict of str to dict
@@ -189,7 +190,10 @@ class JobSummary:
         speeds = f"{short_number(self.rows_per_second)} rows/s"
         if self.tokens_per_second:
             speeds += f", {short_number(self.tokens_per_second)} tokens/s"
-        yield "time", f"{readable_time(self.elapsed_seconds)}, {speeds}"
+        yield (
+            "this run",
+            f"{self.run_rows:,} rows in {readable_time(self.elapsed_seconds)}, {speeds}",
+        )
         if held_up := waiting_for_host(self.totals):
             yield "feeding", held_up
         if common := shared_layers(self.totals):
@@ -206,14 +210,18 @@ class JobSummary:
             yield column, ", ".join(f"{label}: {count:,}" for label, count in most) + more
 
     @property
+    def run_rows(self) -> int:
+        """Rows that this run read."""
+        return self.rows_in - self.resumed_rows
+
+    @property
     def rows_per_second(self) -> float:
-        """Rows that this run read, per second."""
-        rows = self.rows_in - self.resumed_rows
-        return rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
+        """Rows that this run read, per second of its working time."""
+        return self.run_rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that this run's models read, per second."""
+        """Tokens that this run's models read, per second of its working time."""
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 

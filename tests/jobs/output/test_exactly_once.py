@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from job_faults import in_process, job, result, slowly
 
+from gpuclassify.jobs.job import PartsNote
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, read_job
 from gpuclassify.jobs.output.records import complete
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -241,6 +242,26 @@ def test_an_interrupted_run_says_how_to_continue(folder, expected):
     ]
     assert job(folder).run().resumed_parts == 3
     assert_whole(folder, expected)
+
+
+def test_parts_that_workers_end_after_an_interrupt_are_counted_again(folder):
+    def run_until(most):
+        def interrupt(done, total, summary):
+            if done == most:
+                raise KeyboardInterrupt
+
+        job(folder).run(report=interrupt)
+
+    with pytest.raises(KeyboardInterrupt) as caught, PartsNote.counted_again():
+        try:
+            run_until(1)
+        finally:
+            with pytest.raises(KeyboardInterrupt):
+                run_until(4)
+    assert caught.value.__notes__ == [
+        f"4 of 45 parts are written to {folder}/out: run the same job again to continue"
+    ]
+    assert job(folder).run().resumed_parts == 4
 
 
 @pytest.mark.parametrize("fault", [faults.run_on_full_disk, faults.run_without_permission])

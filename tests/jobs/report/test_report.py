@@ -99,10 +99,30 @@ def test_pauses_between_runs_do_not_count_as_work(finished, tmp_path):
     before = report_of(open_directory(str(finished / "out")))["busy_seconds"]
     for path in sorted((tmp_path / "out/_gpuclassify/records").iterdir())[3:]:
         record = parse_record(path.read_bytes())
-        path.write_bytes(replace(record, finished=record.finished + 86_400).as_json())
+        later = {name: getattr(record, name) + 86_400 for name in ("finished", "run_began")}
+        path.write_bytes(replace(record, **later).as_json())
     after = report_of(open_directory(str(tmp_path / "out")))
     assert after["busy_seconds"] == pytest.approx(before, abs=0.5)
     assert max(time for time, _ in after["throughput"]) <= after["busy_seconds"]
+
+
+def test_summaries_and_the_report_tell_one_working_time(finished, tmp_path):
+    def stop(done, total, summary):
+        seen.append(summary)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    seen = []
+    reader = JsonlReader(f"{finished}/in.jsonl", part_bytes=1_000)
+    job = Pipeline([reader, str_lengths, ParquetWriter(f"{tmp_path}/out")], on_error="quarantine")
+    with pytest.raises(KeyboardInterrupt):
+        job.run(report=stop)
+    again = job.run()
+    report = report_of(open_directory(str(tmp_path / "out")))
+    seconds = seen[-1].elapsed_seconds + again.elapsed_seconds
+    assert report["busy_seconds"] == pytest.approx(seconds, abs=1e-4)
+    assert again.rows_per_second == again.run_rows / again.elapsed_seconds
+    assert 0 < again.run_rows == again.rows_in - seen[-1].rows_in < again.rows_in == 52
 
 
 class Tags(HTMLParser):
@@ -176,7 +196,11 @@ def test_a_terminal_gets_a_live_line(summary):
     with JobProgress("domain", console) as bar:
         bar.parts(30, 100, summary)
     text = console.file.getvalue()
-    assert "30/100 parts, 3,000 rows, 100 rows/s, 40k tokens/s, 1:10 left, 2 in quarantine" in text
+    assert (
+        "30/100 parts (10 were there already), 3,000 rows read, 100 rows/s, 40k tokens/s, "
+        "1:10 left, 2 in quarantine"
+    ) in text
+    assert "since the start" in text
 
 
 def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(summary):
@@ -192,6 +216,7 @@ def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(summary):
     assert 1 <= logged <= 1 + seconds / 0.05
     assert len(written) > logged  # the last one comes at the end
     assert written[-1].startswith("[/red]: 100% 30/30 parts")
+    assert "40k tokens/s, 20.0 s of working time, 2 in" in written[-1]
 
 
 def test_python_s_log_gets_the_lines_where_there_is_no_terminal(finished, caplog, capsys):
@@ -199,7 +224,7 @@ def test_python_s_log_gets_the_lines_where_there_is_no_terminal(finished, caplog
     stages = [JsonlReader(f"{finished}/in.jsonl"), str_lengths, ParquetWriter(f"{finished}/logged")]
     Pipeline(stages, on_error="quarantine").run()
     [line] = [text for text in caplog.messages if "parts" in text]
-    assert line.startswith("str_lengths: 100% 1/1 parts, 52 rows, ")
+    assert line.startswith("str_lengths: 100% 1/1 parts, 52 rows read, ")
     assert capsys.readouterr() == ("", "")
 
 
