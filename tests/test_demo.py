@@ -28,7 +28,8 @@ def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     result = run.run_demo("demo-output", console, max_documents=600)
     held_out = pd.concat(
-        pd.read_json(file, lines=True) for file in sorted((tmp_path / "demo-output/input").iterdir())
+        pd.read_json(file, lines=True)
+        for file in sorted((tmp_path / "demo-output/input").iterdir())
     )
     labelled = pd.read_parquet(result.output)
     assert labelled["text"].tolist() == held_out["text"].tolist()

@@ -41,8 +41,8 @@ def next_steps(directory: str, model: str) -> str:
         python = python.relative_to(Path.cwd())
     command, file = python.with_name("gpuclassify"), f"{directory}/input/0.jsonl"
     return f"""\
-The model is in {model}, by which name both of these call it. Name your own file of JSON lines, with a
-"text" in each, in place of {file}:
+The model is in {model}, by which name both of these call it. Name your own file of JSON lines,
+with a "text" in each, in place of {file}:
 
 {command} classify {file} labelled --classifier checkpoint --model {model}
 
