@@ -75,7 +75,13 @@ def main(context: click.Context, debug: bool) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
     context.with_resource(warnings.catch_warnings())
-    warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        command = main.get_command(context, str(context.invoked_subcommand)) or main
+        # Where a progress bar is shown, it has put what makes room for lines in stderr's place.
+        sys.stderr.write(f"Warning: {with_options(str(message), command)}\n")
+
+    warnings.showwarning = show
 
 
 JOBS = (buckets, classify, compare, dedup, plan, preview, report, slurm_script, verify)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
@@ -15,9 +17,20 @@ T = TypeVar("T")
 Backend = Literal["pandas", "cudf"]
 BACKENDS = get_args(Backend)  # whose frames there are
 SHARE = {"is_share": True}  # metadata of a number from 0 to 1
+# Whose lines call a mapper for the user, as `ddf.pipe` does.
+_BETWEEN = frozenset({"gpuclassify", "dask", "dask_cudf", "pandas", "cudf"})
 _COLLECTIONS = (list, tuple, set, frozenset)
 # What settings are called whose type is one of these.
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(message: str) -> None:
+    """Warn at the user's line that led here; the same words once in a process."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def plain_value(value: Any) -> Any:

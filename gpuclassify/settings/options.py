@@ -307,7 +307,8 @@ class ScoreOptions(LabelOptions, ModelOptions):
     min_score : float or dict of str to float
         Least score of rows to keep; a dict: a minimum by label.
     labels : list of str
-        In id order, for a client without the checkpoint; workers verify.
+        In id order, for a client without the checkpoint, or a model that is meant to have other
+        labels than the class; workers verify.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression", for a
         checkpoint that does not say.
