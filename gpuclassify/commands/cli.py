@@ -104,11 +104,13 @@ def doctor(context: click.Context, as_json: bool) -> None:
         from rich.table import Table
 
         colours = {"ok": "green", "warning": "yellow", "missing": "dim", "problem": "red"}
-        table = Table("what", "status", "found", "what to do")
+        table, console = Table("what", "status", "found", "what to do"), open_console()
+        if not console.is_terminal:
+            console.width = 10_000  # what reads a pipe wants whole commands, each on its line
         for check in report.checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
             table.add_row(check.name, status, escape(check.found), escape(check.cure))
-        open_console().print(table)
+        console.print(table)
     context.exit(FAILED if report.has_problems else 0)
 
 

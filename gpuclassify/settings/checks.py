@@ -24,6 +24,11 @@ _COLLECTIONS = (list, tuple, set, frozenset)
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
 
 
+def install(extra: str) -> str:
+    """The command that adds one of the sets of packages, by where gpuclassify comes from."""
+    return f"pip install 'gpuclassify[{extra}]' (in a checkout '.[{extra}]')"
+
+
 @functools.lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
     """Warn at the user's line that led here; the same words once in a process."""

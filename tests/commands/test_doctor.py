@@ -255,7 +255,9 @@ def test_extras_are_told_with_the_packages_that_the_metadata_declare(site):
     checks = by_name(doctor.optional_checks(installed))
     dedup = checks["extra dedup"]
     assert (dedup.status, dedup.found) == ("missing", "scikit-learn not installed")
-    assert dedup.cure == "pip install 'gpuclassify[dedup]' for deduplication"
+    assert dedup.cure == (
+        "pip install 'gpuclassify[dedup]' (in a checkout '.[dedup]') for deduplication"
+    )
     assert "is for Python 3" in checks["extra crossfit"].found
 
 
