@@ -120,7 +120,7 @@ def import_cudf() -> Any:
         if err.name != "cudf":
             raise
         raise ModuleNotFoundError(
-            "without a GPU, use backend='pandas'. Frames of cudf need GPU and cudf on every worker: "
+            "without a GPU use backend='pandas'. Frames of cudf need GPU and cudf on every worker: "
             f"{install('gpu')}, of gpu-cu12 for a driver of CUDA 12"
         ) from err
 
