@@ -12,6 +12,7 @@ import pytest
 import torch
 from dask import config
 
+from gpuclassify.settings.checks import warn_once
 from tests.golden import read_cases
 from tests.processes import search_path
 from tests.replicas import (
@@ -59,6 +60,12 @@ def golden_case(request):
     if request.param is None:
         pytest.fail("name the file of cases: pytest -m needs_weights --golden=FILE", pytrace=False)
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_new():
+    """What an earlier test was warned of is said again."""
+    warn_once.cache_clear()
 
 
 @pytest.fixture(scope="module")

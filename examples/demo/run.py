@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -86,16 +87,22 @@ def load_demo(max_documents: int | None = None) -> tuple[Path, pd.DataFrame]:
 
 
 def run_demo(
-    directory: str | Path, console: Console, *, max_documents: int | None = None
+    directory: str | Path,
+    console: Console,
+    *,
+    model: str | Path = "demo",
+    max_documents: int | None = None,
 ) -> DemoResult:
     """Train on one half of the documents, classify the other, and count what is right.
 
     Parameters
     ----------
     directory : str or Path
-        Gets ``input/*.jsonl`` and ``output/*.parquet``; the model is cached for the user.
+        Gets ``input/*.jsonl`` and ``output/*.parquet``.
     console : rich.console.Console
         Shows progress.
+    model : str or Path
+        The directory that gets the model, which is cached for the user, too.
     max_documents : int, optional
         Most documents to use, both halves together.
 
@@ -112,8 +119,10 @@ def run_demo(
         progress.waiting("collecting docstrings")
         documents = collect_documents(**limit)
         training, _ = split_documents(documents)
-        model = _train(training, max_documents, progress)
-        training = trained_on(model)
+        trained = _train(training, max_documents, progress)
+        # Times stay: as long as the model is the same, so is the identity that jobs continue by.
+        shutil.copytree(trained, model, dirs_exist_ok=True)
+        training = trained_on(trained)
         held_out = hold_out(documents, training)
         write_documents(held_out, directory / "input")
         progress.waiting("starting a worker")
@@ -145,7 +154,9 @@ def _train(training: list[Document], max_documents: int | None, progress: JobPro
     return cached_model(training, max_documents=max_documents, on_progress=show)
 
 
-def _classify(model: Path, labels: list[str], directory: Path, progress: JobProgress) -> JobSummary:
+def _classify(
+    model: str | Path, labels: list[str], directory: Path, progress: JobProgress
+) -> JobSummary:
     """The main job: JSON lines in, Parquet out."""
     from gpuclassify.classifiers import DomainClassifier
     from gpuclassify.cluster import get_client

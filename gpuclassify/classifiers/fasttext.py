@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from gpuclassify.fasttext.model_file import FastTextModel
 from gpuclassify.fasttext.runner import FastTextHead, FastTextRunner, LanguageHead
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.settings.checks import SHARE, label_tuple
+from gpuclassify.settings.checks import SHARE, label_tuple, warn_once
 from gpuclassify.settings.options import LabelOptions
 from gpuclassify.settings.signatures import takes
 
@@ -81,11 +80,9 @@ class FastTextOptions(LabelOptions):
             PurePath(name).name.lower().replace("_", "-") for name in (self.model, self.file or "")
         ]
         if self.preprocess is None and any(name.startswith("ultra-fineweb") for name in names):
-            warnings.warn(
+            warn_once(
                 f"{self.file or self.model} was trained on the tokens of prepared texts, and gives "
-                'plain ones wrong scores: pass preprocess="ultra-fineweb"',
-                UserWarning,
-                stacklevel=6,  # of who calls the classifier's constructor
+                'plain ones wrong scores: pass preprocess="ultra-fineweb"'
             )
 
     @property

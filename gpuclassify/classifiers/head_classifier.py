@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from gpuclassify.models.trained_head import (
     load_head,
     read_head,
 )
-from gpuclassify.settings.checks import check_names, check_text, setting_names
+from gpuclassify.settings.checks import check_names, check_text, setting_names, warn_once
 from gpuclassify.settings.options import (
     MULTI_LABEL,
     REGRESSION,
@@ -262,7 +261,7 @@ class TrainedHeadsModel(PinnedModel):
             # A directory may be a copy of the model.
             if not (backbone.is_directory or hub.is_directory_name(given.model)):
                 was = f"head {name!r} was trained on embeddings of {given.model}"
-                warnings.warn(f"{was}, not of {backbone.name}", UserWarning, stacklevel=2)
+                warn_once(f"{was}, not of {backbone.name}")
 
     def describe(self) -> dict[str, Any]:
         """The backbone's settings, and the commits or digests of backbone and heads."""

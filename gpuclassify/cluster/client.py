@@ -26,7 +26,7 @@ from gpuclassify.cluster.sizing import (
     tasks_per_worker,
     usable_cores,
 )
-from gpuclassify.settings.checks import check_choice, check_count, with_plain_values
+from gpuclassify.settings.checks import check_choice, check_count, install, with_plain_values
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def get_client(
 ) -> Client:
     """Return a Dask client: of a new cluster, or of one that is running.
 
-    Nothing is printed; the dashboard is at ``client.dashboard_link``, and listens where the
-    scheduler does, or with TLS, which it has not, on this machine alone. A cluster that was started
-    here closes with the client; an interrupt as it starts or closes kills its workers. One that was
-    only connected to stays, and nothing is changed on its workers: `prepare` does that, for a
-    client of any cluster.
+    Nothing is printed; the dashboard is at ``client.dashboard_link``, if bokeh is installed, and
+    listens where the scheduler does, or with TLS, which it has not, on this machine alone. A
+    cluster that was started here closes with the client; an interrupt as it starts or closes kills
+    its workers. One that was only connected to stays, and nothing is changed on its workers:
+    `prepare` does that, for a client of any cluster.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def _start_elsewhere(
             if err.name != "dask_jobqueue":
                 raise
             raise RuntimeError(
-                "cluster_type='slurm' needs dask-jobqueue: pip install 'gpuclassify[slurm]'"
+                f"cluster_type='slurm' needs dask-jobqueue: {install('slurm')}"
             ) from err
         return start_slurm(given)
     from gpuclassify.cluster.coiled import start_coiled
@@ -248,7 +248,7 @@ def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
         raise ImpossibleClusterError(
             f'backend="cudf" needs a GPU and cudf on the workers, and here {lacks}: leave it out, '
             "which takes pandas frames, connect to a cluster that has GPUs (address=),"
-            " or pip install 'gpuclassify[gpu]' on a machine with one"
+            f" or on a machine with one {install('gpu')}"
         )
 
 
@@ -265,17 +265,17 @@ def _start_gpu_or_cpu(
     if cluster_type == "gpu":
         raise ImpossibleClusterError(
             f"cluster_type='gpu' cannot start here: {'; '.join(missing)}. Install the GPU "
-            "packages with pip install 'gpuclassify[gpu]' ('gpuclassify[gpu-cu12]' for a driver of "
-            "CUDA 12) and a CUDA build of torch, check the driver with nvidia-smi, "
+            f"packages with {install('gpu')}, of gpu-cu12 for a driver of CUDA 12, and a CUDA "
+            "build of torch, check the driver with nvidia-smi, "
             "or use cluster_type='cpu'."
         )
     _refuse_backend(memory["backend"], survey)
     if survey.has_gpu:
         logger.warning(
             "an NVIDIA GPU is here, but no GPU cluster can start: %s. One CPU worker is used; "
-            "pip install 'gpuclassify[gpu]' gives one worker per GPU, `gpuclassify doctor` tells "
-            "what else is missing.",
+            "%s gives one worker per GPU, `gpuclassify doctor` tells what else is missing.",
             "; ".join(missing),
+            install("gpu"),
         )
         workers = workers | {"n_workers": workers["n_workers"] or 1}
     return _start_cpu(workers, options)

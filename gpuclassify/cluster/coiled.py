@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.cluster.sizing import check_options
+from gpuclassify.settings.checks import install
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -105,5 +106,5 @@ def _cluster_class() -> Any:
     except ModuleNotFoundError as err:
         raise RuntimeError(
             "cluster_type='coiled' needs the package coiled and an account: "
-            "pip install 'gpuclassify[coiled]', then coiled login"
+            f"{install('coiled')}, then coiled login"
         ) from err

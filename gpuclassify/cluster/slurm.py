@@ -38,7 +38,7 @@ from gpuclassify.cluster.sizing import (
     parse_walltime,
     tasks_per_worker,
 )
-from gpuclassify.settings.checks import check_count
+from gpuclassify.settings.checks import check_count, install
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def start_slurm(options: Mapping[str, Any]) -> Client:
         warn_if_open(
             (comm.listen_address for comm in cluster.scheduler.listeners),
             "Leave security= and protocol= out, which makes a certificate if cryptography is here "
-            "(pip install 'gpuclassify[tls]'), or pass certificates",
+            f"({install('tls')}), or pass certificates",
         )
         unbroken(partial(cluster.submit, plan.jobs), cluster)
     except BaseException:

@@ -77,7 +77,13 @@ def main(context: click.Context, debug: bool) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
     context.with_resource(warnings.catch_warnings())
-    warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        command = main.get_command(context, str(context.invoked_subcommand)) or main
+        # Where a progress bar is shown, it has put what makes room for lines in stderr's place.
+        sys.stderr.write(f"Warning: {with_options(str(message), command)}\n")
+
+    warnings.showwarning = show
 
 
 JOBS = (buckets, classify, compare, dedup, plan, preview, report, slurm_script, verify)
@@ -100,11 +106,13 @@ def doctor(context: click.Context, as_json: bool) -> None:
         from rich.table import Table
 
         colours = {"ok": "green", "warning": "yellow", "missing": "dim", "problem": "red"}
-        table = Table("what", "status", "found", "what to do")
+        table, console = Table("what", "status", "found", "what to do"), open_console()
+        if not console.is_terminal:
+            console.width = 10_000  # what reads a pipe wants whole commands, each on its line
         for check in report.checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
             table.add_row(check.name, status, escape(check.found), escape(check.cure))
-        open_console().print(table)
+        console.print(table)
     context.exit(FAILED if report.has_problems else 0)
 
 

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from gpuclassify._version import __version__
 from gpuclassify.cluster.sizing import usable_cores
 from gpuclassify.hub.calls import ask
+from gpuclassify.settings.checks import install
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 Status = Literal["ok", "warning", "missing", "problem"]
@@ -149,7 +150,7 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
 def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Check]:
     """Check the RAPIDS wheels, versions by name, against each other and the driver."""
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
-    cure = f"pip install 'gpuclassify[{extra_for(survey)}]'" if survey.gpus else ""
+    cure = install(extra_for(survey)) if survey.gpus else ""
     for base in RAPIDS:
         found = [
             f"{name} {versions[name]}" for name, wheel in wheels.items() if wheel["base"] == base
@@ -159,7 +160,7 @@ def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Ch
     majors = {int(wheel["cuda"]) for wheel in wheels.values() if wheel["cuda"]}
     if len(majors) > 1:
         names = " and ".join(f"CUDA {major}" for major in sorted(majors))
-        cure = f"uninstall them all, then pip install 'gpuclassify[{extra_for(survey)}]'"
+        cure = f"uninstall them all, then {install(extra_for(survey))}"
         yield Check("RAPIDS and CUDA", "problem", f"wheels for {names} side by side", cure)
     elif majors and survey.cuda_version:
         (major,), driver = majors, survey.cuda_version
@@ -167,7 +168,7 @@ def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Ch
         if major <= driver[0]:
             yield Check("RAPIDS and CUDA", "ok", both)
         else:
-            cure = "update the NVIDIA driver, or pip install 'gpuclassify[gpu-cu12]' instead"
+            cure = f"update the NVIDIA driver, or {install('gpu-cu12')} instead"
             yield Check("RAPIDS and CUDA", "problem", both, cure)
 
 
@@ -301,7 +302,7 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
         needed = [one for one in declared if is_for(one, extra) and not is_for(one, "")]
         names = [canonicalize_name(one.name) for one in needed]
         if absent := [name for name in names if name not in installed]:
-            cure = f"pip install 'gpuclassify[{extra}]' for {use}"
+            cure = f"{install(extra)} for {use}"
             yield Check(f"extra {extra}", "missing", f"{', '.join(absent)} not installed", cure)
         elif names:
             found = ", ".join(f"{name} {installed[name].version}" for name in names)
@@ -312,7 +313,7 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
     if "bokeh" in installed:
         yield Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
     else:
-        cure = "pip install bokeh to see the cluster at client.dashboard_link"
+        cure = "pip install bokeh, for the page that client.dashboard_link names"
         yield Check("Dask dashboard", "missing", "bokeh is not installed", cure)
 
 

@@ -80,6 +80,9 @@ ARGUMENTS = (
              "are left out."),
     Argument("answers", MODEL, TEXTS, help="What the model may answer to --prompt; repeatable, for "
              "answers with commas."),
+    Argument("labels", MODEL, TEXTS, help="Labels of the model in the order of its outputs, where "
+             "they are meant to be other than the classifier's; repeatable, for labels with "
+             "commas."),
     Argument("strict", is_shared=True),
     Argument("cache_dir", MODEL, "DIRECTORY", is_shared=True),
     Argument("text_field", is_shared=True),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuclassify.settings.checks import (
     check_values,
     nearest,
     setting_names,
+    warn_once,
 )
 from gpuclassify.settings.options import NonFinite
 
@@ -364,7 +364,7 @@ def dump_settings(settings: JobSettings, path: str) -> None:
             f"left out passwords and queries of {', '.join(hidden)}: give these URLs whole on the "
             "command line, beside --config"
         )
-        warnings.warn(f"{path}: {told}", stacklevel=2)
+        warn_once(f"{path}: {told}")
         content = f"# {told}\n{content}"
     try:
         for_its_owner = functools.partial(os.open, mode=0o600)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuclassify import cluster
 from gpuclassify.jobs.input.readers import read_files
-from gpuclassify.jobs.output.writers import JsonlWriter, to_parquet
+from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.settings.old_spellings import modern_spellings
@@ -53,6 +53,16 @@ class DocumentDataset:
 
     def to_json(self, output_path: str, compression: str | None = None, **arguments: Any) -> None:
         """Write JSON lines, one file a partition, as a job that can be continued."""
+        self._write(JsonlWriter, output_path, arguments, compression=compression)
+
+    def to_parquet(self, output_path: str, **arguments: Any) -> None:
+        """Write Parquet files, one a partition, as `to_json` does."""
+        self._write(ParquetWriter, output_path, arguments)
+
+    def _write(
+        self, kind: type[FileWriter], output_path: str, arguments: dict[str, Any], **options: Any
+    ) -> None:
+        """Run the job, which shows its progress and counts rows."""
         arguments = {"output_path": output_path, **arguments}
         given = modern_spellings(type(self).__qualname__, "writer", arguments)
         client = None
@@ -60,12 +70,7 @@ class DocumentDataset:
             from distributed import get_client as current_client
 
             client = current_client()
-        Pipeline([self.df, JsonlWriter(**given, compression=compression)]).run(client)
-
-    def to_parquet(self, output_path: str, **arguments: Any) -> None:
-        """Write Parquet files, one a partition; see `gpuclassify.to_parquet` and `to_json`."""
-        arguments = {"output_path": output_path, **arguments}
-        to_parquet(self.df, **modern_spellings(type(self).__qualname__, "writer", arguments))
+        Pipeline([self.df, kind(**given, **options)]).run(client)
 
     def mapped_by(self, mapper: Any) -> DocumentDataset:
         """What a classifier or `ToBackend` that is called with the dataset gives."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, fields
@@ -22,6 +21,7 @@ from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import EncoderRunner, Runner
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import OwnModule
+from gpuclassify.settings.checks import warn_once
 from gpuclassify.settings.old_spellings import modern_spellings
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Pipeline(jobs.pipeline.Pipeline):
 
 
 def _warn(given: str, reason: str) -> None:
-    warnings.warn(f"Pipeline: {given} has no effect: {reason}", UserWarning, stacklevel=3)
+    warn_once(f"Pipeline: {given} has no effect: {reason}")
 
 
 class _OfFiles:

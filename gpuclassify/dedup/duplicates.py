@@ -39,6 +39,7 @@ from gpuclassify.settings.checks import (
     SHARE,
     check_settings,
     check_text,
+    install,
     nearest,
     plain_value,
 )
@@ -194,8 +195,7 @@ class Duplicates(Public):
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
-                    f"{type(self).__name__} needs {name}, which is not here: "
-                    "pip install 'gpuclassify[dedup]'",
+                    f"{type(self).__name__} needs {name}, which is not here: {install('dedup')}",
                     name=name,
                 )
         corpus = Corpus(as_dask(dataset), None if against is None else as_dask(against))

@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuclassify.settings.checks import install
+
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.0  # without a child, after which the host ends
@@ -157,7 +159,7 @@ def check_library() -> None:
     """Raise ModuleNotFoundError unless fastText is installed."""
     if importlib.util.find_spec("fasttext") is None:
         raise ModuleNotFoundError(
-            "fastText models need fasttext, which is not here: pip install 'gpuclassify[fasttext]'",
+            f"fastText models need fasttext, which is not here: {install('fasttext')}",
             name="fasttext",
         )
 

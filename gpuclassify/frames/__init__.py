@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.settings.checks import BACKENDS
+from gpuclassify.settings.checks import BACKENDS, install
 
 
 class Texts(Protocol):
@@ -120,8 +120,8 @@ def import_cudf() -> Any:
         if err.name != "cudf":
             raise
         raise ModuleNotFoundError(
-            "frames of cudf need cudf on every worker: pip install 'gpuclassify[gpu]' "
-            "('gpuclassify[gpu-cu12]' for a driver of CUDA 12), or choose backend='pandas'"
+            "without a GPU use backend='pandas'. Frames of cudf need GPU and cudf on every worker: "
+            f"{install('gpu')}, of gpu-cu12 for a driver of CUDA 12"
         ) from err
 
 

@@ -134,7 +134,8 @@ def unreachable(name: str, revision: str, reason: str) -> str:
     return (
         f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
         f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
-        f"same cache, or pass a directory that holds the model: none here is called {name}"
+        f"same cache, or pass a directory that holds the model: none here is called {name}. If it "
+        f"is gated, ask for access at https://huggingface.co/{name} first, and `hf auth login`"
     )
 
 

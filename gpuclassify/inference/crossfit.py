@@ -32,6 +32,7 @@ import numpy as np
 from gpuclassify._version import installed_versions
 from gpuclassify.inference.batching import PaddedBatch, StagedTokens, cut_batches, pad
 from gpuclassify.inference.memory import BatchLimits
+from gpuclassify.settings.checks import install
 
 SUPPORTED_VERSION = "0.0.9"
 _importing = threading.Lock()
@@ -100,7 +101,7 @@ def import_loader() -> ModuleType:
     if version is None:
         raise ModuleNotFoundError(
             'loader="crossfit" needs CrossFit (Python 3.11 or 3.12): '
-            "pip install 'gpuclassify[crossfit]', or use loader=\"sorted\""
+            f'{install("crossfit")}, or use loader="sorted"'
         )
     if version != SUPPORTED_VERSION:
         raise ImportError(

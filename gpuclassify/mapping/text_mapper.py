@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +35,7 @@ from gpuclassify.mapping.runners import EncoderRunner, Runner, TokenLengths
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes
 from gpuclassify.models.checkpoint import CheckpointError, OwnModule, some_of
 from gpuclassify.pages import html_table
-from gpuclassify.settings.checks import setting_names
+from gpuclassify.settings.checks import setting_names, warn_once
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.options import (
     ModelOptions,
@@ -322,14 +321,13 @@ class TextMapper(PartitionMap):
             return
         owner = type(self).__qualname__
         message = (
-            f"{self.options.model} gives {some_of(found, 3)}, which are not the labels of {owner}: "
-            f"{some_of(published, 3)}. Take the classifier of this model (`gpuclassify models` "
-            "shows the labels of each) or DistributedDataClassifier; labels= says that they are "
-            "meant"
+            f"{self.options.model} gives {some_of(found, 2)}, which are not the labels of {owner} "
+            f"({some_of(published, 2)}). If they are meant, pass labels=; else take the class of "
+            "this model (`gpuclassify models`), or DistributedDataClassifier"
         )
         if self.options.strict:
             raise CheckpointError(message)
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warn_once(message)
 
     def meta(self, frame: Any) -> Any:
         """The empty frame with the result's columns and dtypes."""

@@ -67,7 +67,7 @@ class GuardOptions(LoraOptions):
         if not isinstance(several, Iterable) or not all(isinstance(one, bool) for one in several):
             raise TypeError(f"filter_by={labels!r}: pass True, False or a list of them")
         if not several:
-            raise ValueError("filter_by=[] names no label: pass True or False, or None for all")
+            raise ValueError("filter_by=[] names no label: pass True, False, or leave it out")
         return tuple(sorted(set(several)))
 
 

@@ -20,7 +20,7 @@ from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, read_required_json
 from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of
 from gpuclassify.questions.prompt_tokens import Prompt
-from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.checks import check_text, install
 from gpuclassify.settings.options import LabelOptions, ModelOptions
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def import_peft() -> ModuleType:
         import peft
     except ModuleNotFoundError as err:
         raise ModuleNotFoundError(
-            f"adapters need {err.name}, which is not here: pip install 'gpuclassify[safety]'",
+            f"adapters need {err.name}, which is not here: {install('safety')}",
             name=err.name,
         ) from err
     return peft

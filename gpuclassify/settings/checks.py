@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
@@ -15,9 +17,25 @@ T = TypeVar("T")
 Backend = Literal["pandas", "cudf"]
 BACKENDS = get_args(Backend)  # whose frames there are
 SHARE = {"is_share": True}  # metadata of a number from 0 to 1
+# Whose lines call a mapper for the user, as `ddf.pipe` does.
+_BETWEEN = frozenset({"gpuclassify", "dask", "dask_cudf", "pandas", "cudf"})
 _COLLECTIONS = (list, tuple, set, frozenset)
 # What settings are called whose type is one of these.
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
+
+
+def install(extra: str) -> str:
+    """The command that adds one of the sets of packages, by where gpuclassify comes from."""
+    return f"pip install 'gpuclassify[{extra}]' (in a checkout '.[{extra}]')"
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(message: str) -> None:
+    """Warn at the user's line that led here; the same words once in a process."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def plain_value(value: Any) -> Any:
@@ -59,7 +77,7 @@ def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[st
             f"{name} holds {wrong[0]!r} of type {type(wrong[0]).__name__}: labels are str"
         )
     if not labels:
-        raise ValueError(f"{name}=[] names no label: pass at least one, or None for all")
+        raise ValueError(f"{name}=[] names no label: pass at least one, or leave it out for all")
     return labels if keep_order else tuple(sorted(set(labels)))
 
 
@@ -69,7 +87,7 @@ def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], 
         value = dict(value)
     if isinstance(value, Mapping):
         if not value:
-            raise ValueError(f"{name}={{}} names no label: pass at least one, or None")
+            raise ValueError(f"{name}={{}} names no label: pass at least one, or leave it out")
         for label, number in value.items():
             check_text(f"{name}'s key", label, "a label")
             check_number(name, number)
@@ -116,7 +134,7 @@ def check_count(name: str, value: Any, least: int = 1, *, may_be_none: bool = Fa
     """Raise unless `value` is an integer that is not below `least`, or None where it may be."""
     if value is None and may_be_none:
         return
-    cure = ", or None" if may_be_none else ""
+    cure = ", or leave it out" if may_be_none else ""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass a whole number{cure}")
     if value < least:
@@ -180,9 +198,8 @@ def _check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) 
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
     elif kinds in _TEXTS:
         what = "a column name" if name.endswith("_field") else _TEXTS[kinds]
-        check_text(
-            name, value, f"{what} or None" if may_be_none else what, metadata.get("least", 1)
-        )
+        cure = ": leave it out for none" if may_be_none else ""
+        check_text(name, value, what + cure, metadata.get("least", 1))
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

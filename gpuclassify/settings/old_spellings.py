@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gpuclassify.settings.checks import warn_once
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> d
                 message = f"{owner}: {name}={value!r} has no effect, because {spelling.reason}"
                 if spelling.is_refused:
                     raise TypeError(f"{message}. Leave it out.")
-                warnings.warn(message, UserWarning, stacklevel=3)
+                warn_once(message)
             continue
         today = spelling.name if spelling else name
         if today in given or (today != name and today in arguments):

@@ -307,7 +307,7 @@ class ScoreOptions(LabelOptions, ModelOptions):
     min_score : float or dict of str to float
         Least score of rows to keep; a dict: a minimum by label.
     labels : list of str
-        In id order, for a client without the checkpoint; workers verify.
+        In id order, without the checkpoint or if meant; workers verify.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression", for a
         checkpoint that does not say.
@@ -426,6 +426,8 @@ def parse_options(
     owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Options:
     """Settings from what the caller of `owner` passed, over the class's own defaults."""
+    if "dataset" in given:
+        refuse_unnamed(owner, given["dataset"], is_dataset=True)
     names = setting_names(options_type)
     check_names(f"{owner} has", "argument", given, [*names, "token"])
     fitting = dict(defaults)  # what suits the arguments that are given
@@ -452,9 +454,9 @@ def _normal(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def refuse_unnamed(owner: str, value: Any) -> None:
+def refuse_unnamed(owner: str, value: Any, is_dataset: bool = False) -> None:
     """Raise TypeError for ``owner(value)``, saying what to write instead."""
-    if hasattr(value, "columns"):
+    if is_dataset or hasattr(value, "columns"):
         raise TypeError(
             f"{owner} got a dataset in place of its settings: make the classifier first, as in "
             f"ddf.pipe({owner}()) or {owner}()(ddf)"

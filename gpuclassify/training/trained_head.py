@@ -25,7 +25,7 @@ from gpuclassify.models.trained_head import (
     read_head,
     refuse_other_model,
 )
-from gpuclassify.settings.checks import check_count, check_values, with_plain_values
+from gpuclassify.settings.checks import check_count, check_values, install, with_plain_values
 from gpuclassify.settings.options import StrPath
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
 from gpuclassify.training.evaluation import Evaluation, evaluate
@@ -411,9 +411,7 @@ def _check_fit(settings: Mapping[str, Any]) -> None:
         )
     for module in ("scipy", "sklearn"):
         if importlib.util.find_spec(module) is None:
-            raise ModuleNotFoundError(
-                f"Head.fit needs {module}: pip install 'gpuclassify[train]'", name=module
-            )
+            raise ModuleNotFoundError(f"Head.fit needs {module}: {install('train')}", name=module)
 
 
 def check_directory(directory: StrPath, kind: Kind) -> Path:

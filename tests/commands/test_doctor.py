@@ -10,8 +10,10 @@ from importlib import metadata
 import dask
 import pytest
 import torch
+from click.testing import CliRunner
 
 from gpuclassify.commands import doctor
+from gpuclassify.commands.cli import main
 from gpuclassify.commands.doctor import Check, Findings
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 from tests.hub_server import HubServer
@@ -255,7 +257,9 @@ def test_extras_are_told_with_the_packages_that_the_metadata_declare(site):
     checks = by_name(doctor.optional_checks(installed))
     dedup = checks["extra dedup"]
     assert (dedup.status, dedup.found) == ("missing", "scikit-learn not installed")
-    assert dedup.cure == "pip install 'gpuclassify[dedup]' for deduplication"
+    assert dedup.cure == (
+        "pip install 'gpuclassify[dedup]' (in a checkout '.[dedup]') for deduplication"
+    )
     assert "is for Python 3" in checks["extra crossfit"].found
 
 
@@ -291,3 +295,10 @@ def test_torch_tells_of_the_cpu_here():
     probe = doctor.probe_torch()
     assert probe["threads"] >= 1
     assert set(probe["cpu"]) & set(doctor.INSTRUCTIONS)
+
+
+def test_a_pipe_gets_whole_commands(monkeypatch):
+    cure = "pip install 'gpuclassify[dedup]' (in a checkout '.[dedup]') for deduplication"
+    found = Findings((Check("extra dedup", "missing", "numba " * 20, cure),))
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    assert cure in CliRunner().invoke(main, ["doctor"]).stdout

@@ -173,8 +173,21 @@ def test_labels_of_another_model_are_warned_of_once(files, checkpoint):
     assert done.exit_code == 0, done.output
     assert done.stderr.startswith("Warning: ")
     assert done.stderr.count("not the labels of QualityClassifier") == 1
+    assert "pass --labels; else" in done.stderr
+    labels = ["--labels", ",".join(DomainClassifier.published_labels)]
+    meant = CliRunner().invoke(main, ["preview", str(files / "in.jsonl"), *model, *labels])
+    assert (meant.exit_code, meant.stderr) == (0, "")
     done = CliRunner().invoke(main, ["preview", str(files / "in.jsonl"), *model, "--strict"])
     assert done.exit_code == 2
+
+
+def test_a_warning_has_a_line_beside_what_shows_progress(files, checkpoint):
+    words = ["--classifier", "quality", "--model", str(checkpoint("domain"))]
+    command = ["preview", str(files / "in.jsonl"), "-n", "1", *words]
+    done = CliRunner(env={"FORCE_COLOR": "1"}).invoke(main, command)
+    assert "Classifying" in done.stderr
+    # What draws the progress writes it, and wraps it.
+    assert "Warning: " in done.stderr and all(len(line) < 100 for line in done.stderr.splitlines())
 
 
 def test_nothing_is_said_when_the_reader_has_seen_enough():

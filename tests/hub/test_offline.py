@@ -32,6 +32,7 @@ def test_offline_work_uses_the_cache_and_says_what_it_lacks(server, cache, run_e
             try:
                 read()
             except hub.HubUnreachableError as err:
+                assert "If it is gated, ask for access at https://huggingface.co/" in str(err)
                 print("HF_HUB_OFFLINE=1" in str(err) or "outgoing traffic" in str(err))
     """
     told = run_elsewhere(

@@ -71,11 +71,13 @@ def test_the_class_of_the_model_says_nothing(checkpoint, name):
 
 def test_another_models_labels_are_warned_of_before_any_work(checkpoint):
     words = (
-        r"gives Adult, .* and 23 more, .* not the labels of QualityClassifier: High, Medium, Low"
+        r"gives Adult, .* and 24 more, .* not the labels of QualityClassifier \(High, Medium, and 1"
     )
     with pytest.warns(UserWarning, match=words) as told:
+        DDF.pipe(QualityClassifier(model=checkpoint("domain")))
         QualityClassifier(model=checkpoint("domain"))(DDF)
-    assert len(told) == 1
+        QualityClassifier(model=checkpoint("domain"))(FRAME)
+    assert [warning.filename for warning in told] == [__file__]  # once, at the caller's line
     assert "`gpuclassify models`" in str(told[0].message)
     with pytest.raises(CheckpointError, match="are not the labels of QualityClassifier"):
         QualityClassifier(model=checkpoint("domain"), strict=True)(DDF)

@@ -181,7 +181,7 @@ def test_every_argument_of_an_education_classifier_is_accepted(kind):
         ({"model": None}, "DomainClassifier needs model="),
         ({"model": 7}, "model=7 is not a name or a path"),
         ({"text_field": ""}, "text_field='' is not a column name"),
-        ({"label_field": 3}, "label_field=3 is not a column name or None"),
+        ({"label_field": 3}, "label_field=3 is not a column name: leave it out for none"),
         ({"filter_by": [3]}, "filter_by holds 3 of type int: labels are str"),
         ({"filter_by": {"Games": 1}}, "pass a label or a list of labels"),
         ({"filter_by": 3}, "filter_by=3: pass a label or a list"),
@@ -202,7 +202,7 @@ def test_an_argument_of_the_wrong_kind_is_refused(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_chars": 0}, "max_chars=0 must be at least 1, or None"),
+        ({"max_chars": 0}, "max_chars=0 must be at least 1, or leave it out"),
         ({"max_seq_length": -5}, "max_seq_length=-5 must be at least 1"),
         ({"loader": "crossfitt"}, "loader='crossfitt' is not one of .*Did you mean 'crossfit'"),
         ({"dtype": "fp16"}, "dtype='fp16' is not one of None, 'float32', 'bfloat16', 'float16'"),
@@ -270,3 +270,11 @@ def test_defaults_are_the_published_ones(kind, column, max_chars, max_seq_length
     assert (options.max_chars, options.max_seq_length) == (max_chars, max_seq_length)
     assert options.autocast is True
     assert options.batch_size is None
+
+
+@pytest.mark.parametrize("dataset", [pd.DataFrame({"text": ["a"]}), ["a"]])
+def test_data_are_for_the_call_and_no_setting(dataset):
+    with pytest.raises(
+        TypeError, match=r"make the classifier first, .* DomainClassifier\(\)\(ddf\)"
+    ):
+        DomainClassifier(dataset=dataset)
