@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuclassify.pages import LINE_WIDTH
 from gpuclassify.settings.options import StrPath
 from gpuclassify.training.intervals import Figures, intervals
 from gpuclassify.training.tasks import Task, grades_of
@@ -40,7 +42,7 @@ _COLUMNS = ("value", "95% interval", "baseline")
 _BASELINES = {
     "classes": "the commonest label for every text",
     "multilabel": "the commonest set of labels for every text",
-    "regression": "the mean for every text, and the commonest grade",
+    "regression": "the mean for every text",
 }
 _WHAT = {
     "linear": "A linear layer",
@@ -149,8 +151,8 @@ class Evaluation:
         if self.folds is None:
             return texts
         return (
-            f"{self.rows:,} annotated texts, by {self.folds}-fold cross-validation: each was judged "
-            f"by one of {self.folds} heads that had not seen it, trained as the saved one was"
+            f"{self.rows:,} annotated texts, by {self.folds}-fold cross-validation: each was "
+            f"judged by one of {self.folds} heads that had not seen it, trained as the saved one"
         )
 
     @property
@@ -164,8 +166,8 @@ class Evaluation:
             if ends := self.intervals.get(name):
                 width = ends[1] - ends[0]
                 return (
-                    f"{told}: the {FIGURES[name]} may be anything {_between(ends)}, an interval "
-                    f"{width:.2f} wide. {more}, and it is about "
+                    f"{told}: the {FIGURES[name]} may be anywhere from {_between(ends)}, an "
+                    f"interval {width:.2f} wide. {more}, and it is about "
                     f"{width * (self.rows / ENOUGH_ROWS) ** 0.5:.2f} wide."
                 )
         return f"{told} to judge by. {more}."
@@ -177,9 +179,8 @@ class Evaluation:
         return _template().render(
             found=self.as_dict(),
             evaluated=self.evaluated,
-            caution=self.caution,
             tiles=self._figures(),
-            baseline=_BASELINES[self.task],
+            notes=self._notes(),
             least=LEAST_OF_A_CURVE,
             labels=[label for label in self.labels if label in most[:MOST_LABELS]],
             confusion={label: dict(zip(self.labels, row, strict=True)) for label, row in rows},
@@ -231,7 +232,9 @@ class Evaluation:
 
     def _notes(self) -> list[str]:
         """What people should know beside the figures."""
-        notes = [f"Baseline: {_BASELINES[self.task]}."] if self.baseline else []
+        grades = self.task == "regression" and "accuracy" in self.baseline
+        by_grade = ", for the accuracy the commonest grade" if grades else ""
+        notes = [f"Baseline: {_BASELINES[self.task]}{by_grade}."]
         return notes + ([f"Caution: {self.caution}"] if self.caution else [])
 
     def save(self, path: StrPath) -> None:
@@ -245,7 +248,8 @@ class Evaluation:
             "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         ]
-        return "\n".join([f"{self.evaluated}.", *shown, *self._notes()])
+        first, *notes = (fill(line, LINE_WIDTH) for line in (f"{self.evaluated}.", *self._notes()))
+        return "\n".join([first, *shown, *notes])
 
     def _repr_html_(self) -> str:
         return (
