@@ -28,7 +28,7 @@ def _options() -> list[click.Option]:
     from gpuclassify.training.trained_head import Head
 
     metavars = {"group": "COLUMN", "embeddings": "DIRECTORY", "backbone": "NAME"}
-    own = {name: {"metavar": metavar} for name, metavar in metavars.items()}
+    own: dict[str, Any] = {name: {"metavar": metavar} for name, metavar in metavars.items()}
     return [
         *options_of(Head.evaluate, "Options", *NAMES, **own),
         *options_of(Head.load, "Options", "backbone", **own),

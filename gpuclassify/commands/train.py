@@ -51,8 +51,9 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     A tenth of the texts is held out. How the head does on them is printed, and shown by
     DIRECTORY/evaluation.html; if they are fewer than 400, such heads are judged by
-    cross-validation over all texts instead. `gpuclassify classify --classifier heads --heads NAME=DIRECTORY`
-    runs the head; a pooler is run by `--classifier fineweb-edu --model DIRECTORY`.
+    cross-validation over all texts instead. `gpuclassify classify --classifier heads
+    --heads NAME=DIRECTORY` runs the head; a pooler is run by `--classifier fineweb-edu
+    --model DIRECTORY`.
 
     \b
     gpuclassify train 'annotated/*.jsonl' heads/quality --label-field quality \\

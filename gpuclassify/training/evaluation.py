@@ -361,11 +361,11 @@ def _of_regression(
 
     def figures(weights: np.ndarray) -> dict[str, float | None]:
         both, total = weights @ (is_high & is_given), weights @ is_high + weights @ is_given
-        ranks = [_ranks(own, weights) for own in places]
+        one, other = (_ranks(own, weights) for own in places)
         return {
             **decisions(weights),
             "pearson": _correlation(scores, numbers, weights),
-            "spearman": _correlation(*ranks, weights),
+            "spearman": _correlation(one, other, weights),
             **_errors(scores - numbers, weights),
             "f1_at_threshold": float(2 * both / total) if total else None,
             "auc": areas(weights)[0],
@@ -389,11 +389,11 @@ def _of_decisions(
     )
 
     def figures(weights: np.ndarray) -> dict[str, float | None]:
-        right, *others = (
+        right, annotated, given = (
             np.bincount(own, by, len(labels))
             for own, by in ((targets, weights * is_right), (targets, weights), (decided, weights))
         )
-        total = sum(others)
+        total = annotated + given
         occurs = total > 0
         return {
             "accuracy": float(np.average(is_right, weights=weights)),
