@@ -147,9 +147,8 @@ class Evaluation:
     @property
     def evaluated(self) -> str:
         """Which texts the figures are of, in words."""
-        texts = f"{self.rows:,} annotated texts, of which training saw nothing"
         if self.folds is None:
-            return texts
+            return f"{self.rows:,} annotated texts"
         return (
             f"{self.rows:,} annotated texts, by {self.folds}-fold cross-validation: each was "
             f"judged by one of {self.folds} heads that had not seen it, trained as the saved one"
@@ -205,7 +204,7 @@ class Evaluation:
             usage=f"from gpuclassify import {runner}\n\nddf = {runner}({', '.join(given)})(ddf)",
             labels=", ".join(record["labels"]),
             backbone=record["backbone"]["model"],
-            evaluated=self.evaluated,
+            evaluated=self.evaluated + ("" if self.folds else ", which took no part in training"),
             figures=_table(self._figures(), ("figure", *_COLUMNS)),
             notes="\n\n".join(self._notes()),
             training=_table(

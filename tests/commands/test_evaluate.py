@@ -49,7 +49,7 @@ def test_a_saved_head_is_judged_by_files(head, fresh, tmp_path):
     assert found["baseline"] == {"accuracy": fresh.topic.value_counts().max() / 100}
 
     done = run(head, "fresh.jsonl", *options, "--group", "host", "--page", "page.html")
-    assert "100 annotated texts, of which training saw nothing." in done.output
+    assert "100 annotated texts.\n" in done.output
     assert f"accuracy        {found['summary']['accuracy']:.3f}" in done.output
     assert "Caution: 100 annotated texts are few" in done.output
     assert "Page: page.html" in done.output
