@@ -31,6 +31,7 @@ from gpuclassify.commands.console import (
 )
 from gpuclassify.commands.convert import convert
 from gpuclassify.commands.dedup import dedup
+from gpuclassify.commands.evaluate import evaluate
 from gpuclassify.commands.models import models
 from gpuclassify.commands.plan import plan
 from gpuclassify.commands.preview import preview
@@ -87,7 +88,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 JOBS = (buckets, classify, compare, dedup, plan, preview, report, slurm_script, verify)
-for command in (*JOBS, convert, models, train):
+for command in (*JOBS, convert, evaluate, models, train):
     main.add_command(command)
 
 

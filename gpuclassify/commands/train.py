@@ -49,9 +49,11 @@ def _options() -> list[click.Option]:
 def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Train a head on ANNOTATED files (Parquet or JSON lines), and save it in DIRECTORY.
 
-    A tenth of the texts is held out; how the head does on them is printed, and shown by
-    DIRECTORY/evaluation.html. `gpuclassify classify --classifier heads --heads NAME=DIRECTORY`
-    runs the head; a pooler is run by `--classifier fineweb-edu --model DIRECTORY`.
+    A tenth of the texts is held out. How the head does on them is printed, and shown by
+    DIRECTORY/evaluation.html; if they are fewer than 400, such heads are judged by
+    cross-validation over all texts instead. `gpuclassify classify --classifier heads
+    --heads NAME=DIRECTORY` runs the head; a pooler is run by `--classifier fineweb-edu
+    --model DIRECTORY`.
 
     \b
     gpuclassify train 'annotated/*.jsonl' heads/quality --label-field quality \\
@@ -73,6 +75,8 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
     ]
     if left_out := data["null_texts"] + data["null_labels"]:
         lines.append(f"{left_out:,} rows without a text or a label left out")
+    if head.evaluation.folds:
+        lines.append(f"{held_out:,} are too few to judge by: figures are by cross-validation")
     lines += [str(head.evaluation), f"Page: {directory}/evaluation.html"]
     open_console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 

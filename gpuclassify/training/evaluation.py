@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuclassify.pages import text_table
+from gpuclassify.pages import LINE_WIDTH
 from gpuclassify.settings.options import StrPath
-from gpuclassify.training.split import PARTS
+from gpuclassify.training.intervals import Figures, intervals
 from gpuclassify.training.tasks import Task, grades_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ CURVE_POINTS = 101
 BINS = 24  # of scores, in a picture
 PROBABLE = 0.5  # a label of several is given from this probability on
 MOST_LABELS, MOST_CURVES = 40, 12  # in a table, and as pictures
+# From so many rows on, the interval of an accuracy, whatever it is, is at most 0.1 wide.
+ENOUGH_ROWS = 400
+LEAST_OF_A_CURVE = 10  # rows with the label, and without it: fewer make steps, and no curve
 FIGURES = {
     "accuracy": "accuracy",
     "macro_f1": "macro-F1",
@@ -33,6 +37,12 @@ FIGURES = {
     "spearman": "Spearman's correlation",
     "mean_absolute_error": "mean absolute error",
     "root_mean_squared_error": "root mean squared error",
+}
+_COLUMNS = ("value", "95% interval", "baseline")
+_BASELINES = {
+    "classes": "the commonest label for every text",
+    "multilabel": "the commonest set of labels for every text",
+    "regression": "the mean for every text",
 }
 _WHAT = {
     "linear": "A linear layer",
@@ -54,17 +64,14 @@ pipeline_tag: text-classification
 
 ## Evaluation
 
-On {test:,} of {rows:,} annotated texts, which took no part in training. `evaluation.html` has
-pictures.
+{evaluated}. `evaluation.html` has pictures.
 
-| figure | value |
-|---|---|
 {figures}
+
+{notes}
 
 ## Training
 
-| | |
-|---|---|
 {training}
 """
 
@@ -85,6 +92,17 @@ class Evaluation:
         ``auc``. None where it is not defined, as a correlation with a constant.
     labels : dict of str to dict of str to float
         By label ``count``, ``precision``, ``recall``, ``f1`` and, if it has scores, ``auc``.
+    intervals : dict of str to [float, float]
+        Between what each figure of `summary` would lie, 95 times of 100, if other rows were
+        annotated: Wilson's interval of the accuracy, the bootstrap's of others, over groups of rows
+        that belong together. None where it is not defined. Those of a cross-validation take no
+        account of what its heads have in common, which makes them a little narrow.
+    baseline : dict of str to float
+        What is reached without reading a text: ``accuracy`` by the commonest label (of several
+        labels the commonest set, of grades the commonest) for all rows, ``mean_absolute_error`` and
+        ``root_mean_squared_error`` by the mean. Commonest and mean are those of the same rows.
+    folds : int, optional
+        Of a cross-validation: each row was judged by one of so many heads, trained on others.
     confusion : list of list of int, optional
         Rows by their label, and by the label that they get; both in the order of `labels`. None for
         several labels a text, and for numbers that are no grades.
@@ -92,6 +110,8 @@ class Evaluation:
         By label, or of a regression for labels from `threshold` on: ``[threshold, precision,
         recall, kept]`` of the rows that score at least a threshold, and their share of all rows;
         thresholds ascend.
+    undrawn : list of str
+        What has no curve, because too few rows have the label, or lack it.
     threshold : float, optional
         Of a regression's labels, from which on they are positive: the middle of their range, of
         grades rounded up, which is 3 from 0 to 5.
@@ -107,9 +127,13 @@ class Evaluation:
     task: str
     rows: int
     summary: dict[str, float | None]
+    intervals: dict[str, list[float] | None] = field(default_factory=dict)
+    baseline: dict[str, float] = field(default_factory=dict)
+    folds: int | None = None
     labels: dict[str, dict[str, float | None]] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
     curves: dict[str, list[list[float]]] = field(default_factory=dict)
+    undrawn: list[str] = field(default_factory=list)
     threshold: float | None = None
     spread: list[list[Any]] | None = None
     lowest: float = 0.0
@@ -120,13 +144,43 @@ class Evaluation:
         """All of it as JSON values, from which ``Evaluation(**values)`` makes it again."""
         return asdict(self)
 
+    @property
+    def evaluated(self) -> str:
+        """Which texts the figures are of, in words."""
+        if self.folds is None:
+            return f"{self.rows:,} annotated texts"
+        return (
+            f"{self.rows:,} annotated texts, by {self.folds}-fold cross-validation: each was "
+            f"judged by one of {self.folds} heads that had not seen it, trained as the saved one"
+        )
+
+    @property
+    def caution(self) -> str | None:
+        """What to remember of figures of few rows, in words; None from `ENOUGH_ROWS` on."""
+        if self.rows >= ENOUGH_ROWS:
+            return None
+        told = f"{self.rows:,} annotated texts are few"
+        more = f"Annotate {ENOUGH_ROWS - self.rows:,} more"
+        for name in ("accuracy", "spearman"):
+            if ends := self.intervals.get(name):
+                width = ends[1] - ends[0]
+                return (
+                    f"{told}: the {FIGURES[name]} may be anywhere from {_between(ends)}, an "
+                    f"interval {width:.2f} wide. {more}, and it is about "
+                    f"{width * (self.rows / ENOUGH_ROWS) ** 0.5:.2f} wide."
+                )
+        return f"{told} to judge by. {more}."
+
     def html(self) -> str:
         """The page: one file without script, font or picture from elsewhere."""
         most = sorted(self.labels, key=lambda label: -(self.labels[label]["count"] or 0))
         rows = zip(self.labels, self.confusion or [], strict=False)
         return _template().render(
             found=self.as_dict(),
-            names={name: self._figure_name(name) for name in self.summary},
+            evaluated=self.evaluated,
+            tiles=self._figures(),
+            notes=self._notes(),
+            least=LEAST_OF_A_CURVE,
             labels=[label for label in self.labels if label in most[:MOST_LABELS]],
             confusion={label: dict(zip(self.labels, row, strict=True)) for label, row in rows},
             has_areas=any("auc" in figures for figures in self.labels.values()),
@@ -135,7 +189,7 @@ class Evaluation:
 
     def card(self, name: str, record: Mapping[str, Any]) -> str:
         """The card of the head that it judges, as Markdown: of its directory's name and record."""
-        data, settings = record["data"], record["settings"]
+        settings = record["settings"]
         given = [f"{key}={value!r}" for key, value in record["reading"].items()]
         if settings["kind"] != "pooler":
             runner = "HeadClassifier"
@@ -150,28 +204,51 @@ class Evaluation:
             usage=f"from gpuclassify import {runner}\n\nddf = {runner}({', '.join(given)})(ddf)",
             labels=", ".join(record["labels"]),
             backbone=record["backbone"]["model"],
-            test=data["test"],
-            rows=sum(data[part] for part in PARTS),
-            figures=_table({self._figure_name(k): _shown(v) for k, v in self.summary.items()}),
-            training=_table({k: v for part in self.about.values() for k, v in part.items()}),
+            evaluated=self.evaluated + ("" if self.folds else ", which took no part in training"),
+            figures=_table(self._figures(), ("figure", *_COLUMNS)),
+            notes="\n\n".join(self._notes()),
+            training=_table(
+                [(k, v) for part in self.about.values() for k, v in part.items() if v is not None]
+            ),
         )
+
+    def _figures(self) -> list[tuple[str, str, str, str]]:
+        """Name, value, interval and baseline of each figure."""
+        return [
+            (
+                self._figure_name(name),
+                _shown(value),
+                _between(self.intervals.get(name)),
+                _shown(self.baseline[name]) if name in self.baseline else "",
+            )
+            for name, value in self.summary.items()
+        ]
 
     def _figure_name(self, name: str) -> str:
         """What people call a figure, and of which labels it is if only of some."""
         is_of_some = self.threshold is not None and name in ("auc", "f1_at_threshold")
         return FIGURES[name] + (f", {self.threshold:.3g} or more" if is_of_some else "")
 
+    def _notes(self) -> list[str]:
+        """What people should know beside the figures."""
+        grades = self.task == "regression" and "accuracy" in self.baseline
+        by_grade = ", for the accuracy the commonest grade" if grades else ""
+        notes = [f"Baseline: {_BASELINES[self.task]}{by_grade}."]
+        return notes + ([f"Caution: {self.caution}"] if self.caution else [])
+
     def save(self, path: StrPath) -> None:
         """Write the page to a file."""
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def __repr__(self) -> str:
-        rows = [("rows", f"{self.rows:,}")]
-        rows += [
-            (name, f"{value:.3f}") for name, value in self.summary.items() if value is not None
+        lines = [("", *_COLUMNS), *self._figures()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
         ]
-        width = max(len(name) for name, _ in rows)
-        return text_table((f"{name:<{width}}", value) for name, value in rows)
+        first, *notes = (fill(line, LINE_WIDTH) for line in (f"{self.evaluated}.", *self._notes()))
+        return "\n".join([first, *shown, *notes])
 
     def _repr_html_(self) -> str:
         return (
@@ -186,58 +263,86 @@ def evaluate(
     targets: np.ndarray,
     labels: Sequence[str],
     *,
+    groups: np.ndarray | None = None,
+    folds: int | None = None,
     bounds: tuple[int, int] | None = None,
     about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Evaluation:
     """Hold a head's outputs against the labels of the same rows.
 
     Outputs are float32 (rows, outputs), called `labels`; targets are as the task gives them.
-    `bounds` are the lowest and the highest grade that a regression has learned, to which rounded
-    scores are cut; None if its labels were no grades.
+    `groups`, int64 (rows,), are equal for rows that belong together; without them none do. `bounds`
+    are the lowest and the highest grade that a regression has learned, to which rounded scores are
+    cut; None if its labels were no grades.
     """
     scores = task.scores(outputs)
     if task.name == "regression":
-        found = _of_regression(scores[:, 0].astype(np.float64), targets.astype(np.float64), bounds)
+        numbers = targets.astype(np.float64)
+        found, figures = _of_regression(scores[:, 0].astype(np.float64), numbers, bounds)
     elif task.name == "classes":
-        found = _of_classes(scores, targets, labels)
+        found, figures = _of_classes(scores, targets, labels)
     else:
-        found = _of_several(scores, targets, labels)
-    described = {name: dict(values) for name, values in (about or {}).items()}
-    return Evaluation(task.name, len(targets), about=described, **found)
+        found, figures = _of_several(scores, targets, labels)
+    rows = len(targets)
+    summary = figures(np.ones(rows))
+    return Evaluation(
+        task.name,
+        rows,
+        summary,
+        intervals(figures, summary, np.arange(rows) if groups is None else groups),
+        folds=folds,
+        about={name: dict(values) for name, values in (about or {}).items()},
+        **found,
+    )
 
 
-def _of_classes(scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+def _of_classes(
+    scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]
+) -> tuple[dict[str, Any], Figures]:
     has_label = targets[:, None] == np.arange(len(labels))
-    curves, areas = _curves_and_areas(scores, has_label, labels)
-    found = _of_decisions(targets, scores.argmax(axis=1), labels)
-    for name, area in areas.items():
+    found, decisions = _of_decisions(targets, scores.argmax(axis=1), labels)
+    areas = _areas(scores, has_label)
+    for name, area in zip(labels, areas(np.ones(len(targets))), strict=True):
         found["labels"][name]["auc"] = area
-    found["summary"]["auc"] = _mean(areas.values())
-    return found | {"curves": curves}
+    return found | _curves(scores, has_label, labels), lambda weights: {
+        **decisions(weights),
+        "auc": _mean(areas(weights)),
+    }
 
 
-def _of_several(scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+def _of_several(
+    scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]
+) -> tuple[dict[str, Any], Figures]:
     from sklearn.metrics import precision_recall_fscore_support
 
     has_label, given = targets > 0, scores >= PROBABLE
-    curves, areas = _curves_and_areas(scores, has_label, labels)
+    areas, is_right = _areas(scores, has_label), (has_label == given).all(axis=1)
+    of_labels = areas(np.ones(len(targets)))
     # A column at a time, because scikit-learn takes a single one for two classes.
     table = {}
-    for name, *columns in zip(labels, has_label.T, given.T, strict=True):
-        figures = precision_recall_fscore_support(*columns, labels=[True], zero_division=0.0)
-        table[name] = _label_figures(*(own[0] for own in figures)) | {"auc": areas[name]}
-    summary = {
-        "accuracy": float((has_label == given).all(axis=1).mean()),
-        "macro_f1": _mean(own["f1"] for own in table.values()),
-        "auc": _mean(areas.values()),
-    }
-    return {"summary": summary, "labels": table, "curves": curves}
+    for name, *columns, area in zip(labels, has_label.T, given.T, of_labels, strict=True):
+        own = precision_recall_fscore_support(*columns, labels=[True], zero_division=0.0)
+        table[name] = _label_figures(*(values[0] for values in own)) | {"auc": area}
+    commonest = np.unique(has_label, axis=0, return_counts=True)[1].max()
+
+    def figures(weights: np.ndarray) -> dict[str, float | None]:
+        both, total = weights @ (has_label & given), weights @ has_label + weights @ given
+        return {
+            "accuracy": float(np.average(is_right, weights=weights)),
+            "macro_f1": _mean((2 * both / np.where(total, total, 1)).tolist()),
+            "auc": _mean(areas(weights)),
+        }
+
+    baseline = {"accuracy": float(commonest / len(targets))}
+    found = {"labels": table, "baseline": baseline} | _curves(scores, has_label, labels)
+    return found, figures
 
 
 def _of_regression(
     scores: np.ndarray, numbers: np.ndarray, bounds: tuple[int, int] | None
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"summary": {}, "labels": {}}
+) -> tuple[dict[str, Any], Figures]:
+    found: dict[str, Any] = {"labels": {}, "baseline": {}}
+    decisions: Figures = lambda weights: {}  # noqa: E731
     own = grades_of(numbers)
     if bounds is None or own is None:
         rounded, threshold = scores, float(numbers.min() + numbers.max()) / 2
@@ -246,47 +351,61 @@ def _of_regression(
         rounded, threshold = np.clip(np.rint(scores), low, high), math.ceil((low + high) / 2)
         grades = [str(grade) for grade in range(low, high + 1)]
         annotated, given = ((values - low).astype(np.int64) for values in (numbers, rounded))
-        found = _of_decisions(annotated, given, grades)
-    errors = scores - numbers
-    summary = {
-        "pearson": _correlation(scores, numbers, "pearsonr"),
-        "spearman": _correlation(scores, numbers, "spearmanr"),
-        "mean_absolute_error": float(np.abs(errors).mean()),
-        "root_mean_squared_error": float(np.sqrt((errors**2).mean())),
-    }
-    is_high = numbers >= threshold
-    name = f"{threshold:g} or more"
-    curves, areas = _curves_and_areas(scores[:, None], is_high[:, None], [name])
-    is_given = rounded >= threshold
-    total = is_high.sum() + is_given.sum()
-    f1 = float(2 * (is_high & is_given).sum() / total) if total else None
-    summary |= {"f1_at_threshold": f1, "auc": areas[name]}
-    found["summary"] |= summary
+        found, decisions = _of_decisions(annotated, given, grades)
+    is_high, is_given = numbers >= threshold, rounded >= threshold
+    of_mean = numbers - numbers.mean()
+    found["baseline"] |= _errors(of_mean, np.ones(len(numbers)))
+    areas = _areas(scores[:, None], is_high[:, None])
+    places = [np.unique(values, return_inverse=True)[1] for values in (scores, numbers)]
+
+    def figures(weights: np.ndarray) -> dict[str, float | None]:
+        both, total = weights @ (is_high & is_given), weights @ is_high + weights @ is_given
+        one, other = (_ranks(own, weights) for own in places)
+        return {
+            **decisions(weights),
+            "pearson": _correlation(scores, numbers, weights),
+            "spearman": _correlation(one, other, weights),
+            **_errors(scores - numbers, weights),
+            "f1_at_threshold": float(2 * both / total) if total else None,
+            "auc": areas(weights)[0],
+        }
+
     tenths = np.linspace(numbers.min(), numbers.max(), 10, endpoint=False)
     edges = tenths if rounded is scores else np.unique(numbers)
-    return found | {"curves": curves, "threshold": threshold} | _spread(scores, numbers, edges)
+    found |= _curves(scores[:, None], is_high[:, None], [f"{threshold:g} or more"])
+    return found | {"threshold": threshold} | _spread(scores, numbers, edges), figures
 
 
 def _of_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Figures]:
     """Figures of one label a row, annotated and given, both as places in `labels`."""
-    from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-    places = np.arange(len(labels))
-    figures = precision_recall_fscore_support(
+    places, is_right = np.arange(len(labels)), targets == decided
+    of_labels = precision_recall_fscore_support(
         targets, decided, labels=places, average=None, zero_division=0.0
     )
-    table = zip(labels, *figures, strict=True)
-    summary = {
-        "accuracy": float((targets == decided).mean()),
-        "macro_f1": float(f1_score(targets, decided, average="macro")),
-    }
-    return {
-        "summary": summary,
+
+    def figures(weights: np.ndarray) -> dict[str, float | None]:
+        right, annotated, given = (
+            np.bincount(own, by, len(labels))
+            for own, by in ((targets, weights * is_right), (targets, weights), (decided, weights))
+        )
+        total = annotated + given
+        occurs = total > 0
+        return {
+            "accuracy": float(np.average(is_right, weights=weights)),
+            "macro_f1": float((2 * right[occurs] / total[occurs]).mean()),
+        }
+
+    table = zip(labels, *of_labels, strict=True)
+    found = {
         "labels": {name: _label_figures(*values) for name, *values in table},
+        "baseline": {"accuracy": float(np.bincount(targets).max() / len(targets))},
         "confusion": confusion_matrix(targets, decided, labels=places).tolist(),
     }
+    return found, figures
 
 
 def _label_figures(precision: float, recall: float, f1: float, count: int) -> dict[str, Any]:
@@ -294,27 +413,53 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
     return {"count": int(count), **figures}
 
 
-def _curves_and_areas(
-    scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]
-) -> tuple[dict[str, list[list[float]]], dict[str, float | None]]:
-    """For each column of scores a curve, if any row has the label, and the area under ROC.
+def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+    """For each column of scores a curve, if enough rows have the label, and enough do not.
 
     A curve has threshold, precision, recall and share kept, at up to `CURVE_POINTS` of the scores.
     """
-    from sklearn.metrics import precision_recall_curve, roc_auc_score
+    from sklearn.metrics import precision_recall_curve
 
     curves: dict[str, list[list[float]]] = {}
-    areas: dict[str, float | None] = {}
     for name, own, is_own in zip(labels, scores.T, has_label.T, strict=True):
-        is_defined = is_own.any() and not is_own.all()
-        areas[name] = float(roc_auc_score(is_own, own)) if is_defined else None
-        if is_own.any():
+        if min(is_own.sum(), (~is_own).sum()) >= LEAST_OF_A_CURVE:
             precision, recall, thresholds = precision_recall_curve(is_own, own)
             kept = 1 - np.searchsorted(np.sort(own), thresholds) / len(own)
             points = np.stack([thresholds, precision[:-1], recall[:-1], kept], axis=1)
             places = np.linspace(0, len(points) - 1, min(CURVE_POINTS, len(points)))
             curves[name] = points[places.round().astype(int)].tolist()
-    return curves, areas
+    return {"curves": curves, "undrawn": [name for name in labels if name not in curves]}
+
+
+def _areas(scores: np.ndarray, has_label: np.ndarray) -> Callable[[np.ndarray], list[float | None]]:
+    """For each column of scores the area under ROC, by the sum of the ranks of the label's rows."""
+    columns = [np.unique(own, return_inverse=True)[1] for own in scores.T]
+
+    def areas(weights: np.ndarray) -> list[float | None]:
+        found: list[float | None] = []
+        for own, is_own in zip(columns, has_label.T, strict=True):
+            of_own = weights * is_own
+            count = of_own.sum()
+            others = weights.sum() - count
+            above = of_own @ _ranks(own, weights) - count * (count + 1) / 2
+            found.append(float(above / (count * others)) if count and others else None)
+        return found
+
+    return areas
+
+
+def _ranks(places: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Ranks of values, from 1, of which `places` are in order: the mean rank of equal ones."""
+    counts = np.bincount(places, weights)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+
+
+def _errors(errors: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    squared = np.average(errors**2, weights=weights)
+    return {
+        "mean_absolute_error": float(np.average(np.abs(errors), weights=weights)),
+        "root_mean_squared_error": float(np.sqrt(squared)),
+    }
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
@@ -330,12 +475,14 @@ def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[
     return {"spread": spread, "lowest": lowest, "highest": highest}
 
 
-def _correlation(scores: np.ndarray, numbers: np.ndarray, name: str) -> float | None:
-    from scipy import stats
-
-    if len(scores) < 2 or np.ptp(scores) == 0 or np.ptp(numbers) == 0:
+def _correlation(one: np.ndarray, other: np.ndarray, weights: np.ndarray) -> float | None:
+    """Pearson's, of rows that count so often."""
+    seen = weights > 0
+    if np.ptp(one[seen]) == 0 or np.ptp(other[seen]) == 0:
         return None
-    return float(getattr(stats, name)(scores, numbers).statistic)
+    one, other = (values - np.average(values, weights=weights) for values in (one, other))
+    deviations = np.sqrt((weights @ one**2) * (weights @ other**2))
+    return float(weights @ (one * other) / deviations)
 
 
 def _mean(values: Any) -> float | None:
@@ -350,14 +497,17 @@ def _template() -> Template:
     return page_template("gpuclassify", "training", "evaluation.html.j2", figure=_shown)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: float | None) -> str:
     """A figure in three digits, or a dash where it is not defined."""
     return "–" if value is None else f"{value:.3f}"
 
 
-def _table(values: Mapping[str, Any]) -> str:
+def _between(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
+
+def _table(rows: Sequence[Sequence[Any]], head: Sequence[str] = ("", "")) -> str:
     return "\n".join(
-        f"| {name} | {str(value).replace('|', chr(92) + '|')} |"
-        for name, value in values.items()
-        if value is not None
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+        for row in (head, ["---"] * len(head), *rows)
     )

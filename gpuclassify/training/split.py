@@ -9,6 +9,7 @@ import numpy as np
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 PARTS = tuple(SHARES)
+FOLDS = 10  # so that parts of a cross-validation have these shares, too
 LEAST_ROWS = 100  # of a part, which are enough to judge by, however small their share
 _ROUNDING = 1e-6  # of sums of shares
 
@@ -26,9 +27,7 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
     Strata, int64 (rows,) from 0, are what parts are to have equal shares of; a group's is its
     commonest. For each of `PARTS` the result has int64 positions of its rows, ascending.
     """
-    groups = np.unique(groups, return_inverse=True)[1]
-    counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
-    np.add.at(counts, (groups, strata), 1)
+    groups, counts = _counted(strata, groups)
     if len(counts) < len(PARTS):
         raise ValueError(
             f"the rows are of {len(counts)} group(s), and train, validation and test parts need "
@@ -40,6 +39,35 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
     dealt.fill(np.lexsort((chance, -dealt.sizes)))
     part_of_row = dealt.part_of[groups]
     return {name: np.flatnonzero(part_of_row == place) for place, name in enumerate(PARTS)}
+
+
+def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """As many ways to part the rows as `split` does, of which each row is in one test part.
+
+    Groups, in the order of `split`, are dealt to `FOLDS` in turn; each is a test part once, and a
+    validation part once.
+    """
+    groups, counts = _counted(strata, groups)
+    chance = np.random.default_rng(seed).permutation(len(counts))
+    order = np.lexsort((chance, -counts.sum(axis=1), counts.argmax(axis=1)))
+    count = min(FOLDS, len(counts))
+    fold_of_group = np.empty(len(counts), dtype=np.int64)
+    fold_of_group[order] = np.arange(len(counts)) % count
+    fold = fold_of_group[groups]
+    found = []
+    for test in range(count):
+        place = (fold - test) % count  # 0 of the test part, and 1 of the validation part
+        rows = (np.flatnonzero(is_in) for is_in in (place > 1, place == 1, place == 0))
+        found.append(dict(zip(PARTS, rows, strict=True)))
+    return found
+
+
+def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups from 0, and rows of each of their strata (groups, strata)."""
+    groups = np.unique(groups, return_inverse=True)[1]
+    counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
+    np.add.at(counts, (groups, strata), 1)
+    return groups, counts
 
 
 class _Deal:

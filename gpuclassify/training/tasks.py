@@ -264,13 +264,17 @@ def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> No
 
 def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
     """Raise ValueError unless every label has an example among those of the train part."""
-    missing = [label for label, count in task.examples(targets, outputs).items() if not count]
-    if missing:
+    if missing := untrained(task, targets, outputs):
         raise ValueError(
             f"the groups with {', '.join(map(repr, missing))} are all in the validation and test "
             "parts, because groups stay whole: annotate more groups with it, try another seed=, "
             "or leave group= out"
         )
+
+
+def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
+    """Labels without an example among those of a train part."""
+    return [label for label, count in task.examples(targets, outputs).items() if not count]
 
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Classes, MultiLabel, Regression)}

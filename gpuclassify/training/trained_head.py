@@ -28,7 +28,7 @@ from gpuclassify.models.trained_head import (
 from gpuclassify.settings.checks import check_count, check_values, install, with_plain_values
 from gpuclassify.settings.options import StrPath
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
-from gpuclassify.training.evaluation import Evaluation, evaluate
+from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate
 from gpuclassify.training.fitting import (
     Examples,
     Fit,
@@ -36,13 +36,14 @@ from gpuclassify.training.fitting import (
     read_layers,
     save_classifier,
 )
-from gpuclassify.training.split import refuse_small, split
+from gpuclassify.training.split import folds, refuse_small, split
 from gpuclassify.training.tasks import (
     TASKS,
     Task,
     grades_of,
     refuse_rare,
     refuse_untrained,
+    untrained,
 )
 
 Kind = Literal["linear", "mlp", "pooler"]
@@ -68,8 +69,7 @@ class Head:
     embedder : Embedder
         What makes the embeddings.
     record : dict
-        How it was trained, as JSON values: settings, data, versions, and the evaluation of the
-        test part.
+        How it was trained, as JSON values: settings, data, versions, and the evaluation.
 
     Examples
     --------
@@ -113,6 +113,10 @@ class Head:
         shares as whole groups allow, and the largest groups train. Layers are trained on this
         machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
 
+        A test part of fewer than 400 rows is too small to judge by: ten more heads are trained as
+        this one, each on other parts, so that each row is in the test part of one of them, and
+        the evaluation is of these (cross-validation).
+
         Parameters
         ----------
         annotated : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
@@ -148,7 +152,7 @@ class Head:
         Returns
         -------
         Head
-            Its `evaluation` is that of the test part.
+            Its `evaluation` is that of the test part, or of the cross-validation.
 
         Raises
         ------
@@ -182,7 +186,7 @@ class Head:
 
     @property
     def evaluation(self) -> Evaluation:
-        """How it did on the test part, of which training has seen nothing."""
+        """How it did on the test part, or such heads by cross-validation where that is small."""
         return Evaluation(**self.record["evaluation"], about=_about(self.record))
 
     @property
@@ -212,6 +216,7 @@ class Head:
         *,
         text_field: str | None = None,
         label_field: str | None = None,
+        group: str | None = None,
         embeddings: StrPath | None = None,
     ) -> Evaluation:
         """Judge the head by other annotated texts, which it must not have been trained on.
@@ -219,10 +224,14 @@ class Head:
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
-        text_field, label_field : str, optional
-            Default: those of training.
+        text_field : str, optional
+            Column of the text. Default: that of training.
+        label_field : str, optional
+            Column of the labels. Default: that of training.
+        group : str, optional
+            Column, such as the host, whose rows of one value are alike, which makes intervals wide.
         embeddings : path, optional
-            As in `fit`.
+            Directory that keeps embeddings, so that the same texts are not embedded again.
 
         Raises
         ------
@@ -231,7 +240,7 @@ class Head:
         """
         settings = self.record["settings"]
         columns = AnnotatedColumns(
-            text_field or settings["text_field"], label_field or settings["label_field"]
+            text_field or settings["text_field"], label_field or settings["label_field"], group
         )
         found = read_annotations(dataset, columns, self.embedder, embeddings)
         task = TASKS[settings["task"]](columns.label)
@@ -241,7 +250,9 @@ class Head:
             "null_texts": found.null_texts,
             "null_labels": found.null_labels,
         }
-        return self._judge(found.vectors, targets, {"Evaluated": rows})
+        return self._judge(
+            self.network.apply(found.vectors), targets, found.groups, about={"Evaluated": rows}
+        )
 
     def save(self, directory: StrPath) -> Path:
         """Put the head, its card and its evaluation's page into a directory, over an older head.
@@ -278,7 +289,7 @@ class Head:
         ----------
         directory : path
         backbone : str, path or Embedder, optional
-            Instead of the one that it was trained on, where that has another name here.
+            Hub name or directory of what embeds, where that is not what it was trained on by name.
 
         Raises
         ------
@@ -313,15 +324,20 @@ class Head:
 
     def _judge(
         self,
-        vectors: np.ndarray,
+        outputs: np.ndarray,
         targets: np.ndarray,
+        groups: np.ndarray,
+        *,
+        folds: int | None = None,
         about: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Evaluation:
         return evaluate(
             self.task,
-            self.network.apply(vectors),
+            outputs,
             targets,
             self.labels,
+            groups=groups,
+            folds=folds,
             bounds=self.record["grades"],
             about={**(about or {}), **_about(self.record)},
         )
@@ -335,7 +351,7 @@ class Head:
 
 
 def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str, Any]) -> Head:
-    """Split, train, and judge by the test part."""
+    """Split, train, and judge by the test part, or by cross-validation where that is small."""
     from sklearn.utils.class_weight import compute_sample_weight
 
     labels = task.read(found.labels)
@@ -350,16 +366,21 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
     balanced = "balanced" if settings["balanced"] else None
     weights = compute_sample_weight(balanced, strata).astype(np.float32)
     examples = Examples(found.vectors, targets, weights)
-    train, validation, test = (examples.take(rows) for rows in parts.values())
-    fit = Fit(task, outputs, train, validation, settings)
     backbone = _backbone_of(embedder)
-    network = TrainedHead(
-        tuple(fit.layers(embedder)),
-        task.problem_type,
-        outputs,
-        hidden_activation=ACTIVATIONS[settings["kind"]],
-        backbone=backbone,
-    )
+
+    def trained(parts: Mapping[str, np.ndarray]) -> tuple[TrainedHead, dict[str, Any]]:
+        train, validation = (examples.take(parts[name]) for name in ("train", "validation"))
+        fit = Fit(task, outputs, train, validation, settings)
+        network = TrainedHead(
+            tuple(fit.layers(embedder)),
+            task.problem_type,
+            outputs,
+            hidden_activation=ACTIVATIONS[settings["kind"]],
+            backbone=backbone,
+        )
+        return network, fit.record
+
+    network, training = trained(parts)
     reading = {name: getattr(embedder.options, name) for name in _READING}
     record = {
         "settings": settings,
@@ -372,13 +393,23 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         "labels": list(outputs),
         "examples": task.examples(targets, outputs),
         "grades": grades_of(targets) if task.name == "regression" else None,
-        "training": fit.record,
+        "training": training,
         "backbone": asdict(backbone),
         "reading": {k: v for k, v in reading.items() if v != getattr(Embedder.Options, k)},
         "versions": {"gpuclassify": __version__} | installed_versions(*PACKAGES),
     }
     head = Head(network, embedder, record)
-    judged = head._judge(test.vectors, test.targets).as_dict()
+    rows, tries = parts["test"], []
+    if len(rows) < ENOUGH_ROWS:
+        tries = folds(strata, found.groups, settings["seed"])
+    if tries and all(not untrained(task, targets[own["train"]], outputs) for own in tries):
+        tested = [trained(own)[0].apply(found.vectors[own["test"]]) for own in tries]
+        rows, judged_outputs = np.concatenate([own["test"] for own in tries]), np.vstack(tested)
+    else:  # a label's groups are too few to be in all train parts
+        tries, judged_outputs = [], network.apply(found.vectors[rows])
+    judged = head._judge(
+        judged_outputs, targets[rows], found.groups[rows], folds=len(tries) or None
+    ).as_dict()
     record["evaluation"] = {name: value for name, value in judged.items() if name != "about"}
     return head
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn import metrics
+from sklearn.dummy import DummyClassifier, DummyRegressor
 
-from gpuclassify.training.evaluation import Evaluation, evaluate
+from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate
+from gpuclassify.training.intervals import wilson
 from gpuclassify.training.tasks import TASKS
 
 LABELS = ("a", "b", "<i>c</i>")
@@ -146,3 +148,93 @@ def test_the_page_escapes_labels_and_needs_no_network(classes, graded, tmp_path)
     assert "F1, 3 or more" in graded[2].html()
     assert "<iframe" in found._repr_html_()
     assert re.search(r"accuracy\s+0\.\d{3}", repr(found))
+
+
+# How surely.
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 9), (25, 28), (28, 28), (700, 1000)])
+def test_the_interval_of_an_accuracy_is_wilsons(right, rows):
+    expected = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
+    outputs = np.stack([np.arange(rows) < right, np.arange(rows) >= right], axis=1)
+    found = judged("classes", outputs.astype(np.float32), np.zeros(rows, np.int64), ("a", "b"))
+    assert found.intervals["accuracy"] == pytest.approx([expected.low, expected.high], abs=1e-6)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_other_intervals_are_those_of_figures_of_drawn_groups(classes, graded, task):
+    """By scikit-learn and scipy, of rows that are repeated as they are drawn."""
+    outputs, targets, _ = graded if task == "regression" else classes
+    targets = targets[:, None] == np.arange(3) if task == "multilabel" else targets
+    options = {"labels": ("edu",), "bounds": (0, 5)} if task == "regression" else {}
+    groups = np.arange(400) // 4
+    found = judged(task, outputs, targets, groups=groups, **options)
+    scores = TASKS[task]("label").scores(outputs)
+    random, drawn = np.random.default_rng(0), []
+    for _ in range(1_000):
+        times = np.bincount(random.integers(0, 100, 100), minlength=100)[groups]
+        rows = np.repeat(np.arange(400), times)
+        if task == "regression":
+            numbers, annotated = scores[rows, 0], targets[rows]
+            drawn.append(
+                {
+                    "spearman": stats.spearmanr(numbers, annotated)[0],
+                    "pearson": stats.pearsonr(numbers, annotated)[0],
+                    "auc": metrics.roc_auc_score(annotated >= 3, numbers),
+                    "mean_absolute_error": metrics.mean_absolute_error(annotated, numbers),
+                }
+            )
+        else:
+            given = scores >= 0.5 if task == "multilabel" else scores.argmax(axis=1)
+            f1 = metrics.f1_score(targets[rows], given[rows], average="macro")
+            area = metrics.roc_auc_score(targets[rows], scores[rows], multi_class="ovr")
+            drawn.append({"macro_f1": f1, "auc": area})
+    for name in drawn[0]:
+        expected = np.quantile([own[name] for own in drawn], [0.025, 0.975])
+        assert found.intervals[name] == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_that_are_alike_count_as_one(classes):
+    outputs, targets, found = classes
+    again = [np.repeat(values, 5, axis=0) for values in (outputs, targets, np.arange(400))]
+    alike = judged("classes", *again[:2], groups=again[2])
+    assert alike.summary["accuracy"] == pytest.approx(found.summary["accuracy"])
+    assert alike.intervals["accuracy"] == pytest.approx(found.intervals["accuracy"], abs=0.005)
+    apart = judged("classes", *again[:2])
+    assert np.ptp(apart.intervals["accuracy"]) < 0.5 * np.ptp(found.intervals["accuracy"])
+    lone = judged("classes", outputs, targets, groups=np.zeros(400))
+    assert set(lone.intervals.values()) == {None}
+
+
+def test_the_baseline_is_scikit_learns_dummy(classes, graded):
+    _, targets, found = classes
+    nothing = np.zeros((400, 1))
+    commonest = DummyClassifier().fit(nothing, targets)
+    assert found.baseline == {"accuracy": commonest.score(nothing, targets)}
+    _, grades, found = graded
+    mean = DummyRegressor().fit(nothing, grades).predict(nothing)
+    assert found.baseline == pytest.approx(
+        {
+            "accuracy": DummyClassifier().fit(nothing, grades).score(nothing, grades),
+            "mean_absolute_error": metrics.mean_absolute_error(grades, mean),
+            "root_mean_squared_error": metrics.root_mean_squared_error(grades, mean),
+        }
+    )
+    assert "for the accuracy the commonest grade" in found.html()
+
+
+def test_few_rows_have_a_caution_and_no_curve_of_a_few(classes):
+    outputs, targets, found = classes
+    assert found.caution is None
+    assert not found.undrawn
+    assert np.ptp(wilson(0.5, ENOUGH_ROWS)) < 0.1  # for which that many are enough
+    rows = np.concatenate([np.flatnonzero(targets < 2)[:29], np.flatnonzero(targets == 2)[:1]])
+    few = judged("classes", outputs[rows], targets[rows])
+    low, high = few.intervals["accuracy"]
+    assert f"{low:.3f} to {high:.3f}, an interval {high - low:.2f} wide" in few.caution
+    assert "Annotate 370 more" in few.caution
+    assert LABELS[2] in few.undrawn
+    assert set(few.curves).isdisjoint(few.undrawn)
+    assert {*few.curves, *few.undrawn} == set(LABELS)
+    assert "Least score: &lt;i&gt;c" not in few.html()
+    assert "fewer than 10 texts have the label" in few.html()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import f1_score, log_loss, mean_squared_error
+from sklearn.metrics import log_loss, mean_squared_error
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
@@ -24,6 +24,7 @@ from gpuclassify import (
 )
 from gpuclassify.training.annotations import AnnotatedColumns, read_annotations
 from gpuclassify.training.fitting import PENALTIES, RECIPES
+from gpuclassify.training.split import folds
 from gpuclassify.training.trained_head import CARD, PAGE, RECORD
 from tests.kills import kills
 from tests.oracle import assert_close, raw_outputs, stacked
@@ -74,12 +75,52 @@ def test_a_linear_head_of_classes_is_scikit_learns(annotated, plain, fit):
     assert head.record["training"]["penalty"] == chosen
     assert_close(head.scores(plain), models[chosen].predict_proba(plain), 2e-3)
     assert head.labels == ("money", "nature", "sport")
-    assert head.evaluation.rows == len(parts["test"])
-    expected = f1_score(
-        topics[parts["test"]], models[chosen].predict(plain[parts["test"]]), average="macro"
+
+
+def test_few_held_out_rows_are_judged_by_cross_validation_and_enough_as_they_are(
+    annotated, plain, fit, monkeypatch
+):
+    """Of scikit-learn's heads, each chosen and judged by parts of its own."""
+    grades, hosts = annotated.grade.to_numpy(), pd.factorize(annotated.host)[0]
+    head, expected = fit("regression", group="host"), np.zeros(len(annotated))
+    for parts in folds(grades, hosts):
+        train, validation, test = parts.values()
+        models = [
+            make_pipeline(StandardScaler(), Ridge(alpha=penalty)).fit(plain[train], grades[train])
+            for penalty in PENALTIES
+        ]
+        best = min(
+            models,
+            key=lambda model: mean_squared_error(
+                grades[validation], model.predict(plain[validation])
+            ),
+        )
+        expected[test] = best.predict(plain[test])
+    found = head.evaluation
+    assert (found.rows, found.folds) == (240, 10)
+    assert found.summary["root_mean_squared_error"] == pytest.approx(
+        mean_squared_error(grades, expected) ** 0.5, rel=1e-3
     )
-    assert head.evaluation.summary["macro_f1"] == pytest.approx(expected)
-    assert expected > 0.9
+    assert "10-fold cross-validation" in str(found)
+    assert "240 annotated texts are few" in str(found)
+
+    monkeypatch.setattr("gpuclassify.training.trained_head.ENOUGH_ROWS", 20)
+    held_out = fit("regression", group="host")
+    rows = split_of(annotated, "grade")["test"]
+    assert (held_out.evaluation.rows, held_out.evaluation.folds) == (len(rows), None)
+    errors = held_out.scores(plain[rows])[:, 0] - grades[rows]
+    assert held_out.evaluation.summary["mean_absolute_error"] == pytest.approx(
+        np.abs(errors).mean(), rel=1e-3
+    )
+    assert_close(held_out.scores(plain), head.scores(plain), 0)  # the head is the same one
+
+
+def test_a_label_that_is_not_in_all_train_parts_leaves_the_held_out_rows(annotated, fit):
+    frame = annotated.assign(topic=annotated.topic.mask(annotated.host == "host 3", "odd"))
+    found = fit(frame=frame, group="host").evaluation
+    assert found.folds is None
+    assert found.rows < 40
+    assert str(found).startswith(f"{found.rows} annotated texts.\n")
 
 
 def test_a_linear_head_of_numbers_is_scikit_learns(annotated, plain, fit):
@@ -313,7 +354,8 @@ def test_the_card_tells_data_figures_settings_and_versions(fit, tmp_path):
         "# topics\n",
         "HeadClassifier(heads={'topic': 'topics'})",
         f"| train | {head.record['data']['train']} |",
-        f"| macro-F1 | {head.evaluation.summary['macro_f1']:.3f} |",
+        "by 10-fold cross-validation",
+        f"| macro-F1 | {head.evaluation.summary['macro_f1']:.3f} | ",
         "| seed | 0 |",
         f"| torch | {torch.__version__} |",
         f"| penalty | {head.record['training']['penalty']} |",

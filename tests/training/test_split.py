@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuclassify.training.split import PARTS, SHARES, join_groups, refuse_small, split
+from gpuclassify.training.split import PARTS, SHARES, folds, join_groups, refuse_small, split
 
 
 @given(
@@ -25,6 +25,27 @@ def test_every_row_is_in_one_part_and_every_group_too(rows, seed):
     assert all(len(part) for part in parts.values())
     found = [set(groups[part]) for part in parts.values()]
     assert not (found[0] & found[1] or found[0] & found[2] or found[1] & found[2])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=1, max_size=120),
+    st.integers(0, 3),
+)
+def test_every_row_is_tested_once_and_no_group_is_in_two_parts_of_a_fold(rows, seed):
+    strata, groups = np.array(rows).T
+    found = folds(strata, groups, seed)
+    assert sorted(np.concatenate([parts["test"] for parts in found])) == list(range(len(rows)))
+    for parts in found:
+        assert tuple(parts) == PARTS
+        assert sum(map(len, parts.values())) == len(rows)
+        assert sum(len(set(groups[part])) for part in parts.values()) == len(set(groups))
+
+
+def test_folds_have_equal_shares_of_strata():
+    strata = np.repeat([0, 1, 2], [200, 80, 20])
+    for parts in folds(strata, np.arange(300)):
+        assert np.bincount(strata[parts["test"]]).tolist() == [20, 8, 2]
+        assert np.bincount(strata[parts["validation"]]).tolist() == [20, 8, 2]
 
 
 def test_strata_are_shared_out_evenly_where_groups_are_rows():
