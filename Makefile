@@ -88,7 +88,7 @@ bench-deduplication: $(VENV)/.dev $(PEERS)/.ready
 
 # Beside OpenVINO, ONNX Runtime and plain torch: 10 minutes on two quiet cores.
 bench-peers: $(ENGINES)/.ready
-	$(ENGINES)/bin/python -m benchmarks.throughput --engines --lengths web --documents 24 --footprint none
+	$(ENGINES)/bin/python -W ignore -m benchmarks.throughput --engines --lengths web --documents 24 --footprint none
 
 clean:
 	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) build/docs

@@ -34,7 +34,7 @@ from gpuclassify.inference.device import pick_device, pick_dtype
 PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
 # Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and
 # 0.093; texts that change places differ by up to 0.99.
-TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3, "int8": 0.3}
+TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3, "int8": 0.6}
 HALF = f"{SUBJECT}, bfloat16"
 WARM_UP_DOCUMENTS = 2
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 256, 512)}

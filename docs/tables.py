@@ -266,6 +266,25 @@ def other_ways() -> str:
     )
 
 
+def engines() -> str:
+    """Engines for CPUs on the same weights, a row each."""
+    return table(
+        ["engine", "tokens/s", "times the recipe", "share of the matmul peak", "error", "result"],
+        (
+            [
+                f"{way}, float32" if way == SUBJECT else way,
+                f"{found['real_tokens_per_second']:,.0f}",
+                f"{corpus['variants'][BASELINE]['median_seconds'] / found['median_seconds']:.1f}",
+                "" if found["share_of_peak"] is None else f"{found['share_of_peak']:.0%}",
+                f"{found['difference']:.0e}",
+                _link(path),
+            ]
+            for path, _, _, corpus in _corpora("engines")
+            for way, found in corpus["variants"].items()
+        ),
+    )
+
+
 def footprints() -> str:
     """Seconds to the first answers and memory, where they were measured."""
     return table(
@@ -575,6 +594,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "throughput": throughput,
     "other-ways": other_ways,
     "footprints": footprints,
+    "engines": engines,
     "deduplication": deduplication,
     "precision-of-removal": precision_of_removal,
     "questions": questions,

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class DisentangledAttention:
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
         if _is_faster_in_float32(states[0].device, dtype):
-            states, tables = tuple(part.float() for part in states), tables.float()
+            states, tables = cast(States, tuple(part.float() for part in states)), tables.float()
         query, key, value = states
         is_first_only = query.shape[2] < key.shape[2]
         outputs = []
@@ -144,7 +144,7 @@ def _is_faster_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
     There torch's kernel takes as long in bfloat16, sums along other strides take longer, and
     products of many small matrices copy what they read.
     """
-    able = getattr(torch.cpu, "get_capabilities", dict)()
+    able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
     return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
 
