@@ -41,7 +41,7 @@ TAKE_SPACE = ("open", "write", "mkdir", "link")
 NATIVE = (("safetensors.numpy", "serialize_file", 1), ("safetensors.torch", "serialize_file", 1))
 # What differs between two runs of the same command, and between one and one that starts over.
 TIMES = {"sha256", "finished", "worker", "created", "reported", "stats", "totals", "throughput"}
-TIMES_END = ("seconds", "_per_second")
+TIMES_END = ("seconds", "_per_second", "_began")
 RESTARTED = {"key", "earlier"}
 KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?![0-9a-f])")
 # What a message may tell people to do with a file, if it is not to start over.
