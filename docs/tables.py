@@ -285,6 +285,36 @@ def engines() -> str:
     )
 
 
+def int8() -> str:
+    """int8 beside bfloat16, a row for each model."""
+
+    def shown(found: dict[str, Any], name: str, form: str) -> list[str]:
+        return ["" if value is None else format(value, form) for value in found[name].values()]
+
+    return table(
+        [
+            "model",
+            "int8 over bfloat16",
+            "labels changed by bfloat16",
+            "by int8",
+            "mean difference of bfloat16",
+            "of int8",
+            "result",
+        ],
+        (
+            [
+                name,
+                f"{found['int8_over_bfloat16']:.2f}",
+                *shown(found, "changed_labels", ".1%"),
+                *shown(found, "mean_difference", ".2g"),
+                _link(path),
+            ]
+            for path, result in _results("int8")
+            for name, found in result["models"].items()
+        ),
+    )
+
+
 def footprints() -> str:
     """Seconds to the first answers and memory, where they were measured."""
     return table(
@@ -595,6 +625,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "other-ways": other_ways,
     "footprints": footprints,
     "engines": engines,
+    "int8": int8,
     "deduplication": deduplication,
     "precision-of-removal": precision_of_removal,
     "questions": questions,

@@ -97,6 +97,15 @@ def test_the_baseline_comes_first_and_gpuclassify_last(smoke_run):
     assert corpus["tokenizer"]["tokens"] == corpus["real_tokens"]
 
 
+def test_int8_is_compared_with_bfloat16(smoke_run):
+    models = smoke_run("int8")[0]["models"]
+    assert [*models] == ["the demo's classifier", "all-MiniLM-L6-v2"]
+    demo, minilm = models.values()
+    assert 0 <= demo["changed_labels"]["int8"] <= 0.2
+    # MiniLM in int8 is nearer to itself than to noise, and farther from float32 than bfloat16 is.
+    assert 0 < minilm["mean_difference"]["bfloat16"] < minilm["mean_difference"]["int8"] < 0.3
+
+
 def test_deduplication_recalls_what_was_planted(smoke_run):
     result, _ = smoke_run("deduplication")
     measured = result["corpora"]["14x8"]["variants"]
