@@ -229,7 +229,8 @@ class Layout:
     `lengths` are the tokens of texts padded to `width` on the right, int64 (texts,), and in falling
     order from then on; `first_columns`, of that shape, are where texts begin that are padded on the
     left. `calls` counts those of layers that have run on this layout, and `attention` names the
-    function of torch by which the texts were last attended to.
+    function of torch by which the texts were last attended to. `is_tried` says that the model is
+    only tried, beside transformers' own attention.
     """
 
     def __init__(
@@ -248,6 +249,7 @@ class Layout:
         columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
         self.calls = 0
         self.attention: str | None = None
+        self.is_tried = False
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)

@@ -101,6 +101,14 @@ def bfloat16_speed_up() -> float:
     return best[torch.float32] / best[torch.bfloat16]
 
 
+@functools.cache
+def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a model runs in bfloat16 on a CPU that multiplies it fast, and has no AMX for it."""
+    able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
+    return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
+
+
 def hint_at_bfloat16(options: ModelOptions, device: torch.device, seconds: float) -> None:
     """Log once a process that bfloat16 would be faster, if float32 on a CPU was not asked for.
 

@@ -29,6 +29,7 @@ from gpuclassify.inference.batching import (
     pad,
 )
 from gpuclassify.inference.device import alone, to_device
+from gpuclassify.inference.linear import share_arranged
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.packed.disentangled import fast_encoder
 from gpuclassify.inference.packed.packed_layers import FAILURES, PackedLayers
@@ -200,6 +201,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
         own = theirs.tensors.get(name)
         if own is not None and (ours.layer_of(name) or 0) < depth and torch.equal(own, tensor):
             own.data = tensor.data
+    share_arranged(theirs.layers[:depth], ours.layers[:depth])
     return Shared(depth, count, expected.shape[1])
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gpuclassify.inference.batching import PaddedBatch, StagedTokens, pad, stage
+from gpuclassify.inference.linear import arrange_weights
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
 from gpuclassify.inference.packed.fused_attention import speed_up_deberta
@@ -292,6 +293,8 @@ def load_model(
     weights_dtype = torch.float32 if is_autocast else dtype
     module = load_module(checkpoint, directory, weights_dtype, own).to(device)
     speed_up_deberta(module, own is None and checkpoint.layout in (LINEAR_HEAD, FIRST_TOKEN_LEVELS))
+    if device.type == "cpu" and own is None:  # other modules may change their weights
+        arrange_weights(module)
     is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = _backbone(module)
     config: Any = getattr(backbone, "config", None)

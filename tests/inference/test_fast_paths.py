@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.inference.packed import disentangled
+from gpuclassify.inference.packed import disentangled, packed_layers
 from tests.oracle import stacked
 from tests.replicas import sample_texts, write_checkpoint
 
@@ -146,13 +146,21 @@ def test_bfloat16_is_as_near_as_in_transformers(model_of, name, path):
     assert np.abs(found - right).mean() <= 1.5 * np.abs(plain - right).mean() < 0.2 * right.std()
 
 
-@pytest.mark.parametrize("is_faster", [False, True])
-def test_deberta_in_bfloat16_is_as_near_with_attention_in_either_precision(
-    model_of, is_faster, monkeypatch
+@pytest.mark.parametrize("is_without_amx", [False, True])
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        ("deberta-v3-linear-head", disentangled),
+        ("bert", packed_layers),
+        ("modernbert", packed_layers),
+    ],
+)
+def test_bfloat16_is_as_near_whichever_attention_the_processor_is_faster_with(
+    model_of, name, attention, is_without_amx, monkeypatch
 ):
     asked = []
     monkeypatch.setattr(
-        disentangled, "_is_faster_in_float32", lambda *of: asked.append(of) or is_faster
+        attention, "is_bfloat16_without_amx", lambda *of: asked.append(of) or is_without_amx
     )
-    test_bfloat16_is_as_near_as_in_transformers(model_of, "deberta-v3-linear-head", "auto")
+    test_bfloat16_is_as_near_as_in_transformers(model_of, name, "auto")
     assert asked

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import logging
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -457,6 +458,26 @@ def test_varlen_attention_gets_what_gives_the_same_as_groups(
         current_layout.reset(reset)
         assert layout.attention == name
     close(*found.values())
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_by_products_gives_the_same_as_that_of_torch(monkeypatch, window):
+    lengths = np.array([40, 39, 9, 4, 1, 4])  # some share a call with padding
+    layout = Layout(lengths, 40, torch.device("cpu"))
+    states = tuple(torch.randn(3, 1, 4, lengths.sum(), 8))
+    by_products = Mock(wraps=attention._by_products)
+    monkeypatch.setattr(attention, "_by_products", by_products)
+    found = []
+    for is_by_products in (False, True):
+        monkeypatch.setattr(
+            attention, "is_bfloat16_without_amx", lambda *_, answer=is_by_products: answer
+        )
+        found.append(attention._grouped(layout, states, 0.4, False, window))
+        assert by_products.called == is_by_products
+        by_products.reset_mock()
+        attention._grouped(layout, states, 0.4, True, window)
+        assert not by_products.called  # of decoders, half would be thrown away
+    close(*found)
 
 
 @pytest.mark.gpu

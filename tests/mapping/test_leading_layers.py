@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, Embedder, HeadClassifier, classify
 from gpuclassify.inference.batching import PaddedBatch
+from gpuclassify.inference.linear import ArrangedLinear
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.jobs.input.readers import ParquetReader
@@ -167,14 +168,21 @@ def test_later_models_run_what_is_their_own_alone(trunk, forwards):
 def test_equal_weights_are_in_memory_once(trunk):
     paths = trunk(depth=3, count=2)
     run(classifiers(paths))
-    first, second = (
-        dict(resident.model.module.named_parameters())
+    modules = [
+        resident.model.module
         for key, resident in MODELS._residents.items()
         if any(str(path) in str(key) for path in paths)
-    )
+    ]
+    first, second = (dict(module.named_parameters()) for module in modules)
     own = {name for name in first if first[name].data_ptr() != second[name].data_ptr()}
     assert own
     assert all(".layer.3." in name or "pooler" in name or "classifier" in name for name in own)
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        ours, theirs = (
+            [part.arranged for part in each.modules() if isinstance(part, ArrangedLinear)]
+            for each in modules
+        )
+        assert sum(a is b for a, b in zip(ours, theirs, strict=True)) >= 3 * 6  # layers, weights
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "modernbert"])

@@ -37,7 +37,7 @@ from gpuclassify.inference.batching import (
     current_layout,
     is_skipped,
 )
-from gpuclassify.inference.device import to_device
+from gpuclassify.inference.device import is_bfloat16_without_amx, to_device
 from gpuclassify.workers.run_context import during
 
 # Scores of so many rows and heads are computed together: a core is fastest where they, and the
@@ -119,7 +119,9 @@ class DisentangledAttention:
         """
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
-        if _is_faster_in_float32(states[0].device, dtype):
+        # There torch's kernel takes as long in bfloat16, sums along other strides take longer, and
+        # products of many small matrices copy what they read.
+        if is_bfloat16_without_amx(states[0].device, dtype):
             states, tables = cast(States, tuple(part.float() for part in states)), tables.float()
         query, key, value = states
         is_first_only = query.shape[2] < key.shape[2]
@@ -135,18 +137,6 @@ class DisentangledAttention:
             outputs.append(found.flatten(0, 2) if is_first_only else group.tokens(found))
             text += group.texts
         return torch.cat(outputs).reshape(1, query.shape[2], -1).to(dtype)
-
-
-@functools.cache
-def _is_faster_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention is, of a model in bfloat16: on CPUs that have it without AMX.
-
-    There torch's kernel takes as long in bfloat16, sums along other strides take longer, and
-    products of many small matrices copy what they read.
-    """
-    able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
-    return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
 
 
 def _attend_texts(
