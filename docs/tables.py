@@ -269,9 +269,18 @@ def other_ways() -> str:
 def engines() -> str:
     """Engines for CPUs on the same weights, a row each."""
     return table(
-        ["engine", "tokens/s", "times the recipe", "share of the matmul peak", "error", "result"],
+        [
+            "model",
+            "engine",
+            "tokens/s",
+            "times the recipe",
+            "share of the matmul peak",
+            "error",
+            "result",
+        ],
         (
             [
+                _model(result),
                 f"{way}, float32" if way == SUBJECT else way,
                 f"{found['real_tokens_per_second']:,.0f}",
                 f"{corpus['variants'][BASELINE]['median_seconds'] / found['median_seconds']:.1f}",
@@ -279,7 +288,7 @@ def engines() -> str:
                 f"{found['difference']:.0e}",
                 _link(path),
             ]
-            for path, _, _, corpus in _corpora("engines")
+            for path, result, _, corpus in _corpora("engines")
             for way, found in corpus["variants"].items()
         ),
     )

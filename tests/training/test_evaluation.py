@@ -9,8 +9,7 @@ from scipy import stats
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
-from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate
-from gpuclassify.training.intervals import wilson
+from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate, wilson
 from gpuclassify.training.tasks import TASKS
 
 LABELS = ("a", "b", "<i>c</i>")
