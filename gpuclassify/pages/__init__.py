@@ -51,7 +51,9 @@ def short_number(value: float) -> str:
 
 
 def readable_time(seconds: float) -> str:
-    """Hours, minutes and seconds, such as ``1:02:03`` or ``0:07``."""
+    """Hours, minutes and seconds, such as ``1:02:03`` or ``0:37``; below ten seconds ``3.1 s``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
