@@ -460,8 +460,10 @@ def test_varlen_attention_gets_what_gives_the_same_as_groups(
     close(*found.values())
 
 
+@pytest.mark.parametrize("most_scores", [1, 4 * 4 * 40 * 40])
 @pytest.mark.parametrize("window", [None, 3])
-def test_attention_by_products_gives_the_same_as_that_of_torch(monkeypatch, window):
+def test_attention_by_products_gives_the_same_as_that_of_torch(monkeypatch, window, most_scores):
+    monkeypatch.setattr(attention, "_MOST_SCORES", most_scores)
     lengths = np.array([40, 39, 9, 4, 1, 4])  # some share a call with padding
     layout = Layout(lengths, 40, torch.device("cpu"))
     states = tuple(torch.randn(3, 1, 4, lengths.sum(), 8))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -46,8 +47,8 @@ _WITHOUT_EFFECT = {
     "return_dict",
     "use_cache",
 }
-# Tokens of a text whose scores are held at once; a batch on a CPU has few such texts.
-_MOST_BY_PRODUCTS = 1_024
+# Tokens of a text whose scores are held at once, and scores of several texts.
+_MOST_BY_PRODUCTS, _MOST_SCORES = 1_024, 1 << 24
 # Root mean squares, in parts of the outputs' size and of how far the states of tokens lie apart.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
@@ -232,6 +233,14 @@ def _by_products(
     In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as those
     of transformers' eager attention are.
     """
+    texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
+    if len(query) > texts:
+        split = functools.partial(torch.split, split_size_or_sections=texts)
+        masks: Iterable[torch.Tensor | None] = itertools.repeat(None)
+        if mask is not None:
+            masks = split(mask.expand(len(query), 1, *mask.shape[-2:]))
+        parts = zip(split(query), split(key), split(value), masks, strict=False)
+        return torch.cat([_by_products(*own, scale) for own in parts])
     scores = query * (scale or query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
