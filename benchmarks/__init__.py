@@ -13,7 +13,7 @@ SUBJECT = "gpuclassify"
 
 
 def new_path(folder: Path, stem: str) -> Path:
-    """An empty JSON file beside those of the folder, with a number added where its name is taken.
+    """Create an empty JSON file, numbered if its name is taken in the folder; return its path.
 
     The folder is created if missing.
     """
@@ -27,7 +27,7 @@ def new_path(folder: Path, stem: str) -> Path:
 
 
 def write_json(path: Path, tree: Any) -> None:
-    """Write a file that is the old or the new one, whenever this process is ended."""
+    """Replace a JSON file atomically: ending this process leaves the old or the new one."""
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     add = parser.add_argument
     add("--documents", type=int, default=200_000, help="of the comparison (200000)")
@@ -76,7 +76,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def available_ways(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Ways that can run, and those that cannot, with the reason."""
+    """Return the ways that can run, and the reason for each that cannot."""
     reason = f"{options.peers} is missing: make bench-deduplication installs the peers"
     there = Path(_ROOT, options.peers).exists()
     ways = [way for way in options.ways if there or way in OURS]
@@ -84,7 +84,7 @@ def available_ways(options: argparse.Namespace) -> tuple[list[str], dict[str, st
 
 
 def peer_versions(python: str) -> dict[str, str]:
-    """Versions of the peers, as their own environment tells them."""
+    """Return the versions of the peers that are installed in their own environment."""
     if not Path(_ROOT, python).exists():
         return {}
     code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
@@ -97,7 +97,7 @@ def peer_versions(python: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of a way took and found.
+    """Time, memory and groups of one run of a way.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Measurement:
 
 
 def run_way(way: str, documents: Path, bands: str, options: argparse.Namespace) -> Measurement:
-    """Deduplicate in a process of its own.
+    """Deduplicate in a new process.
 
     Raises
     ------
@@ -148,13 +148,13 @@ def run_way(way: str, documents: Path, bands: str, options: argparse.Namespace) 
 
 
 def _child_seconds() -> float:
-    """Processor time of all processes that have ended below this one."""
+    """Return the processor time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _peak_bytes(process: subprocess.Popen) -> int:
-    """Wait for a process; the most memory that was seen in it and all below it."""
+    """Wait for a process, and return the peak memory seen in it and its descendants together."""
     root, peak = psutil.Process(process.pid), 0
     while process.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):  # one of them has just ended
@@ -168,7 +168,7 @@ def _peak_bytes(process: subprocess.Popen) -> int:
 
 
 def measure_speed(folder: Path, ways: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """All ways in turns on the same documents, for each number of bands."""
+    """Time all ways in turns on the same documents, for each number of bands."""
     documents = write_corpus(folder / "all", options.documents)
     warm_up = write_corpus(folder / "few", WARM_DOCUMENTS)
     planted = pd.read_parquet(documents.parent / PLANTED)
@@ -187,7 +187,7 @@ def measure_speed(folder: Path, ways: list[str], options: argparse.Namespace) ->
 def compare(
     runs: dict[str, list[Measurement]], documents: int, planted: pd.DataFrame
 ) -> dict[str, Any]:
-    """Findings of each way, and how many times as fast as it gpuclassify is."""
+    """Return the findings of each way, and the speed-up of gpuclassify over it."""
     seconds = {way: [run.seconds for run in of_way] for way, of_way in runs.items()}
     others = {way: [run.other_cores for run in of_way] for way, of_way in runs.items()}
     times = Run(seconds, others, largest_difference=0.0)
@@ -205,7 +205,7 @@ def compare(
 
 
 def describe(runs: list[Measurement], documents: int) -> dict[str, Any]:
-    """Processor time, rate, memory, and the number of documents that stay."""
+    """Return processor time, rate, peak memory, and the number of documents kept."""
     return {
         "cpu_seconds": [run.cpu_seconds for run in runs],
         "documents_per_second": documents / statistics.median(run.seconds for run in runs),
@@ -215,7 +215,7 @@ def describe(runs: list[Measurement], documents: int) -> dict[str, Any]:
 
 
 def recall_of_planted(run: Measurement, planted: pd.DataFrame) -> dict[str, Any]:
-    """The share of planted pairs found, by kind and share of edited words."""
+    """Return the share of planted pairs found, by kind and share of edited words."""
     found = is_found(run.groups, planted).groupby([planted["kind"], planted["edit_share"]]).mean()
     return {
         "recall_of_planted": {f"{kind} {share:g}": part for (kind, share), part in found.items()}
@@ -226,7 +226,7 @@ def recall_of_planted(run: Measurement, planted: pd.DataFrame) -> dict[str, Any]
 
 
 def measure_recall(folder: Path, ways: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """What gpuclassify finds and removes, beside the similarity of all pairs."""
+    """Measure recall and precision of gpuclassify against the similarity of all pairs."""
     documents = write_corpus(folder, options.recall_documents, near_share=NEAR_SHARE)
     texts = pd.concat(map(pd.read_parquet, sorted(documents.iterdir())))["text"]
     texts = texts[texts.fillna("") != ""]  # ids are places in it: blank texts come last
@@ -247,7 +247,7 @@ def measure_recall(folder: Path, ways: list[str], options: argparse.Namespace) -
 
 
 def measure_growth(folder: Path, ways: list[str], options: argparse.Namespace) -> list[Any]:
-    """Time and memory of gpuclassify for more and more documents."""
+    """Measure time and memory of gpuclassify for each number of documents."""
     found = []
     for documents in options.growth:
         path = write_corpus(folder / str(documents), documents)
@@ -262,7 +262,7 @@ def measure_growth(folder: Path, ways: list[str], options: argparse.Namespace) -
 
 
 def growth_of(run: Measurement, documents: int) -> dict[str, Any]:
-    """What one run took, and that for each thousand documents."""
+    """Return time and memory of one run, and its seconds for each thousand documents."""
     return {
         "seconds": run.seconds,
         "cpu_seconds": run.cpu_seconds,
@@ -276,7 +276,7 @@ def growth_of(run: Measurement, documents: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = [
         line
         for name, of_part in (

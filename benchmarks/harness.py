@@ -36,7 +36,7 @@ SMOKE_OPTIONS = {"documents": 12, "repeats": 2, "threads": 1}  # tiny models nee
 
 
 def new_parser(question: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{question}", description=description
     )
@@ -51,7 +51,7 @@ def new_parser(question: str, description: str | None) -> argparse.ArgumentParse
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, **smoke_options: Any
 ) -> argparse.Namespace:
-    """Options of the command line; in a smoke run `smoke_options` take the place of some."""
+    """Return the options of the command line; in a smoke run `smoke_options` replace some."""
     options = parser.parse_args(arguments)
     if options.smoke:
         vars(options).update(SMOKE_OPTIONS | smoke_options)
@@ -59,7 +59,7 @@ def parse(
 
 
 def begin(options: argparse.Namespace, **settings: Any) -> dict[str, Any]:
-    """The head of a result: machine as it is before the run, versions, and all settings.
+    """Return the head of a result: machine as it is before the run, versions, and all settings.
 
     Sets torch's threads as well, and keeps transformers quiet.
     """
@@ -95,7 +95,7 @@ def finish(
 
 
 class DisagreementError(RuntimeError):
-    """Variants give different answers, or answers that could not differ."""
+    """Error raised when variants give different answers, or answers that could not differ."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class Run:
     differences: dict[str, float] = field(default_factory=dict)
 
     def median_seconds(self, name: str) -> float:
-        """Median time of a variant."""
+        """Return the median time of a variant."""
         return statistics.median(self.seconds[name])
 
     def times(self, name: str) -> dict[str, Any]:
-        """What a result tells of every variant: times of all rounds, and their median."""
+        """Return the figures of a variant for a result: times of all rounds, and their median."""
         return {
             "seconds": self.seconds[name],
             "other_cores": self.other_cores[name],
@@ -139,7 +139,7 @@ class Run:
         }
 
     def speed_up(self, name: str, baseline: str) -> dict[str, Any]:
-        """How many times as fast as `baseline`: ratio of medians, and the ratio in each round."""
+        """Return the speed-up over `baseline`: ratio of medians, and the ratio in each round."""
         rounds = zip(self.seconds[baseline], self.seconds[name], strict=False)
         return {
             "against": baseline,
@@ -203,7 +203,7 @@ def noted(failures: dict[str, str] | None, name: str) -> Iterator[None]:
 
 
 def other_core_seconds() -> float:
-    """Time that cores have spent on other processes, or on other machines of the same host."""
+    """Return the core seconds of other processes, or of other machines on the same host."""
     times = psutil.cpu_times()
     # Later fields are parts of earlier ones.
     busy = sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0)
@@ -211,7 +211,7 @@ def other_core_seconds() -> float:
 
 
 def own_core_seconds() -> float:
-    """Time that cores have spent on this process and on all that it started, such as compilers."""
+    """Return the core seconds of this process and all that it started, such as compilers."""
     spent = 0.0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
@@ -231,7 +231,7 @@ class Agreement:
         self._bounds: dict[float, tuple[np.ndarray, np.ndarray]] = {}  # by tolerance
 
     def add(self, name: str, answers: np.ndarray, tolerance: float) -> None:
-        """Take answers in, float (documents, outputs); or raise DisagreementError, and forget."""
+        """Add answers, float (documents, outputs), or raise DisagreementError without adding."""
         first = answers if self._first is None else self._first
         difference = _largest(np.abs(answers - first))
         self.differences[name] = max(self.differences.get(name, 0.0), difference)
@@ -246,7 +246,7 @@ class Agreement:
 
     @property
     def largest_difference(self) -> float:
-        """Between any two; 0 if there are none."""
+        """Largest difference between any two answers; 0 if there are none."""
         if not self._bounds:
             return 0.0
         lowest, highest = zip(*self._bounds.values(), strict=True)
@@ -275,7 +275,7 @@ def _check_spread(name: str, answers: np.ndarray) -> None:
 
 
 def noise(result: dict[str, Any]) -> list[str]:
-    """Why times of a result say little, in words; empty for a machine that was left alone.
+    """Return reasons why other programs disturbed a result's times; empty if none did.
 
     The result holds, at any depth, ``other_cores``: cores that other programs kept busy while
     something was timed, one number or one for each round.
@@ -291,7 +291,7 @@ def noise(result: dict[str, Any]) -> list[str]:
 
 
 def _values(tree: Any, key: str) -> Iterator[Any]:
-    """What stands under a key, wherever that is."""
+    """Yield the values under a key, at any depth."""
     if isinstance(tree, dict):
         for name, branch in tree.items():
             if name != key:
@@ -310,7 +310,7 @@ def _mean(cores: float | list[float]) -> float:
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
-    """What ran it: processor, cores, threads, load before the run, and the GPU if it is used.
+    """Describe the processor, cores, threads, load before the run, and the GPU if it is used.
 
     ``short_name`` is for file names; no host name is recorded.
     """
@@ -340,7 +340,7 @@ def _processor_name() -> str:
 
 
 def describe_versions() -> dict[str, str]:
-    """Versions of what takes part; of gpuclassify that of the code that runs, installed or not."""
+    """Return package versions; gpuclassify's is that of the code that runs, installed or not."""
     return {"gpuclassify": __version__} | {package: version(package) for package in PACKAGES}
 
 

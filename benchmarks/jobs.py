@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import functools
 import gc
 import json
@@ -11,7 +12,7 @@ import multiprocessing
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import psutil
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import (
     Run,
@@ -33,10 +34,11 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import classifier_of
-from gpuclassify import DistributedDataClassifier, JsonlReader, ParquetWriter, Pipeline
+from gpuclassify import DistributedDataClassifier, JsonlReader, ParquetWriter, Pipeline, get_client
 
 QUESTION = "jobs"
 FRAME, JOB = "frame", "job"
+SECURITY = {"TLS": True, "plain": False}
 SCORES = "probabilities"
 TOLERANCE = 1e-4  # of a probability
 ROWS_OF_A_TINY_PART = 3
@@ -54,13 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         model = str(write_model(Path(folder, "model"), shape))
         result = head | {
             "overhead": measure_overhead(model, Path(folder, "overhead"), options),
+            "encryption": measure_encryption(model, Path(folder, "overhead"), options),
             "growth": [in_process(measure_growth, folder, parts) for parts in options.parts],
         }
     return finish(QUESTION, result, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=400, help="web documents (400)")
     parser.add_argument("--files", type=int, default=4, help="that hold them (4)")
@@ -75,8 +78,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure_overhead(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of a job from files to files, and of its classifier on a frame in memory."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    """Time a job from files to files, and its classifier on frames in memory."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     texts = texts_of_lengths(LENGTHS["web"].sample(options.documents), tokenizer, 0)
     write_files(folder / "in", np.array_split(np.arange(len(texts)), options.files), texts)
     classifier = classifier_of(model, options.device, autocast=False)
@@ -113,7 +116,7 @@ def _overhead(run: Run) -> float:
 
 
 def write_files(folder: Path, groups: Sequence[np.ndarray], texts: Sequence[str]) -> None:
-    """JSON lines with the texts of each group of positions."""
+    """Write a file of JSON lines with the texts of each group of positions."""
     folder.mkdir(parents=True)
     for number, rows in enumerate(groups):
         lines = [json.dumps({"id": int(row), "text": texts[row]}) + "\n" for row in rows]
@@ -123,16 +126,18 @@ def write_files(folder: Path, groups: Sequence[np.ndarray], texts: Sequence[str]
 def classify_frames(
     frames: Sequence[pd.DataFrame], classifier: DistributedDataClassifier
 ) -> np.ndarray:
-    """The model's part of the job: one frame after the other, nothing read or written."""
+    """Run the model's part of the job: one frame after the other, nothing read or written."""
     return _scores(pd.concat([classifier(frame) for frame in frames]))
 
 
-def run_whole_job(folder: Path, classifier: DistributedDataClassifier) -> np.ndarray:
-    """Read, classify, publish, record and report; what it wrote is read outside the time."""
+def run_whole_job(
+    folder: Path, classifier: DistributedDataClassifier, client: Any = None
+) -> np.ndarray:
+    """Run the whole job: read, classify, publish, record and report; then read what it wrote."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
-    reader = JsonlReader(str(folder / "in"), part_bytes=1 << 30)  # a file is a part, as above
-    Pipeline([reader, classifier, ParquetWriter(str(out))]).run()
+    reader = JsonlReader(str(folder / "in"), files_per_partition=1)  # as above
+    Pipeline([reader, classifier, ParquetWriter(str(out))]).run(client=client)
     return _scores(pd.concat(map(pd.read_parquet, sorted(out.glob("*.parquet")))))
 
 
@@ -140,22 +145,53 @@ def _scores(frame: pd.DataFrame) -> np.ndarray:
     return np.stack(frame.sort_values("id")[SCORES].to_list())
 
 
+# Encryption.
+
+
+def measure_encryption(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Time the job on a local cluster with and without TLS, alone and with the cluster's start."""
+    classifier = classifier_of(model, options.device, autocast=False)
+
+    def cluster(has_tls: bool) -> Any:
+        return get_client("cpu", n_workers=1, dashboard=False, security=has_tls)
+
+    def start_and_run(has_tls: bool) -> np.ndarray:
+        with cluster(has_tls) as client, client.cluster:
+            return run_whole_job(folder, classifier, client)
+
+    def times_of(call: Callable[..., np.ndarray], *inputs: Sequence[Any]) -> dict[str, Any]:
+        ways = [functools.partial(call, *values) for values in zip(*inputs, strict=True)]
+        variants = [Variant(name, way, way) for name, way in zip(SECURITY, ways, strict=True)]
+        run = run_interleaved(variants, options.repeats, TOLERANCE)
+        return {name: run.times(name) for name in SECURITY}
+
+    whole = times_of(start_and_run, SECURITY.values())
+    with contextlib.ExitStack() as kept:
+        clients = [kept.enter_context(cluster(has_tls)) for has_tls in SECURITY.values()]
+        for client in clients:
+            kept.enter_context(client.cluster)
+        return {
+            "start and job": whole,
+            "job": times_of(run_whole_job, 2 * [folder], 2 * [classifier], clients),
+        }
+
+
 # Growth.
 
 
 def same(frame: pd.DataFrame) -> pd.DataFrame:
-    """A stage that costs nothing."""
+    """Return the frame: a stage that costs nothing."""
     return frame
 
 
 def in_process(function: Any, *arguments: Any) -> Any:
-    """What a function returns in a process of its own, which nothing else has run in."""
+    """Call a function in a new process, which nothing else has run in, and return its result."""
     with ProcessPoolExecutor(1, mp_context=PROCESSES) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def measure_growth(folder: str, parts: int) -> dict[str, Any]:
-    """Times and memory of a client that runs a job of many tiny parts."""
+    """Measure times and memory of a client that runs a job of many tiny parts."""
     from distributed import Client
 
     home = Path(folder, f"parts-{parts}")
@@ -178,7 +214,7 @@ def measure_growth(folder: str, parts: int) -> dict[str, Any]:
 
 
 def serve_cluster(address: Any, stop: Any) -> None:
-    """Scheduler and workers, apart from the client, whose memory is measured."""
+    """Run scheduler and workers apart from the client, whose memory is measured."""
     from distributed import LocalCluster
 
     with LocalCluster(
@@ -212,12 +248,17 @@ def _watched(pipeline: Pipeline, client: Any) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     overhead = result["overhead"]
     frame, job = (overhead["variants"][name]["median_seconds"] for name in (FRAME, JOB))
     lines = [
         f"{overhead['documents']} web documents in {overhead['files']} files: classified in "
         f"{frame:.2f} s, the whole job in {job:.2f} s ({overhead['overhead']:+.1%})",
+        *(
+            f"on a local cluster, {name}: {times['TLS']['median_seconds']:.2f} s with TLS, "
+            f"{times['plain']['median_seconds']:.2f} s without"
+            for name, times in result["encryption"].items()
+        ),
         f"{'parts':>8}{'plan s':>9}{'run s':>9}{'ms/part':>9}{'again s':>9}{'client grew by':>16}",
     ]
     for found in result["growth"]:

@@ -99,7 +99,7 @@ def write_corpus(
 
 
 def planted_kinds(documents: int, near_share: float) -> list[tuple[str, float]]:
-    """Kind and share of edited words of every copy among so many documents."""
+    """Return kind and share of edited words of every copy among so many documents."""
     near = itertools.islice(itertools.cycle(EDIT_SHARES), round(near_share * documents))
     return [
         *[("exact", 0.0)] * round(EXACT_SHARE * documents),
@@ -120,14 +120,14 @@ def _write_rows(
 def copy_of(
     text: str, kind: str, share: float, vocabulary: list[str], rng: np.random.Generator
 ) -> str:
-    """The text itself, below a banner, or with a share of its words edited."""
+    """Return the text itself, below a banner, or with a share of its words edited."""
     if kind == "exact":
         return text
     return BANNER + text if kind == "prefix" else edit_words(text, share, vocabulary, rng)
 
 
 def edit_words(text: str, share: float, vocabulary: list[str], rng: np.random.Generator) -> str:
-    """A share of the words, at least one, each replaced, dropped or followed by a new one.
+    """Edit a share of the words, at least one: each is replaced, dropped or followed by a new one.
 
     White space stays as it is.
     """
@@ -145,7 +145,7 @@ def _vocabulary(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def read_texts(count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Distinct documents, each with the name of its package."""
+    """Return distinct documents, each with the name of its package."""
     found: dict[str, str] = {}
     while len(found) < count:
         sources = shuffled_sources(found, rng) if found else file_sources(rng)
@@ -157,7 +157,7 @@ def read_texts(count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
 
 
 def file_sources(rng: np.random.Generator) -> Iterator[Source]:
-    """The package and the lines of every file that is text."""
+    """Yield the package and the lines of every text file, in random order."""
     paths = text_paths()
     for number in rng.permutation(len(paths)):
         name, path = paths[number]
@@ -170,7 +170,7 @@ def file_sources(rng: np.random.Generator) -> Iterator[Source]:
 
 @functools.cache
 def text_paths() -> list[tuple[str, Path]]:
-    """Files of text below the installed packages and Python's own, by their paths in there."""
+    """Return text files of installed packages and of Python, each after its relative path."""
     roots = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
     return sorted(
         (path.relative_to(root).as_posix(), path)
@@ -181,7 +181,7 @@ def text_paths() -> list[tuple[str, Path]]:
 
 
 def shuffled_sources(texts: Iterable[str], rng: np.random.Generator) -> Iterator[Source]:
-    """Lines of the texts, a few of them together, in a new order."""
+    """Yield lines of the texts, a few of them together, in a new order."""
     pieces = [
         lines[start : start + SHUFFLED_LINES]
         for lines in map(str.splitlines, texts)
@@ -192,7 +192,7 @@ def shuffled_sources(texts: Iterable[str], rng: np.random.Generator) -> Iterator
 
 
 def cut(lines: Iterable[str], rng: np.random.Generator) -> Iterator[str]:
-    """Documents of consecutive lines, in characters of lognormal lengths."""
+    """Yield documents of consecutive lines, of lognormal lengths in characters."""
     document: list[str] = []
     size, wanted = 0, _length(rng)
     for line in lines:

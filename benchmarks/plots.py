@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
 
 
 def draw_results(results: Sequence[Path], folder: Path) -> list[Path]:
-    """Pictures of all results of which there is one; each is named after the first result shown."""
+    """Draw all pictures of the results, each named after the first result that it shows."""
     loaded = {path: json.loads(path.read_text(encoding="utf-8")) for path in results}
     paths = []
     matplotlib.use("Agg")  # no display is needed
@@ -77,7 +77,7 @@ def draw_results(results: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def draw_ratios(results: Sequence[dict[str, Any]]) -> Any:
-    """How many times as fast gpuclassify is as each other way: medians, and every round."""
+    """Draw how many times as fast gpuclassify is as each other way: medians, and every round."""
     panels = _panels(results)
     bars = [len(corpus["speed_up"]) for _, corpus in panels]
     figure, axes = _figure(bars, "How many times as fast is gpuclassify?", results)
@@ -95,7 +95,7 @@ def draw_ratios(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_engines(results: Sequence[dict[str, Any]]) -> Any:
-    """How many times as fast as the recipe each engine is, gpuclassify among them."""
+    """Draw how many times as fast as the recipe each engine is, gpuclassify among them."""
     panels = _panels(results)
     bars = [len(corpus["variants"]) - 1 for _, corpus in panels]
     figure, axes = _figure(bars, "How fast are engines for CPUs?", results)
@@ -110,7 +110,7 @@ def draw_engines(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_peak_shares(results: Sequence[dict[str, Any]]) -> Any:
-    """Which share of the machine's matrix-product peak reaches the documents' own tokens."""
+    """Draw the share of the machine's matrix-product peak spent on the documents' own tokens."""
     panels = _panels(results)
     bars = [len(corpus["variants"]) for _, corpus in panels]
     figure, axes = _figure(bars, "How much of the machine reaches the documents?", results)
@@ -125,7 +125,7 @@ def draw_peak_shares(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_recall(results: Sequence[dict[str, Any]]) -> Any:
-    """Which share of similar pairs is found, beside the formula, for each number of bands."""
+    """Draw the share of similar pairs found, beside the formula, for each number of bands."""
     panels = [
         (bands, found[SUBJECT]["recall"])
         for result in results
@@ -150,7 +150,7 @@ def draw_recall(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_growth(results: Sequence[dict[str, Any]]) -> Any:
-    """Seconds for each thousand documents, of more and more of them."""
+    """Draw the seconds for each thousand documents against the number of documents."""
     figure, (axis,) = _figure([CURVE_BARS], "How does time grow with the documents?", results)
     for result in results:
         documents = [step["documents"] for step in result["growth"]]
@@ -169,7 +169,7 @@ def draw_growth(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def draw_scale(results: Sequence[dict[str, Any]]) -> Any:
-    """Seconds of each further million rows, and memory meanwhile."""
+    """Draw the time of each step of rows over its median, and the memory meanwhile."""
     panels = [panel for _ in results for panel in (CURVE_BARS, CURVE_BARS)]
     figure, axes = _figure(panels, "Do time and memory stay level in a long job?", results)
     for result, (time, memory) in zip(
@@ -241,7 +241,7 @@ def _ratios(corpus: dict[str, Any]) -> dict[str, float]:
 def _figure(
     bars: Sequence[int], title: str, results: Sequence[dict[str, Any]]
 ) -> tuple[Any, list[Axes]]:
-    """A figure with one panel below the other, each as high as so many bars need."""
+    """Return a figure with one panel below the other, each as high as so many bars need."""
     height = HEAD_INCHES + PANEL_INCHES * len(bars) + BAR_INCHES * sum(bars)
     figure, axes = plt.subplots(
         len(bars),
@@ -256,7 +256,7 @@ def _figure(
 
 
 def subtitle(results: Sequence[dict[str, Any]]) -> str:
-    """Machines, threads, precisions and dates of the results, and whether one was disturbed."""
+    """Return the results' machines, threads, precisions, dates, and whether one was disturbed."""
     machines = dict.fromkeys(_machine_name(result["machine"]) for result in results)
     dtypes = dict.fromkeys(result["settings"]["dtype"] for result in results)
     dates = sorted({result["finished"][:10] for result in results})
@@ -277,7 +277,7 @@ def _bars(
     limit: float,
     rounds: dict[str, list[float]] | None = None,
 ) -> None:
-    """Horizontal bars from the top down, ticks for rounds, and behind both the value."""
+    """Draw horizontal bars from the top down, ticks for rounds, and behind both the value."""
     colours = {BASELINE: BASELINE_COLOUR}
     colours |= {name: SUBJECT_COLOUR for name in values if name.startswith(SUBJECT)}
     axis.barh(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import SUBJECT
 from benchmarks.footprint import Request, measure_footprint
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=12, help="web documents (12)")
     parser.add_argument("--layers", type=int, default=6, help="of the decoder (6)")
@@ -76,7 +76,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure_choice(directory: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of a choice behind a long instruction, and what ours ran."""
+    """Time a choice behind a long instruction, by transformers and by gpuclassify."""
     return _times(_choice_recipes(directory, options), web_texts(directory, options), options)
 
 
@@ -95,7 +95,7 @@ def _in_template(text: str) -> str:
 
 
 def web_texts(directory: str, options: argparse.Namespace) -> list[str]:
-    """Web documents, cut at 512 tokens as in throughput."""
+    """Return web documents, cut at 512 tokens as in throughput."""
     lengths = [min(length, MAX_TOKENS) for length in LENGTHS["web"].sample(options.documents)]
     return texts_of_lengths(lengths, plain_tokenizer(directory))
 
@@ -103,7 +103,7 @@ def web_texts(directory: str, options: argparse.Namespace) -> list[str]:
 def _times(
     recipes: dict[str, Callable[..., np.ndarray]], texts: list[str], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Times of ways to answer about texts, which must agree."""
+    """Time ways to answer about texts, which must agree."""
     variants = [
         Variant(
             name,
@@ -124,15 +124,15 @@ def _times(
 
 @functools.lru_cache(maxsize=1)
 def plain_model(directory: str, device: str) -> Any:
-    """The decoder, held as a long job holds it."""
+    """Load the decoder once, and keep it as a long job does."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model.eval().to(device)
 
 
 @functools.lru_cache(maxsize=1)
 def plain_tokenizer(directory: str) -> Any:
-    """A tokenizer that pads on the left."""
-    tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
+    """Return a tokenizer that pads on the left."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, padding_side="left")
     tokenizer.pad_token = tokenizer.unk_token
     return tokenizer
 
@@ -140,7 +140,7 @@ def plain_tokenizer(directory: str) -> Any:
 def sorted_batches(
     tokenizer: Any, messages: Sequence[list[dict[str, str]]], batch_size: int
 ) -> Iterator[tuple[list[int], Any]]:
-    """Rows with their prompts, longest first and padded on the left."""
+    """Yield rows with their prompts, longest first and padded on the left."""
     prompts = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     longest_first = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
@@ -154,7 +154,7 @@ def sorted_batches(
 def plain_shares(
     texts: Sequence[str], directory: str, prompt: str, batch_size: int, device: str
 ) -> np.ndarray:
-    """Probabilities of the answers by all logits of the last position, (documents, answers)."""
+    """Return the answers' probabilities by all last-position logits, (documents, answers)."""
     model, tokenizer = plain_model(directory, device), plain_tokenizer(directory)
     first_tokens = [tokenizer(one, add_special_tokens=False)["input_ids"][0] for one in ANSWERS]
     shares = np.empty((len(texts), len(ANSWERS)))
@@ -171,14 +171,14 @@ def _classifier(kind: type[PromptClassifier], directory: str, device: str, **set
 
 
 def our_shares(texts: Sequence[str], directory: str, prompt: str, device: str) -> np.ndarray:
-    """The same by `PromptClassifier`."""
+    """Return the answers' probabilities by `PromptClassifier`, (documents, answers)."""
     settings = {"prompt": prompt, "answers": ANSWERS, "score_field": "shares"}
     classifier = _classifier(PromptClassifier, directory, device, **settings)
     return np.stack(classifier(pd.DataFrame({"text": texts}))["shares"])
 
 
 def measure_answer(directory: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of Essential AI's ten lines, and what ours ran."""
+    """Time Essential AI's ten lines of answer, by transformers and by gpuclassify."""
     texts = web_texts(directory, options)
     fitted = fit_answers(Path(directory), texts, options)
     settings = {"directory": fitted, "device": options.device}
@@ -197,7 +197,7 @@ def _taxonomy_messages(texts: Sequence[str]) -> list[list[dict[str, str]]]:
 
 
 def draw_answer(draw: np.random.Generator) -> str:
-    """An answer as Essential AI's model writes it; half of the fields have no second label."""
+    """Draw an answer as Essential AI's model writes it; half of the fields have no second label."""
 
     def ranked(options: int) -> int:  # labels are as frequent as words
         weights = 1 / np.arange(1, options + 1)
@@ -237,7 +237,7 @@ def fit_answers(directory: Path, texts: Sequence[str], options: argparse.Namespa
 def generated_codes(
     texts: Sequence[str], directory: str, batch_size: int, device: str
 ) -> np.ndarray:
-    """Codes of the labels that are generated, (documents, fields); -1 for none."""
+    """Return the codes of the labels that are generated, (documents, fields); -1 for none."""
     model, tokenizer = plain_model(directory, device), plain_tokenizer(directory)
     answers = [""] * len(texts)
     for rows, batch in sorted_batches(tokenizer, _taxonomy_messages(texts), batch_size):
@@ -260,7 +260,7 @@ def _codes(values: Sequence[str]) -> list[float]:
 
 
 def our_codes(texts: Sequence[str], directory: str, device: str) -> np.ndarray:
-    """The same by `TaxonomyClassifier`."""
+    """Return the codes of the labels by `TaxonomyClassifier`, (documents, fields); -1 for none."""
     classifier = _classifier(TaxonomyClassifier, directory, device)
     found = classifier(pd.DataFrame({"text": texts}))
     columns = [found["eai_fdc"], found["eai_fdc_secondary"]]
@@ -272,7 +272,7 @@ def our_codes(texts: Sequence[str], directory: str, device: str) -> np.ndarray:
 
 
 def measure_criteria(directory: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of one criterion and of four behind each document."""
+    """Time one criterion and four behind each document."""
     tokenizer = plain_tokenizer(directory)
     texts = texts_of_lengths([DOCUMENT_TOKENS] * options.documents, tokenizer)
     rules = texts_of_lengths([CRITERION_TOKENS] * 4, tokenizer, seed=2)
@@ -291,7 +291,7 @@ def measure_criteria(directory: str, options: argparse.Namespace) -> dict[str, A
 def first_criterion(
     texts: Sequence[str], directory: str, device: str, rules: Sequence[str]
 ) -> np.ndarray:
-    """Probability that a text meets the first of the criteria, (documents, 1)."""
+    """Return the probability that a text meets the first of the criteria, (documents, 1)."""
     criteria = tuple((f"criterion{number}", rule) for number, rule in enumerate(rules))
     settings = {"prompt": "{text}\n\n{criterion}", "answers": ANSWERS, "criteria": criteria}
     classifier = _classifier(PromptClassifier, directory, device, **settings)
@@ -299,7 +299,7 @@ def first_criterion(
 
 
 def measure_memory(directory: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What the choice takes of a process of its own, by way."""
+    """Measure the memory and time of the choice in a process of its own, for each way."""
     texts = tuple(web_texts(directory, options))
     ways = {
         name: Way(name, functools.partial(_of_frame, recipe))
@@ -316,7 +316,7 @@ def _of_frame(recipe: Callable[..., np.ndarray], frame: Any, *_: str) -> np.ndar
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = []
     for part in PARTS[:3]:
         if part in result:

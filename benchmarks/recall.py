@@ -24,13 +24,13 @@ BLOCK_ROWS = 1_000
 
 
 def character_sets(texts: Sequence[str]) -> csr_matrix:
-    """float32 (texts, distinct n-grams): 1 where a text has the n-gram."""
+    """Return float32 (texts, distinct n-grams): 1 where a text has the n-gram."""
     counter = CountVectorizer(analyzer=character_ngrams, binary=True, dtype=np.float32)
     return counter.fit_transform(texts)
 
 
 def word_sets(texts: Sequence[str]) -> csr_matrix:
-    """float32 (texts, distinct n-grams of words): 1 where a text has the n-gram.
+    """Return float32 (texts, distinct n-grams of words): 1 where a text has the n-gram.
 
     Words are what stands between white space and ASCII punctuation, as texts are compared.
     """
@@ -45,7 +45,7 @@ def word_sets(texts: Sequence[str]) -> csr_matrix:
 
 
 def similar_pairs(sets: csr_matrix, least: float = ALIKE) -> pd.DataFrame:
-    """All pairs of rows with at least this Jaccard similarity: first < second, and similarity."""
+    """Return all pairs of rows at least this similar (Jaccard): first < second, and similarity."""
     sizes = sets.getnnz(axis=1)
     blocks = []
     for start in range(0, sets.shape[0], BLOCK_ROWS):
@@ -58,7 +58,7 @@ def similar_pairs(sets: csr_matrix, least: float = ALIKE) -> pd.DataFrame:
 
 
 def lone_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Pairs neither of whose documents is like any third one.
+    """Return the pairs neither of whose documents is similar to any third one.
 
     Groups are transitive, so that other pairs can be found by way of a third document; for these
     to be in one group means to share a band.
@@ -69,13 +69,13 @@ def lone_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_found(groups: pd.DataFrame, pairs: pd.DataFrame) -> pd.Series:
-    """Whether the two documents of each pair, by id, are in one group."""
+    """Tell whether the two documents of each pair, by id, are in one group."""
     group = groups.set_index("id")["group"]
     return pairs["first"].map(group) == pairs["second"].map(group)
 
 
 def band_probability(similarity: Any, bands: int, rows: int) -> Any:
-    """Probability that two documents share a band: 1 - (1 - s^rows)^bands.
+    """Return the probability that two documents share a band: 1 - (1 - s^rows)^bands.
 
     Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2.
     """
@@ -85,7 +85,7 @@ def band_probability(similarity: Any, bands: int, rows: int) -> Any:
 def recall_by_similarity(
     groups: pd.DataFrame, pairs: pd.DataFrame, bands: int, rows: int
 ) -> list[dict[str, Any]]:
-    """For each bin of similarity the share of pairs that was found, beside what to expect.
+    """Return the share of pairs found in each bin of similarity, beside the expected share.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def recall_by_similarity(
 
 
 def precision(groups: pd.DataFrame, sets: dict[str, csr_matrix]) -> dict[str, Any]:
-    """Of the documents removed, the shares that are so alike to the one kept of their group.
+    """Return the shares of removed documents that are so similar to the one kept of their group.
 
     Parameters
     ----------
@@ -132,6 +132,6 @@ def precision(groups: pd.DataFrame, sets: dict[str, csr_matrix]) -> dict[str, An
 
 
 def jaccard(one: csr_matrix, other: csr_matrix) -> np.ndarray:
-    """Similarity of each row of the one and that of the other, float32 (rows,)."""
+    """Return the Jaccard similarity of each row of `one` and of `other`, float32 (rows,)."""
     common = np.asarray(one.multiply(other).sum(axis=1)).ravel()
     return common / np.maximum(one.getnnz(axis=1) + other.getnnz(axis=1) - common, 1)

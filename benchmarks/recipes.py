@@ -18,7 +18,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
 from benchmarks.inputs import MAX_TOKENS
 from gpuclassify import DistributedDataClassifier
@@ -34,7 +34,7 @@ _HELD = 4  # in two precisions, and of another model that a search runs
 
 
 def new_pipeline(directory: str, device: str, dtype: str) -> Any:
-    """A text classification pipeline."""
+    """Return a new text classification pipeline of transformers."""
     return pipeline(
         "text-classification",
         model=directory,
@@ -56,7 +56,7 @@ def pipeline_partition(
     dtype: str = "float32",
     cudnn_attention: bool = True,
 ) -> pd.Series:
-    """Probabilities in label order, a list for each text: the body of the published recipe.
+    """Return probabilities in label order, a list for each text: the body of the published recipe.
 
     Without `cudnn_attention`, torch attends on a GPU as it does under gpuclassify.
     """
@@ -80,20 +80,20 @@ def _label(row: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=_HELD)
 def held_model(directory: str, device: str) -> tuple[Any, Any]:
-    """Tokenizer and model, float32."""
+    """Load tokenizer and model, float32."""
     model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
-    return AutoTokenizer.from_pretrained(directory), model.to(device).eval()
+    return PreTrainedTokenizerFast.from_pretrained(directory), model.to(device).eval()
 
 
 def autocast(device: str, dtype: str) -> Any:
-    """What runs a float32 model in `dtype`, as Curator and CrossFit do."""
+    """Return a context that runs a float32 model in `dtype`, as Curator and CrossFit do."""
     if dtype == "float32":
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, getattr(torch, dtype))
 
 
 def sorted_partition(texts: pd.Series, directory: str, device: str) -> pd.Series:
-    """Probabilities by a loop over fixed batches, longest text first.
+    """Return probabilities by a loop over fixed batches, longest text first.
 
     That is how ``predict`` of sentence-transformers' CrossEncoder goes about it: sorted by
     characters, tokenized and padded batch by batch.
@@ -125,7 +125,7 @@ def stage_partition(
     batch_size: int = STAGE_BATCH_SIZE,
     dtype: str = "float32",
 ) -> pd.Series:
-    """Probabilities by the way of NeMo Curator 1.4's tokenizer and model stages.
+    """Return probabilities by the way of NeMo Curator 1.4's tokenizer and model stages.
 
     All texts of a partition are padded to the limit and held as lists, sorted by tokens, shortest
     first, and run in fixed batches from which the columns of padding are clipped.
@@ -158,7 +158,7 @@ def stage_partition(
 
 
 class CpuPlan:
-    """What CrossFit's planner asks of a model, where there is no GPU to measure it on.
+    """Stand-in for the model that CrossFit's planner asks, without a GPU to measure memory on.
 
     CrossFit estimates the memory of a batch by a curve that it fits on the GPU. Here a stand-in
     estimates tokens, rows times width, and the limit is the one that gpuclassify has on a CPU.
@@ -169,22 +169,22 @@ class CpuPlan:
         self._tokenizer = tokenizer
 
     def load_tokenizer(self) -> Any:
-        """With the padding id and side."""
+        """Return the padding id and side."""
         return SimpleNamespace(
             pad_token_id=self._tokenizer.pad_token_id, padding_side=self._tokenizer.padding_side
         )
 
     def max_seq_length(self) -> int:
-        """Most tokens of a text."""
+        """Return the most tokens of a text."""
         return MAX_TOKENS
 
     def estimate_memory(self, max_num_tokens: int, batch_size: int) -> float:
-        """Tokens of a batch."""
+        """Return the tokens of a batch, padding included."""
         return max_num_tokens * batch_size
 
 
 class GpuPlan(CpuPlan):
-    """The same with the curve of memory that CrossFit fits, as its HFModel does."""
+    """Stand-in for a model on a GPU, with the curve of memory that CrossFit's HFModel fits."""
 
     def __init__(self, tokenizer: Any, model: Any, device: str) -> None:
         super().__init__(tokenizer)
@@ -193,7 +193,7 @@ class GpuPlan(CpuPlan):
         self._curve = _fitted_curve(model)
 
     def estimate_memory(self, max_num_tokens: int, batch_size: int) -> float:
-        """GiB of a batch."""
+        """Estimate the memory of a batch in GiB."""
         sizes = np.array([[batch_size, max_num_tokens, max_num_tokens**2]])
         return float(self._curve.predict(sizes)[0]) / 1024
 
@@ -206,7 +206,7 @@ def crossfit_partition(
     batch_size: int,
     dtype: str = "float32",
 ) -> pd.Series:
-    """Probabilities by CrossFit 0.0.9's own loader, planner and, on a GPU, estimate.
+    """Return probabilities by CrossFit 0.0.9's own loader, planner and, on a GPU, estimate.
 
     Its first batch of 512 rows, which its planner never makes smaller, has `batch_size` rows here.
     """
@@ -268,7 +268,7 @@ def partition_scores(
     device: str,
     **options: Any,
 ) -> np.ndarray:
-    """Probabilities by a function of one partition's texts, float (documents, labels)."""
+    """Return probabilities by a function of one partition's texts, float (documents, labels)."""
     scores = frame["text"].map_partitions(
         recipe, directory, device, **options, meta=pd.Series([], dtype=object, name="text")
     )
@@ -278,12 +278,12 @@ def partition_scores(
 def gpuclassify_scores(
     frame: dd.DataFrame, directory: str, device: str, **options: Any
 ) -> np.ndarray:
-    """Probabilities by gpuclassify, float (documents, labels); `options` are the classifier's."""
+    """Return gpuclassify's probabilities, float (documents, labels); `options` are its own."""
     return _matrix(classifier_of(directory, device, **options)(frame)["probabilities"])
 
 
 def classifier_of(directory: str, device: str, **options: Any) -> DistributedDataClassifier:
-    """gpuclassify on the model in `directory`; float32 unless `options` say otherwise."""
+    """Return a classifier of the model in `directory`; float32 unless `options` say otherwise."""
     return DistributedDataClassifier(
         model=directory,
         score_field="probabilities",
@@ -293,5 +293,5 @@ def classifier_of(directory: str, device: str, **options: Any) -> DistributedDat
 
 
 def _matrix(scores: dd.Series) -> np.ndarray:
-    """Computed here, one partition after the other, so that all recipes have the same threads."""
+    """Compute scores here, partition after partition, so that all recipes have the same threads."""
     return np.stack([np.asarray(row) for row in scores.compute(scheduler="synchronous")])

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.harness import (
     DisagreementError,
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=16, help="web documents (16)")
     parser.add_argument(
@@ -78,7 +78,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def long_template(category_words: int) -> str:
-    """The small models' safety prompt with as many more words in each category."""
+    """Return the small models' safety prompt with as many more words in each category."""
     texts = iter(sample_texts(13, seed=3, min_words=category_words, max_words=category_words))
     return re.sub(
         r"^[ \t]*O\d+:.*$",
@@ -89,7 +89,7 @@ def long_template(category_words: int) -> str:
 
 
 def write_models(directory: Path, template: str, options: argparse.Namespace) -> SafetyModels:
-    """A decoder and its adapters, whose answers are fitted to the prompt."""
+    """Write a decoder and its adapters, whose answers are fitted to the prompt."""
     return write_safety_models(
         directory,
         seed=options.seed,
@@ -104,7 +104,7 @@ def write_models(directory: Path, template: str, options: argparse.Namespace) ->
 
 @dataclass
 class Outcome:
-    """What a variant's latest run gave and took.
+    """Labels and work of a variant's latest run.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class PlainGenerate:
         self, models: SafetyModels, template: str, options: argparse.Namespace, is_merged: bool
     ) -> None:
         self._template, self._options = template, options
-        self._tokenizer = AutoTokenizer.from_pretrained(models.base, padding_side="left")
+        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(models.base, padding_side="left")
         self._tokenizer.pad_token = self._tokenizer.unk_token
         base = AutoModelForCausalLM.from_pretrained(models.base, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, models.defensive)
@@ -141,7 +141,7 @@ class PlainGenerate:
         self.outcome = Outcome()
 
     def run(self, texts: Sequence[str]) -> np.ndarray:
-        """Labels of the texts, one-hot float (documents, labels)."""
+        """Return the labels of the texts, one-hot float (documents, labels)."""
         self.outcome = Outcome(labels=[""] * len(texts))
         ids = self._tokenizer(prompts_of(self._template, texts))["input_ids"]
         longest_first = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
@@ -184,7 +184,7 @@ class Aegis:
         self.outcome = Outcome()
 
     def run(self, texts: Sequence[str]) -> np.ndarray:
-        """Labels of the texts, one-hot float (documents, labels)."""
+        """Return the labels of the texts, one-hot float (documents, labels)."""
         started = time.perf_counter()
         self._classifier.teardown()
         self._classifier.setup()
@@ -202,12 +202,12 @@ class Aegis:
 
 
 def prompts_of(template: str, texts: Sequence[str]) -> list[str]:
-    """The prompt with each of the texts in its place."""
+    """Return the prompt with each of the texts in its place."""
     return [template.replace("User: \n", f"User: {text}\n") for text in texts]
 
 
 def published_label(answer: str) -> str:
-    """The known tools' rule: one category exactly, or unknown."""
+    """Parse an answer by the known tools' rule: safe, one category exactly, or unknown."""
     first, *others = answer.split("\n")
     if first.strip() == "safe":
         return "safe"
@@ -218,13 +218,13 @@ def published_label(answer: str) -> str:
 
 
 def one_hot(labels: Sequence[str]) -> np.ndarray:
-    """Float (documents, labels) in the order of `LABELS`."""
+    """Encode labels as one-hot float (documents, labels) in the order of `LABELS`."""
     return (np.asarray(labels)[:, None] == np.asarray(LABELS)).astype(float)
 
 
 def measure(models: SafetyModels, template: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of every variant, and what each ran."""
-    tokenizer = AutoTokenizer.from_pretrained(models.base)
+    """Time every variant, and count what each ran."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(models.base)
     lengths = LENGTHS["web"].sample(options.documents)
     texts = texts_of_lengths([min(length, LONGEST_TOKENS) for length in lengths], tokenizer)
     recipes = {
@@ -268,7 +268,7 @@ def run_recipes(recipes: dict[str, Any], texts: list[str], repeats: int) -> Run:
 
 
 def findings(run: Run, name: str, outcome: Outcome, prompt_tokens: list[int]) -> dict[str, Any]:
-    """Times of a variant, and what its last run took."""
+    """Return times of a variant, and tokens and steps of its last run."""
     seconds = run.median_seconds(name)
     return {
         **run.times(name),
@@ -281,7 +281,7 @@ def findings(run: Run, name: str, outcome: Outcome, prompt_tokens: list[int]) ->
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     labels = ", ".join(f"{label} {count}" for label, count in result["labels"].items())
     lines = [
         f"{result['documents']} documents; prompts of {result['median_prompt_tokens']:.0f} tokens "

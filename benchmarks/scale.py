@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--rows", type=int, default=10_000_000, help="documents (10 million)")
     parser.add_argument("--part-rows", type=int, default=50_000, help="of a file (50,000)")
@@ -60,7 +60,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def write_corpus(folder: Path, rows: int, part_rows: int) -> dict[str, Any]:
-    """Parquet files of documents, all different: two phrases and a number."""
+    """Write Parquet files of documents, all different: two phrases and a number."""
     folder.mkdir()
     started, text_bytes = time.perf_counter(), 0
     words = [word for word in " ".join(docstrings()).split() if len(word) <= WORD_CHARS]
@@ -82,7 +82,7 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Identify the language of every document, and look at time and memory after each part."""
     classifier = LanguageIdentifier(model=real_model())
     source, target = (
-        ParquetReader(f"{folder}/in", part_bytes=1 << 30),
+        ParquetReader(f"{folder}/in", part_bytes=1 << 30, files_per_partition=1),
         ParquetWriter(f"{folder}/out"),
     )
     machine_seconds = yardstick(Path(folder, "in"))
@@ -122,13 +122,13 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[tuple[Any, list[psutil.Process]]]:
-    """A client of so many workers, and their processes."""
+    """Yield a client of so many workers, and their processes."""
     with get_client("cpu", n_workers=count) as client:
         yield client, [psutil.Process(pid) for pid in client.run(os.getpid).values()]
 
 
 def yardstick(corpus: Path) -> Callable[[], float]:
-    """What tells how fast the machine itself is at a time: core seconds of the same little work.
+    """Return a function that measures the machine's own speed: core seconds of a fixed small task.
 
     It is the library alone, over the first documents, in this process: a core that its host lends
     to others, or clocks down, is as slow for it as for the job.
@@ -147,7 +147,7 @@ def yardstick(corpus: Path) -> Callable[[], float]:
 
 
 def find_pace(samples: Sequence[dict[str, Any]], step_rows: int) -> dict[str, Any]:
-    """Seconds for each further million rows, as they are and in yardsticks of that time."""
+    """Return seconds for each `step_rows` rows, as they are and in yardsticks of that time."""
     rows = [0, *(sample["rows"] for sample in samples)]
     clock = [0.0, *(sample["seconds"] for sample in samples)]
     ends = np.arange(0, rows[-1] + 1, step_rows)
@@ -170,7 +170,7 @@ def _deviation(values: np.ndarray) -> float:
 
 
 def memory_growth(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Bytes that a later part finds more than an earlier one: medians near the ends of the job."""
+    """Return the growth of memory in bytes, from medians near the two ends of the job."""
     count = max(1, round(LEVEL_PARTS * len(samples)))
     early, late = samples[count : 2 * count], samples[-count:]
     levels = {
@@ -185,7 +185,7 @@ def memory_growth(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     pace, last = result["pace"], result["samples"][-1]
     growth = result["memory_growth"]
     held = {

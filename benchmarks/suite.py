@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
     parser.add_argument("form", choices=tuple(FORMS))
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
@@ -72,12 +72,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _run(command: Sequence[str]) -> Path:
-    """The path that a benchmark writes to, in a process of its own."""
+    """Run a benchmark in a process of its own, and return the path that it writes to."""
     return Path(_module(*command).splitlines()[-1].removeprefix("written to "))
 
 
 def _module(name: str, *arguments: str) -> str:
-    """What a benchmark's module prints; it is printed here too."""
+    """Run a benchmark's module, and return its output, which is printed here too."""
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *arguments],
         cwd=_ROOT,
@@ -90,7 +90,7 @@ def _module(name: str, *arguments: str) -> str:
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
-    """A line for each finding that people ask for first."""
+    """Return a line for each finding that people ask for first."""
     lines = [
         f"{SUBJECT:32}{'median s':>10}{'of peak':>9}{'pipeline':>10}{'fastest':>9} other way",
     ]

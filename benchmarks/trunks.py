@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
 from benchmarks.inputs import LENGTHS, docstrings, texts_of_lengths
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument("--documents", type=int, default=48, help="(48)")
     parser.add_argument("--lengths", choices=LENGTHS, default="short", help="of documents (short)")
@@ -69,7 +69,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def write_classifiers(trunk: Trunk, folder: Path, is_smoke: bool) -> list[Path]:
-    """Classifiers of random weights, of which the first layers are those of the first one."""
+    """Write classifiers of random weights, whose first layers are those of the first classifier."""
     small = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 2}
     sizes = {**trunk.sizes, **(small if is_smoke else {})}
     first = write_sequence_classifier(
@@ -95,7 +95,7 @@ def write_classifiers(trunk: Trunk, folder: Path, is_smoke: bool) -> list[Path]:
 
 
 def measure(trunk: Trunk, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of one classifier and of all, whose scores must agree."""
+    """Time one classifier and all, whose scores must agree."""
     paths = write_classifiers(trunk, folder, options.smoke)
     mappers = [
         DistributedDataClassifier(
@@ -108,7 +108,7 @@ def measure(trunk: Trunk, folder: Path, options: argparse.Namespace) -> dict[str
         for number, path in enumerate(paths)
     ]
     lengths = LENGTHS[options.lengths].sample(options.documents)
-    texts = texts_of_lengths(lengths, AutoTokenizer.from_pretrained(paths[0]))
+    texts = texts_of_lengths(lengths, PreTrainedTokenizerFast.from_pretrained(paths[0]))
     frame = pd.DataFrame({"text": texts})
     passes = {ONE: [mappers[:1]], IN_STEP: [mappers], ALONE: [[each] for each in mappers]}
     largest_difference = np.abs(scores(passes[IN_STEP], frame) - scores(passes[ALONE], frame)).max()
@@ -138,20 +138,20 @@ def measure(trunk: Trunk, folder: Path, options: argparse.Namespace) -> dict[str
 
 
 def scores(passes: list[list[DistributedDataClassifier]], frame: pd.DataFrame) -> np.ndarray:
-    """Scores of all classifiers, (documents, labels of all)."""
+    """Return the scores of all classifiers, (documents, labels of all)."""
     found = [classify(frame, own) for own in passes]
     names = [(own, name) for own in found for name in own.columns if name.startswith("score")]
     return np.hstack([np.stack(own[name]) for own, name in names])
 
 
 def first_scores(passes: list[list[DistributedDataClassifier]], frame: pd.DataFrame) -> np.ndarray:
-    """Run all, and give the scores of the first one, (documents, labels)."""
+    """Run all classifiers, and return the scores of the first one, (documents, labels)."""
     first, *_ = [classify(frame, own) for own in passes]
     return np.stack(first["score0"])
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = []
     for name, found in result["found"].items():
         lines.append(

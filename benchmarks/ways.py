@@ -63,7 +63,7 @@ class Way:
     is_searched: bool = False
 
     def variant(self, frame: dd.DataFrame, directory: str, device: str) -> Variant:
-        """As the harness times it on the texts of `frame`."""
+        """Return the variant that the harness times on the texts of `frame`."""
         few = dd.from_pandas(frame.head(WARM_UP_DOCUMENTS), npartitions=1)
         return Variant(
             self.name,
@@ -82,7 +82,7 @@ class Choice:
 
 
 def choose_ways(options: argparse.Namespace, directory: str) -> Choice:
-    """The ways that the options ask for.
+    """Return the ways that the options ask for.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def choose_ways(options: argparse.Namespace, directory: str) -> Choice:
 
 
 def dtype_names(ways: Iterable[Way]) -> str:
-    """The precisions that run, for a result's settings."""
+    """Return the precisions that run, for a result's settings."""
     return ", ".join(sorted({way.dtype for way in ways}))
 
 
@@ -133,7 +133,7 @@ def _cpu_ways(options: argparse.Namespace) -> list[Way]:
 
 
 def _engines() -> list[Way]:
-    """Other engines, with sorted batches."""
+    """Return the ways by other engines, with sorted batches."""
     made = {
         ("torch", "float32"): functools.partial(torch_engine, dtype="float32"),
         ("torch", "bfloat16"): functools.partial(torch_engine, dtype="bfloat16"),
@@ -229,7 +229,7 @@ def search_batches(
     device: str,
     failures: dict[str, str] | None = None,
 ) -> tuple[list[Way], dict[str, dict[str, Any]]]:
-    """The ways, each that asks for it with the fastest batch size, and what was found.
+    """Search the fastest batch size of each way that asks for it; return ways and timings.
 
     The first texts of the frame are tried. The directory is that of a model with a single layer:
     all layers are alike, so that one shows which is fastest. `noted` says what becomes of a way
@@ -252,7 +252,7 @@ def search_batches(
 
 
 def distinct_sizes(sizes: Sequence[int], rows: int) -> list[int]:
-    """Of ascending batch sizes those that cut a partition of `rows` in different ways."""
+    """Return those of ascending batch sizes that cut a partition of `rows` in different ways."""
     return [size for size, smaller in zip(sizes, (0, *sizes), strict=False) if smaller < rows]
 
 

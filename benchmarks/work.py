@@ -31,7 +31,7 @@ EFFORTS = {"cpu": Effort((512, 2_048), 4e9), "cuda": Effort((8_192, 65_536), 1e1
 
 
 def forward_operations(lengths: Iterable[int], shape: Shape) -> int:
-    """Floating-point operations of one forward pass over the real tokens of documents.
+    """Count floating-point operations of one forward pass over the real tokens of documents.
 
     Counted as in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
     Using Megatron-LM" (2021), appendix: only matrix products, two operations for each multiply
@@ -56,7 +56,7 @@ def forward_operations(lengths: Iterable[int], shape: Shape) -> int:
 
 
 def matmul_peaks(shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Operations a second of the fastest of the model's own linear layers, by kernel.
+    """Measure operations a second of the fastest of the model's own linear layers, by kernel.
 
     Each weight shape is multiplied with several numbers of rows, the kernels taking turns, and the
     fastest timing of all counts: disturbances make a peak too low, which would flatter every share
@@ -75,7 +75,7 @@ def matmul_peaks(shape: Shape, device: str, dtype: torch.dtype = torch.float32) 
 def _timed_layers(
     shape: Shape, device: str, dtype: torch.dtype
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Operations, and the least seconds that each kernel takes for them."""
+    """Yield operations, and the least seconds that each kernel takes for them."""
     width, inner = shape.hidden_size, shape.intermediate_size
     effort = EFFORTS[torch.device(device).type]
     with torch.inference_mode():
@@ -90,7 +90,7 @@ def _timed_layers(
 
 
 def _kernels(weight: torch.Tensor) -> dict[str, Kernel]:
-    """Ways to multiply activations (rows, inputs) with a weight (outputs, inputs)."""
+    """Return ways to multiply activations (rows, inputs) with a weight (outputs, inputs)."""
     kernels: dict[str, Kernel] = {"linear": lambda activations: F.linear(activations, weight)}
     if weight.device.type != "cpu":
         return kernels
@@ -120,7 +120,7 @@ def _least_seconds(
 
 
 def tokenizer_speed(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
-    """Documents and real tokens a second of the host's tokenizer alone, by all its threads.
+    """Measure documents and real tokens a second of the host's tokenizer alone, by all its threads.
 
     No way that tokenizes on the host can be faster. Nobody else may use the tokenizer.
     """
@@ -129,7 +129,7 @@ def tokenizer_speed(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
 
 
 def timed(tokenize: Callable[[], Any], documents: int) -> tuple[Any, dict[str, Any]]:
-    """Tokens with `offsets`, as `tokenize` gives them, and how fast it does."""
+    """Time `tokenize`, and return its tokens, which have `offsets`, and its speed."""
     timings = []
     for _ in range(TRIES):
         started = time.perf_counter()

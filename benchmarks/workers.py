@@ -20,7 +20,7 @@ import pandas as pd
 import psutil
 import torch
 from distributed import Client
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import (
     Variant,
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         directory = str(write_model(Path(folder, "model"), shape))
         texts = texts_of_lengths(
             LENGTHS[options.lengths].sample(options.documents),
-            AutoTokenizer.from_pretrained(directory),
+            PreTrainedTokenizerFast.from_pretrained(directory),
         )
         result = head | measure(texts, directory, options)
     return finish(QUESTION, result, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = new_parser(QUESTION, __doc__)
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[1, 2], help="that share the cores (1 2)"
@@ -93,19 +93,19 @@ class Cluster:
         self._processes = [psutil.Process(pid) for pid in pids]
 
     def run(self) -> np.ndarray:
-        """Probabilities, float (documents, labels)."""
+        """Classify the frame, and return probabilities, float (documents, labels)."""
         before = self._spent()
         rows = self.client.compute(self.scores).result()
         self.core_seconds.append(self._spent() - before)
         return np.stack([np.asarray(row) for row in rows])
 
     def warm_up(self) -> None:
-        """Load the model on every worker, and run all once."""
+        """Load the model on every worker, and classify the frame once."""
         self.run()
         self.core_seconds.clear()
 
     def torch_threads(self) -> list[int]:
-        """Of each worker."""
+        """Return the number of torch's threads of each worker."""
         return list(self.client.run(torch.get_num_threads).values())
 
     def _spent(self) -> float:
@@ -113,7 +113,7 @@ class Cluster:
 
 
 def measure(texts: Sequence[str], directory: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of clusters that take turns and are idle in between; the default is one of them."""
+    """Time clusters, the default among them, that take turns and are idle in between."""
     frame = dd.from_pandas(pd.DataFrame({"text": list(texts)}), npartitions=options.partitions)
     scores = classifier_of(directory, options.device)(frame)["probabilities"]
     default = cpu_cluster_options()[0]["n_workers"]
@@ -145,13 +145,13 @@ def measure(texts: Sequence[str], directory: str, options: argparse.Namespace) -
 
 
 def shown(count: int) -> str:
-    """The name of a cluster."""
+    """Return the name of a cluster."""
     return f"{count} worker{'s' if count > 1 else ''}"
 
 
 @contextlib.contextmanager
 def busy_loop() -> Iterator[None]:
-    """Another program that would take a whole core."""
+    """Run another program that would take a whole core, within the context."""
     process = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         yield
@@ -161,7 +161,7 @@ def busy_loop() -> Iterator[None]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a few lines for people."""
+    """Return the result as a short table for people to read."""
     lines = [
         f"{result['documents']} documents in {result['partitions']} partitions; largest difference "
         f"{result['largest_difference']:.0e}; {result['settings']['busy']} busy loops beside",

@@ -41,7 +41,7 @@ html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_show_sourcelink = html_copy_source = False
-html_sidebars = {"index": [], "contributing": [], "changelog": []}
+html_sidebars = {"index": [], "contributing": [], "security": [], "changelog": []}
 html_theme_options = {
     "header_links_before_dropdown": 5,
     "navbar_end": ["theme-switcher"],
@@ -98,7 +98,7 @@ def _kind(parameter, choices):
 
 
 def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):
-    """A signature of forty settings says less than the list of them below it."""
+    """Shorten a class's signature of more than 12 parameters, which are listed below it anyway."""
     if what == "class" and len(inspect.signature(obj).parameters) > 12:
         return "(*, ...)", None
     return None
@@ -112,7 +112,7 @@ def write_text(app, error):
 
 
 def setup(app):
-    """Connect what is above."""
+    """Connect the functions above to Sphinx's events."""
     app.connect("source-read", fill_page)
     app.connect("autodoc-process-docstring", explain_settings, priority=400)  # before numpydoc
     app.connect("autodoc-process-signature", shorten_signature)

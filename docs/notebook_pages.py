@@ -10,7 +10,7 @@ LINK = re.compile(r"\.\./notebooks/([\w-]+)\.ipynb\)")
 
 
 def fill(text: str, page: str, *, as_html: bool) -> str:
-    """A page of ``notebooks/`` with its notebook; others with links to such pages."""
+    """Return a page of ``notebooks/`` with its notebook; others with links to such pages."""
     folder, _, name = page.rpartition("/")
     if folder != "notebooks" or name == "index":
         return LINK.sub(r"notebooks/\1.md)", text)
@@ -28,7 +28,7 @@ def _shown(cell: dict[str, Any], as_html: bool) -> str:
 
 
 def _output(output: dict[str, Any], as_html: bool) -> str:
-    """An output in its richest form; Markdown alone says where a picture was."""
+    """Return an output in its richest form; Markdown alone says where a picture was."""
     data = {"text/plain": output.get("text", "")} | output.get("data", {})
     found = {kind: "".join(content) for kind, content in data.items()}
     if as_html and "text/html" in found:

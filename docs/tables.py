@@ -1,11 +1,13 @@
 """Tables of the site: of classifiers from their declarations, of speed from committed results.
 
 ``make tables`` writes them into the pages, between the comments ``<!-- table: NAME -->`` and
-``<!-- end -->``, so that pages can be read as they are.
+``<!-- end -->``, so that pages can be read as they are. So it does with the signatures and
+docstrings of what ``<!-- reference: NAMES -->`` names, in place of which the site has its own.
 """
 
 import inspect
 import json
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,12 +21,22 @@ from gpuclassify.commands.cli import main
 from gpuclassify.commands.models import labels_by_column, length_read
 from gpuclassify.commands.settings import families
 from gpuclassify.questions.prompt_classifier import PromptOptions
-from gpuclassify.settings.options import ClassifierOptions, LabelOptions, ModelOptions, ScoreOptions
+from gpuclassify.settings.options import (
+    ClassifierOptions,
+    LabelOptions,
+    ModelOptions,
+    PairOptions,
+    ScoreOptions,
+)
 from gpuclassify.settings.signatures import explanations
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DOCS = Path(__file__).parent
 MARK = re.compile(r"^(<!-- table: ([\w-]+) -->\n\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+REFERENCE = re.compile(
+    r"^(<!-- reference: ([\w. ]+) -->\n\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
+)
+MOST_SHOWN = 12  # arguments in a signature: more say less than the list of them below it
 COMMENT = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)
 BASELINE, SUBJECT = "pipeline held", "gpuclassify"
 # Which measured shape a published model has; what is not here was not measured.
@@ -35,37 +47,62 @@ SHAPES = {
 
 
 def fill(text: str, page: str) -> str:
-    """The page without comments."""
+    """Return the page without comments, and with directives where it has references."""
+    text = REFERENCE.sub(lambda mark: f"```{{eval-rst}}\n{_directives(mark[2])}```", text)
     return COMMENT.sub("", written(text, page))
 
 
 def written(text: str, page: str) -> str:
-    """The page with its tables as they are today, which name results by their place."""
+    """Return the page with its tables as of today, whose links to results are relative."""
     up = "../" * (page.count("/") + 1)
 
     def made(mark: re.Match[str]) -> str:
         content = TABLES[mark[2]]().replace("RESULTS/", f"{up}benchmarks/results/")
         return f"{mark[1]}{content.strip()}\n\n{mark[3]}"
 
-    return MARK.sub(made, text)
+    def described(mark: re.Match[str]) -> str:
+        return f"{mark[1]}{''.join(map(describe, mark[2].split()))}\n{mark[3]}"
+
+    return REFERENCE.sub(described, MARK.sub(made, text))
+
+
+def describe(name: str) -> str:
+    """Return signature and docstring of a Python name, as a fence."""
+    found = pkgutil.resolve_name(name)
+    signature, empty = inspect.signature(found), inspect.Parameter.empty
+    bare = [own.replace(annotation=empty) for own in signature.parameters.values()]
+    signature = signature.replace(parameters=bare, return_annotation=empty)
+    shown = "(*, ...)" if len(bare) > MOST_SHOWN else signature
+    explained = (inspect.getdoc(found) or "").replace("  # doctest: +SKIP", "")
+    return f"```none\n{found.__name__}{shown}\n\n{explained}\n```\n"
+
+
+def _directives(names: str) -> str:
+    """Return Sphinx's autodoc directives for all these names."""
+    lines = ""
+    for name in names.split():
+        found, owner = pkgutil.resolve_name(name), pkgutil.resolve_name(name.rpartition(".")[0])
+        kind = "method" if inspect.isclass(owner) else "function"
+        lines += f".. auto{'class' if inspect.isclass(found) else kind}:: {name}\n"
+    return lines
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Each page of the site, its text, and what that is with the tables of today."""
+    """Yield each page of the site, its text, and its text with the tables of today."""
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         yield path, text, written(text, path.relative_to(DOCS).with_suffix("").as_posix())
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def classifiers() -> str:
-    """What each published classifier is for, gives and reads."""
+    """Return a table of the published classifiers: purpose, columns and licence."""
     return table(
         ["class", "what it tells", "new columns", "licence of the weights"],
         (
@@ -81,7 +118,7 @@ def classifiers() -> str:
 
 
 def published() -> str:
-    """The published checkpoints that run by a name of their own."""
+    """Return a table of the published checkpoints that run by a name of their own."""
     return table(
         ["name", "what it tells", "new columns", "reads", "licence of the weights", "cite"],
         (
@@ -99,7 +136,7 @@ def published() -> str:
 
 
 def words_of_names() -> str:
-    """What stands for the words in capitals in the names of the catalogue."""
+    """List the values that the words in capitals stand for in the names of the catalogue."""
     return "\n".join(
         f"* `{own.name}-{own.variant}`: {', '.join(f'`{word}`' for word in own.variants)}"
         for own in CATALOGUE
@@ -108,7 +145,7 @@ def words_of_names() -> str:
 
 
 def _model_of(owner: Any) -> str:
-    """The published model, or the argument that names one."""
+    """Return the published model, or the argument that names one."""
     parameters = inspect.signature(owner).parameters
     return owner.defaults.get("model") or ("model=" if "model" in parameters else "heads=")
 
@@ -130,7 +167,7 @@ def _named(classifier: Any) -> str:
 
 
 def lengths() -> str:
-    """How much of a text each published classifier reads, and how fast that was measured."""
+    """Return a table of how much text each published classifier reads, and its measured speed."""
     speeds = {
         family: f"{_variant(shape, SUBJECT)['real_tokens_per_second']:,.0f} tokens/s"
         for shape, members in SHAPES.items()
@@ -151,7 +188,7 @@ def lengths() -> str:
 
 
 def labels() -> str:
-    """Every family with its model, columns and all labels."""
+    """Return every family with its model, columns and all labels."""
     return "\n".join(_family(name, owner) for name, owner in families().items())
 
 
@@ -178,9 +215,10 @@ def _family(name: str, owner: Any) -> str:
 
 
 def arguments() -> str:
-    """What every mapper takes, by the settings that declare it."""
+    """Return the arguments of the mappers, by the class of options that declares them."""
     titles = {
         ModelOptions: "Of all classifiers and of the embedder",
+        PairOptions: "Of all that read pairs of texts as well",
         LabelOptions: "Of all that give labels",
         ScoreOptions: "Of all that give labels and scores",
         ClassifierOptions: "Of all that give probabilities",
@@ -205,16 +243,17 @@ def _default(parameter: Any) -> str:
 
 
 def commands() -> str:
-    """The help of every command, as the terminal shows it."""
+    """Return the help of every command, as the terminal shows it."""
     context = click.Context(main, info_name=main.name)
     return "\n".join(
         f"## {name}\n\n```none\n{command.get_help(click.Context(command, context, name))}\n```\n"
-        for name, command in main.commands.items()
+        for name in main.list_commands(context)
+        if (command := main.get_command(context, name))
     )
 
 
 def layers() -> str:
-    """The layers of the package, as the test of imports declares them."""
+    """Return the layers of the package, as the test of imports declares them."""
     return "\n".join(
         f"{height}. {', '.join(f'`{room}`' for room in sorted(layer))}"
         for height, layer in enumerate(LAYERS, 1)
@@ -222,7 +261,7 @@ def layers() -> str:
 
 
 def throughput() -> str:
-    """Speed beside the recipe of Hugging Face, a row a committed result."""
+    """Return a table of speed beside Hugging Face's recipe, a row for each committed result."""
     return table(
         [
             "model, documents",
@@ -248,7 +287,7 @@ def throughput() -> str:
 
 
 def other_ways() -> str:
-    """The other ways to batch in the same results."""
+    """Return a table of the other ways to batch in the results of `throughput`."""
     return table(
         ["model, documents", "way", "tokens/s", "gpuclassify is so many times as fast", "result"],
         (
@@ -267,7 +306,7 @@ def other_ways() -> str:
 
 
 def engines() -> str:
-    """Engines for CPUs on the same weights, a row each."""
+    """Return a table of engines for CPUs on the same weights, a row for each."""
     return table(
         [
             "model",
@@ -295,7 +334,7 @@ def engines() -> str:
 
 
 def int8() -> str:
-    """int8 beside bfloat16, a row for each model."""
+    """Return a table of int8 beside bfloat16, a row for each model."""
 
     def shown(found: dict[str, Any], name: str, form: str) -> list[str]:
         return ["" if value is None else format(value, form) for value in found[name].values()]
@@ -325,7 +364,7 @@ def int8() -> str:
 
 
 def footprints() -> str:
-    """Seconds to the first answers and memory, where they were measured."""
+    """Return a table of seconds to the first answers and memory, where they were measured."""
     return table(
         ["model", "way", "seconds to the first 8 answers", "memory at most", "result"],
         (
@@ -343,7 +382,7 @@ def footprints() -> str:
 
 
 def deduplication() -> str:
-    """Fuzzy deduplication beside its peers."""
+    """Return a table of fuzzy deduplication beside its peers."""
     return table(
         [
             "way",
@@ -370,7 +409,7 @@ def deduplication() -> str:
 
 
 def precision_of_removal() -> str:
-    """Of what was removed, how much is alike to the document that stays."""
+    """Return a table of how many removed documents are similar to the one kept."""
     return table(
         ["way", "removed", "at least 0.8 alike in words", "result"],
         (
@@ -389,7 +428,7 @@ def precision_of_removal() -> str:
 
 
 def safety() -> str:
-    """AegisClassifier beside plain generate."""
+    """Return a table of AegisClassifier beside plain generate."""
     return table(
         ["way", "seconds", "documents/s", "times", "result"],
         (
@@ -409,7 +448,7 @@ def safety() -> str:
 
 
 def questions() -> str:
-    """Questions to a decoder beside plain transformers, and four criteria beside one."""
+    """Return a table of questions beside plain transformers, and four criteria beside one."""
     parts = {
         "choice": "yes or no behind an instruction of 500 tokens",
         "answer": "the taxonomy's ten lines, against `generate`",
@@ -439,7 +478,7 @@ def questions() -> str:
 
 
 def trunks() -> str:
-    """More classifiers on one trunk beside one of them."""
+    """Return a table of more classifiers on one trunk beside one of them."""
     return table(
         ["classifiers", "layers in common", "documents", "way", "seconds", "times one", "result"],
         (
@@ -460,7 +499,7 @@ def trunks() -> str:
 
 
 def workers() -> str:
-    """The default number of workers beside others, while other programs are busy."""
+    """Return a table of the default number of workers beside others, with other programs busy."""
     return table(
         ["model", "beside", "default", "speed of the default against the best other", "result"],
         (
@@ -477,7 +516,7 @@ def workers() -> str:
 
 
 def fasttext() -> str:
-    """fastText in gpuclassify beside its library, each worker on a core of its own."""
+    """Return a table of fastText in gpuclassify beside its library, each worker on its own core."""
     return table(
         ["model", "way", "documents/s", "documents a core second", "times the library", "result"],
         (
@@ -497,7 +536,7 @@ def fasttext() -> str:
 
 
 def heads() -> str:
-    """Several heads on one embedding, and a pass for each of them."""
+    """Return a table of several heads on one embedding, and of a pass for each of them."""
     return table(
         ["way", "seconds", "times one head", "result"],
         (
@@ -514,7 +553,7 @@ def heads() -> str:
 
 
 def training() -> str:
-    """Training each kind of head, and embedding the same texts alone."""
+    """Return a table of training each kind of head, and of embedding the same texts alone."""
     return table(
         ["annotated texts", "kind", "seconds", "times embedding them", "result"],
         (
@@ -532,7 +571,7 @@ def training() -> str:
 
 
 def scale() -> str:
-    """A job over many documents: how fast, how evenly, and what its memory grew by."""
+    """Return a table of a job over many documents: its speed, evenness and growth of memory."""
     return table(
         [
             "documents",
@@ -569,7 +608,7 @@ FAULTS = {
 
 
 def faults() -> str:
-    """What came of every fault that was made, a row a command; of results, the last."""
+    """Return a table of the last result's outcomes of all faults made, a row for each command."""
     *_, (path, result) = _results("faults")
     outcomes = {(found["case"], found["mode"]): found for found in result["outcomes"]}
     return table(
@@ -596,14 +635,14 @@ def _results(question: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _corpora(question: str) -> Iterator[tuple[Path, dict[str, Any], str, dict[str, Any]]]:
-    """File and content of each result, and name and figures of each of its corpora."""
+    """Yield file and content of each result, with name and figures of each of its corpora."""
     for path, result in _results(question):
         for kind, corpus in result["corpora"].items():
             yield path, result, kind, corpus
 
 
 def _variant(shape: str, way: str) -> dict[str, Any]:
-    """The newest result with web documents of a shape."""
+    """Return a way's figures in the newest result for a shape on web documents."""
     found = [
         corpus["variants"][way]
         for _, result, kind, corpus in _corpora("throughput")

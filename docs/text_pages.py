@@ -1,8 +1,6 @@
 """Each page as Markdown beside its HTML, and llms.txt, which lists them."""
 
-import inspect
 import os
-import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -23,7 +21,7 @@ SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs, i
 
 
 def with_drawings(text: str, folder: Path) -> str:
-    """The page with its drawings in it, so that they take the colours of the theme."""
+    """Return the page with its drawings in it, so that they take the colours of the theme."""
 
     def drawn(found: re.Match[str]) -> str:
         svg = (folder / "drawings" / Path(found[2]).name).read_text(encoding="utf-8")
@@ -49,7 +47,7 @@ def write(env: Any, output: Path, source: Path) -> None:
 
 
 def plain(path: Path, page: str) -> str:
-    """A page in Markdown alone: tables and notebooks in it, comments gone, reference as text."""
+    """Return a page in Markdown alone: tables and notebooks, no comments, reference as text."""
     text = tables.fill(path.read_text(encoding="utf-8"), page)
     text = notebook_pages.fill(text, page, as_html=False)
     text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
@@ -63,18 +61,10 @@ def _reference(kind: str, content: str) -> str:
     if kind == "toctree":
         pages = [line for line in content.splitlines() if line and not line.startswith(":")]
         return "".join(f"- [{page}]({page}.md)\n" for page in pages)
-    return "\n".join(map(_described, DIRECTIVE.findall(content)))
-
-
-def _described(name: str) -> str:
-    """Signature and docstring of a Python name."""
-    owner, _, attribute = name.rpartition(".")
-    found = getattr(pkgutil.resolve_name(owner), attribute)
-    signature = f"{attribute}{inspect.signature(found)}"
-    return f"```none\n{signature}\n\n{inspect.getdoc(found)}\n```\n"
+    return "\n".join(map(tables.describe, DIRECTIVE.findall(content)))
 
 
 def _in_order(env: Any, page: str) -> list[str]:
-    """The page and all below it, as the table of contents has them."""
+    """Return the page and all below it, as the table of contents has them."""
     below = env.toctree_includes.get(page, [])
     return [page, *(each for child in below for each in _in_order(env, child))]

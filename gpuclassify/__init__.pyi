@@ -22,6 +22,7 @@ from .classifiers import Qwen3GuardClassifier as Qwen3GuardClassifier
 from .classifiers import Qwen3GuardResponseClassifier as Qwen3GuardResponseClassifier
 from .classifiers import ShieldGemmaClassifier as ShieldGemmaClassifier
 from .classifiers import TaxonomyClassifier as TaxonomyClassifier
+from .classifiers import TokenCounter as TokenCounter
 from .classifiers import TopicClassifier as TopicClassifier
 from .classifiers import WildGuardClassifier as WildGuardClassifier
 from .classifiers.checkpoint import ModelMapper as ModelMapper

@@ -9,17 +9,27 @@ import itertools
 import math
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
+from transformers.utils.chat_template_utils import (
+    _CONTROL_TOKEN_END,
+    _CONTROL_TOKEN_START,
+    _get_control_token_patterns,
+    encode_marked_chat,
+    mark_control_tokens,
+)
+
+from tests.oracle import plain_tokenizer
 
 logging.disable_progress_bar()
+MARKS = (_CONTROL_TOKEN_START, _CONTROL_TOKEN_END)
 
 
 class ChatOracle:
     """A decoder in a directory, maybe with a LoRA adapter, as transformers and peft run it."""
 
     def __init__(self, directory, adapter=None):
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        self.tokenizer = plain_tokenizer(directory)
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         if adapter is not None:
             from peft import PeftModel
@@ -28,14 +38,24 @@ class ChatOracle:
         self._logits = {}
 
     def prompt(self, content, *, system=None, response=None, opening="", **settings):
-        """The chat as the tokenizer's template writes it."""
+        """The chat as the tokenizer's template writes it, with marks in control tokens of texts."""
+        content, response = self.marked(content), response and self.marked(response)
         chat = [("system", system), ("user", content), ("assistant", response)]
         messages = [{"role": role, "content": text} for role, text in chat if text is not None]
         settings = {"add_generation_prompt": True, **settings}
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **settings) + opening
 
+    def marked(self, text):
+        """A text of the data, which has no control tokens: transformers marks their names."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        names = tuple(str(token) for token in added if token.special and "<0x" not in str(token))
+        return mark_control_tokens(text, _get_control_token_patterns(names)[0])
+
     def ids(self, text, adds_special_tokens=False):
-        return self.tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"]
+        """Marked names are text."""
+        if not any(mark in text for mark in MARKS):
+            return self.tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"]
+        return self.ids("", adds_special_tokens) + encode_marked_chat(self.tokenizer, text)
 
     def logits(self, ids):
         """Of the token after `ids`, over the whole vocabulary, float64."""

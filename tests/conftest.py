@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -66,6 +67,13 @@ def golden_case(request):
 def warnings_are_new():
     """What an earlier test was warned of is said again."""
     warn_once.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def variables_stay():
+    """Undo what a test changed in the environment; later tests' workers would inherit it."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,25 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 TOLERANCE = 1e-5  # absolute and relative, for float32 models of ordinary scale
+
+
+def plain_tokenizer(directory, **options):
+    """The tokenizers library on a model's own file, called as transformers does.
+
+    Other classes of transformers 5, which AutoTokenizer takes by name, drop steps of the file.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, **options)
+    tokenizer._tokenizer = Tokenizer.from_file(str(Path(directory, "tokenizer.json")))
+    return tokenizer
 
 
 def raw_outputs(directory, texts, max_tokens=None):
@@ -64,7 +80,7 @@ def stacked(column):
 @functools.cache
 def _model(directory):
     """Tokenizer and a function from its output to raw outputs."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     config = json.loads(Path(directory, "config.json").read_text())
     if "base_model" not in config:
         model = AutoModelForSequenceClassification.from_pretrained(directory).float().eval()

@@ -22,7 +22,7 @@ def local_client(workers=1, processes=False, **options):
 
     from gpuclassify.cluster.local import PatientNanny
 
-    options = {"threads_per_worker": 1, "dashboard_address": None} | options
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"} | options
     if processes:
         options["worker_class"] = PatientNanny
     with (

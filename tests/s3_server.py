@@ -16,7 +16,7 @@ from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.test import Client
 
-from tests.hub_http import Answer, HttpServer
+from tests.hub_server import Answer, HttpServer
 
 EVERYTHING = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
 

@@ -9,10 +9,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_table_names_each_classifier_with_its_model_and_licence():
-    for family in FAMILIES.values():
-        (row,) = [
-            line for line in README.splitlines() if line.startswith(f"| `{family.__qualname__}`")
-        ]
+    for name, family in FAMILIES.items():
+        begins = f"| `{family.__qualname__}`<br>`{name}` |"
+        (row,) = [line for line in README.splitlines() if line.startswith(begins)]
         assert family.licence in row or "model's" in row
         assert family.defaults.get("model", "model=") in row
         columns = [v for k, v in family.defaults.items() if k.endswith("label_field")]

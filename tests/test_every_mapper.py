@@ -21,6 +21,7 @@ from gpuclassify import (
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.mapping.chain import Chain
 from tests.classifiers.test_head_classifier import save_heads
+from tests.loaders import LOADERS
 from tests.oracle import assert_close
 from tests.replicas import safety_template, sample_texts
 from tests.replicas.chat_models import write_chat_model
@@ -36,6 +37,7 @@ MAPPERS = [
     "aegis",
     "instruction-data-guard",
     "checkpoint",
+    "relevance",
     "embedder",
     "heads",
     "chain",
@@ -68,6 +70,11 @@ def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, he
             known = inspect.signature(FAMILIES[name]).parameters
             options = {key: value for key, value in options.items() if key in known}
             return FAMILIES[name](model=fasttext_model("chars"), top_k=2, **options)
+        if name == "tokens":  # without those, and whole texts only
+            options = options | {"special_tokens": options.get("max_chars") is not None}
+            known = {*inspect.signature(FAMILIES[name]).parameters} - {"max_chars"}
+            options = {key: value for key, value in options.items() if key in known}
+            return FAMILIES[name](model=sequence_classifier("modernbert"), **options)
         if name in QUESTIONS:  # columns are named in the prompt itself
             options["prompt"] = options.pop("text_template", "{text}")
             if name == "prompt":
@@ -114,6 +121,9 @@ def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, he
         if name == "checkpoint":
             model = sequence_classifier("modernbert")
             return DistributedDataClassifier(model=model, score_field="scores", **options)
+        if name == "relevance":
+            model = sequence_classifier("bert", num_labels=1)
+            return DistributedDataClassifier(model=model, query="which market", **options)
         if name in ("topic", "format"):
             options = {"text_template": None, **options}
         return FAMILIES[name](model=checkpoint(name), **options)
@@ -178,7 +188,7 @@ def test_empty_and_all_null_partitions_have_the_announced_dtypes(mapper_of, fram
         assert len(found) == len(frame)
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("name", MAPPERS)
 def test_company_loader_and_batches_change_nothing(mapper_of, name, loader):
     whole = mapper_of(name)(FRAME)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -13,11 +12,11 @@ import pandas as pd
 import pytest
 
 from gpuclassify import AegisClassifier, DomainClassifier
+from tests.hub_server import HubServer
 from tests.replicas import safety_template, sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.slow
 
-SERVER = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))
 TOKEN = "hf_plantedplantedplanted"
 NAME = "acme/domains"
 
@@ -59,7 +58,7 @@ def files_of(directory):
 
 @pytest.fixture
 def server():
-    with SERVER["HubServer"](tokens=[TOKEN]) as running:
+    with HubServer(tokens=[TOKEN]) as running:
         yield running
 
 
@@ -83,9 +82,8 @@ def start(script, server, cache, settings):
 
 def test_workers_fetch_the_pinned_commit_once_with_the_clients_token(server, tmp_path):
     first = write_checkpoint(tmp_path / "first", seed=1)
-    model = SERVER["Model"](is_gated=True, readers={TOKEN})
-    sha = model.commit(files_of(first))
-    server.models[NAME] = model
+    model = server.add(NAME, files_of(first), is_gated=True, readers={TOKEN})
+    sha = model.sha_of()
     job = start(SCRIPT, server, tmp_path / "cache", {"token": TOKEN})
     line = job.stdout.readline()
     assert line == "planned\n", job.communicate()[1]
@@ -101,7 +99,8 @@ def test_workers_fetch_the_pinned_commit_once_with_the_clients_token(server, tmp
     assert not result["shows_token"]
     assert TOKEN not in errors
     weights = (first / "model.safetensors").stat().st_size
-    fetched = [r for r in server.requests if r.method == "GET" and r.sent_bytes >= weights]
+    gets = [r for r in server.requests if r.method == "GET" and "tokenizer" not in r.path]
+    fetched = [r for r in gets if r.sent_bytes >= weights]
     assert len(fetched) == 1
 
 
@@ -136,8 +135,8 @@ def test_a_module_of_ones_own_is_pushed_and_read_back(server, tmp_path):
     found = json.loads(printed.splitlines()[-1])
     assert found["same"]
     assert found["config"]["base_model"] == "backbone"
-    pushed = server.models["acme/trained"]
-    files = pushed.commits[pushed.sha_of("main")]
+    pushed = server.repos["acme/trained"]
+    files = {path: file.data for path, file in pushed.tree().items()}
     assert {"README.md", "backbone/config.json", "tokenizer.json"} < set(files)
     config = json.loads(files["config.json"])
     digest = config.pop("weights_sha256")  # by which loading knows whole weights
@@ -184,7 +183,7 @@ SAFETY = """
 
 def test_a_gated_base_is_read_with_the_token_and_explained_without(tmp_path, safety_models):
     other = "hf_otherotherother"
-    with SERVER["HubServer"](tokens=[TOKEN, other]) as server:
+    with HubServer(tokens=[TOKEN, other]) as server:
         server.add("acme/guard-base", files_of(safety_models.base), is_gated=True, readers={TOKEN})
         server.add("acme/aegis", files_of(safety_models.defensive))
         server.add("acme/guard", files_of(safety_models.guard))

@@ -55,3 +55,19 @@ import importlib, pkgutil, gpuclassify
 for module in pkgutil.iter_modules(gpuclassify.__path__):
     assert module.name not in gpuclassify.__all__, module.name
 """)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("DomianClassifier", "DomainClassifier"),
+        ("get_clint", "get_client"),
+        ("read_file", "read_files"),
+    ],
+)
+def test_a_misspelt_name_is_told_the_nearest(name, meant):
+    import gpuclassify
+
+    with pytest.raises(AttributeError, match=rf"has no '{name}'\. Did you mean '{meant}'"):
+        getattr(gpuclassify, name)
+    assert not hasattr(gpuclassify, "nothing_like_it")

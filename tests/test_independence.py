@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from gpuclassify import DomainClassifier
 from gpuclassify.inference import engine
@@ -16,13 +15,20 @@ from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget, DocumentTooLargeError
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.workers.run_context import collected_stats
-from tests.oracle import assert_close, assert_labels_agree, probabilities, raw_outputs, stacked
+from tests.loaders import LOADERS
+from tests.oracle import (
+    assert_close,
+    assert_labels_agree,
+    plain_tokenizer,
+    probabilities,
+    raw_outputs,
+    stacked,
+)
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")
 
 TEXTS = [*sample_texts(24, seed=11, max_words=60), "", "word " * 700]
-LOADERS = ("sorted", "crossfit")
 
 
 @pytest.fixture
@@ -174,7 +180,7 @@ def with_embedding(checkpoint, tmp_path):
     def write(value):
         model = tmp_path / "odd"
         shutil.copytree(checkpoint("domain"), model)
-        token = AutoTokenizer.from_pretrained(model)("river", add_special_tokens=False).input_ids[0]
+        token = plain_tokenizer(model)("river", add_special_tokens=False).input_ids[0]
         tensors = load_file(model / "model.safetensors")
         tensors["model.embeddings.word_embeddings.weight"][token, 0] = value
         save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})

@@ -17,7 +17,7 @@ from tests.replicas import sample_texts, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 # Of the repository alone.
-NOT_RELEASED = (".ci/", ".github/", ".gitignore")
+NOT_RELEASED = (".ci/", ".github/", ".gitignore", ".pre-commit-config.yaml")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,1 +1,1 @@
-"""What a machine with a GPU runs, connected or not: probe, tests and benchmarks, in one command."""
+"""Probe, tests and benchmarks for a machine with a GPU, online or offline, in one command."""

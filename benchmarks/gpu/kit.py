@@ -45,7 +45,7 @@ PLATFORMS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Pack, or install."""
+    """Pack the kits, or install one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.kit", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="download wheels and cut them into parts")
@@ -85,7 +85,7 @@ def pack(stem: Path, requirements: Sequence[str], python: str) -> list[Path]:
 
 
 def drop_weights(wheel: Path) -> None:
-    """Leave out of a wheel what is most of it; pip does not miss a file."""
+    """Remove the weights, most of its size, from a wheel; pip does not miss a file."""
     whole = wheel.rename(wheel.with_suffix(".whole"))
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
@@ -142,7 +142,7 @@ def install(folder: Path, kit: str, environment: Path) -> None:
 
 
 def _create(environment: Path) -> None:
-    """A virtual environment that sees this interpreter's packages, if it is not there yet."""
+    """Create a virtual environment that sees this interpreter's packages, unless it exists."""
     if python_of(environment).exists():
         return
     venv.create(environment, system_site_packages=True, symlinks=True)
@@ -159,7 +159,7 @@ def _create(environment: Path) -> None:
 
 
 def python_of(environment: Path) -> Path:
-    """Its interpreter."""
+    """Return the path of an environment's interpreter."""
     return environment / "bin" / "python"
 
 

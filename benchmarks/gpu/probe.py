@@ -31,7 +31,7 @@ SMI = ("nvidia-smi", "--format=csv", "--query-gpu=name,driver_version,memory.tot
 
 
 class Sizes(NamedTuple):
-    """How much is run: for a GPU, and so little that a CPU takes seconds."""
+    """Sizes of all measurements: for a GPU, or so small that a CPU takes seconds."""
 
     matrix: int
     copied_bytes: int
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def machine(device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """Versions, cores, memory, and what the driver says of the GPUs and of their cores."""
+    """Describe versions, cores, memory, and the driver's account of the GPUs and of their cores."""
     found: dict[str, Any] = {"python": platform.python_version(), "cuda": torch.version.cuda}
     found["versions"] = {}
     for name in PACKAGES:
@@ -88,7 +88,7 @@ def _printed(command: Sequence[str]) -> str:
 
 
 def products(device: torch.device, sizes: Sizes) -> dict[str, float]:
-    """TFLOP/s of a product of square matrices of random numbers, by precision."""
+    """Measure TFLOP/s of a product of square matrices of random numbers, by precision."""
     found = {}
     for dtype in DTYPES:
         left, right = torch.randn(2, sizes.matrix, sizes.matrix, device=device, dtype=dtype)
@@ -98,7 +98,7 @@ def products(device: torch.device, sizes: Sizes) -> dict[str, float]:
 
 
 def copies(device: torch.device, sizes: Sizes) -> dict[str, float]:
-    """GB/s on the device (read and written bytes, by type), and to it from the host."""
+    """Measure GB/s on the device (read and written bytes, by type), and to it from the host."""
     found = {}
     for dtype in (*DTYPES, torch.int64):
         source = torch.zeros(sizes.copied_bytes // dtype.itemsize, device=device, dtype=dtype)
@@ -115,7 +115,7 @@ def copies(device: torch.device, sizes: Sizes) -> dict[str, float]:
 
 
 def fresh_shapes(device: torch.device, sizes: Sizes) -> dict[str, list[list[float]]]:
-    """Seconds of the first and the second masked attention on eight new shapes, by cuDNN's use."""
+    """Time the first and second masked attention on eight new shapes, with and without cuDNN."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found: dict[str, list[list[float]]] = {}
     for name, is_on in (("cuDNN on", True), ("cuDNN off", False)):
@@ -141,7 +141,7 @@ def _attention_seconds(
 
 
 def varlen(device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """Whether attention over texts end to end takes what is asked of it, and is right."""
+    """Check the parameters and answers of attention over texts end to end, and time it."""
     from torch.nn.attention.varlen import varlen_attn
 
     found: dict[str, Any] = {"parameters": list(inspect.signature(varlen_attn).parameters)}
@@ -161,7 +161,7 @@ def varlen(device: torch.device, sizes: Sizes) -> dict[str, Any]:
 
 
 def flex(device: torch.device, sizes: Sizes) -> dict[str, Any]:
-    """Attention with a bias by distance, compiled and as torch's other operations give it.
+    """Compare attention with a bias by distance, compiled and by torch's other operations.
 
     The bias is that of DeBERTa, read from two products within the kernel.
     """
@@ -191,7 +191,7 @@ def flex(device: torch.device, sizes: Sizes) -> dict[str, Any]:
 
 
 def _seconds(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """The least of the seconds of a call, after one that is not counted."""
+    """Return the least seconds of `repeats` calls, after one that is not counted."""
     _once(run, device)
     return min(_once(run, device) for _ in range(repeats))
 

@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
     @property
     def command(self) -> str:
-        """As reports have it."""
+        """The command as reports show it."""
         return " ".join(self.arguments)
 
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options from the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.run", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the two files")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(all)")
@@ -121,7 +121,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def all_steps(device: str) -> list[Step]:
-    """The steps of all parts, the most important first.
+    """Return the steps of all parts, the most important first.
 
     Documents are counted for one H100: 35 TFLOP/s in float32, where the recipe also runs 1.5 times
     the tokens, and 250 in 16 bits. A web document has 339 tokens after the cut, and a token takes
@@ -167,7 +167,7 @@ def all_steps(device: str) -> list[Step]:
 
 
 def name_gpus() -> str:
-    """Names of the GPUs and their drivers; empty where there are none."""
+    """Return the names of the GPUs and their drivers; empty where there are none."""
     command = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -176,7 +176,7 @@ def name_gpus() -> str:
 
 
 def read_earlier(folder: Path, head: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What became of each command that had its time, by the reports in a folder that begin alike.
+    """Read the outcomes of commands that had their time, from a folder's reports of this head.
 
     Of several outcomes the last one that was done counts, else the last one.
     """
@@ -194,7 +194,7 @@ def read_earlier(folder: Path, head: dict[str, Any]) -> dict[str, dict[str, Any]
 
 
 def _with_kits(steps: Sequence[Step], options: argparse.Namespace) -> Iterator[Step]:
-    """The steps, and the installation of each kit before the first that needs it.
+    """Yield the steps, and the installation of each kit before the first step that needs it.
 
     RAPIDS comes late, so that nothing of it is in what is measured without.
     """
@@ -209,7 +209,7 @@ def _with_kits(steps: Sequence[Step], options: argparse.Namespace) -> Iterator[S
 
 
 def _interpreter(step: Step, options: argparse.Namespace) -> str:
-    """The environment's, if there is one and the step does not make it."""
+    """Return the environment's interpreter, if there is one and the step does not make it."""
     made = python_of(options.environment)
     return str(made) if options.kit and made.exists() and step.part != "kit" else sys.executable
 
@@ -221,7 +221,7 @@ def attempt(
     deadline: float,
     tell: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """What became of a step: command, status, exit code, seconds, results and its last lines.
+    """Run a step; return its command, status, exit code, seconds, results and last lines.
 
     All that it prints is added to the file `log_path`. The `deadline`, by `time.monotonic`, is that
     of all steps. `tell` takes the outcome so far whenever a result has changed.
@@ -265,7 +265,7 @@ def attempt(
 def _run(
     command: Sequence[str], limit_seconds: float, log: TextIO, look: Callable[[], None]
 ) -> int | None:
-    """The exit code; None if it was ended, with all processes that it had started.
+    """Run a command and return its exit code; None if it was ended, with all processes it started.
 
     Meanwhile `look` is called every few seconds, and once at the end.
     """
@@ -289,7 +289,7 @@ def _run(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A result; of one that is cut off, why it cannot be read."""
+    """Read a result; of one that is cut off, return why it cannot be read."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as err:

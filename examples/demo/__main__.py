@@ -35,7 +35,7 @@ def main(directory: str, model: str, documents: int | None, as_json: bool) -> No
 
 
 def next_steps(directory: str, model: str) -> str:
-    """A command and three lines of Python that run as they stand."""
+    """Return a command and three lines of Python that run as they stand."""
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())

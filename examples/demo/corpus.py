@@ -82,7 +82,7 @@ class Document:
         return self.module.partition(".")[0]
 
 
-def collect_documents(*, max_documents: int = 7000) -> list[Document]:
+def collect_documents(*, max_documents: int = 3500) -> list[Document]:
     """Read the docstrings of the modules named in `AREAS`, without importing any of them.
 
     Docstrings of modules, classes and functions of at least 80 characters count. The packages of
@@ -157,7 +157,7 @@ def split_documents(
 
 
 def hold_out(documents: Iterable[Document], training: Sequence[Document]) -> list[Document]:
-    """The documents of other packages than the training documents', that open otherwise."""
+    """Return the documents of other packages than the training documents', that open otherwise."""
     packages = {document.package for document in training}
     openings = {_opening(document.text) for document in training}
     return [
@@ -199,7 +199,7 @@ def _first_of_each_opening(documents: Iterable[Document], seen: set[str]) -> Ite
 
 
 def _opening(text: str) -> str:
-    """The first words without case and punctuation: copies are seldom equal to the character."""
+    """Return the first words without case and punctuation, in which near copies are equal."""
     return " ".join(re.findall(r"\w+", text.casefold()))[:_OPENING_CHARACTERS]
 
 
@@ -253,5 +253,5 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _is_writable(text: str) -> bool:
-    """Whether the text can be stored as JSON and read back (no lone surrogate, no NUL)."""
+    """Tell whether the text can be stored as JSON and read back (no lone surrogate, no NUL)."""
     return "\0" not in text and not re.search("[\ud800-\udfff]", text)

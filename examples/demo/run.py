@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.summary import JobSummary
 
 INPUT_FILES = 4
+ENOUGH_SHARE = 0.1  # of the training, after which the time that is left can be told
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What came of the demonstration.
+    """Result of the demonstration.
 
     Attributes
     ----------
@@ -52,14 +53,14 @@ class DemoResult:
     output: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON."""
+        """Return plain values by name, for JSON."""
         return {**vars(self), "job": self.job.as_dict()}
 
 
 def load_demo(max_documents: int | None = None) -> tuple[Path, pd.DataFrame]:
-    """The demonstration's model and the documents that it has not seen.
+    """Return the demonstration's model and the documents that it has not seen.
 
-    The model is trained on the first call, for a minute on two cores, and kept for the user.
+    The model is trained on the first call, for half a minute on two cores, and kept for the user.
 
     Parameters
     ----------
@@ -141,13 +142,17 @@ def run_demo(
 
 
 def _train(training: list[Document], max_documents: int | None, progress: JobProgress) -> Path:
-    """The trained classifier; shows how far the training is, if there is any."""
-    began = time.monotonic()
+    """Train the classifier unless it is cached, showing progress, and return its directory."""
+    began: list[tuple[float, float]] = []  # of the first step: before it, a tokenizer is trained
     title = f"training on {len(training):,} docstrings"
 
     def show(share: float, loss: float) -> None:
-        rest = (time.monotonic() - began) * (1 - share) / share
-        progress.share(share, f"loss {loss:.2f}, about {readable_time(rest)} left")
+        began.append((time.monotonic(), share))
+        (start, first), rest = began[0], ""
+        if share - first > ENOUGH_SHARE:
+            seconds = (time.monotonic() - start) * (1 - share) / (share - first)
+            rest = f", about {readable_time(seconds)} left"
+        progress.share(share, f"loss {loss:.2f}{rest}")
 
     if not is_cached(max_documents):
         progress.waiting(title)
@@ -157,7 +162,7 @@ def _train(training: list[Document], max_documents: int | None, progress: JobPro
 def _classify(
     model: str | Path, labels: list[str], directory: Path, progress: JobProgress
 ) -> JobSummary:
-    """The main job: JSON lines in, Parquet out."""
+    """Run the main job: JSON lines in, Parquet out."""
     from gpuclassify.classifiers import DomainClassifier
     from gpuclassify.cluster import get_client
     from gpuclassify.jobs.input.readers import JsonlReader
@@ -182,7 +187,7 @@ def write_documents(documents: Sequence[Document], directory: Path) -> None:
 
 
 def measure_accuracy(output: Path) -> float:
-    """Share of the rows in the Parquet files of `output` whose label is their area."""
+    """Return the share of the rows in the Parquet files of `output` whose label is their area."""
     import pandas as pd
 
     frame = pd.read_parquet(output, columns=["area", "domain_pred"])

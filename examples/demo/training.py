@@ -31,14 +31,14 @@ _DOCUMENTS = "documents.json"  # beside the model: what it must not be judged by
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the trained weights, beside the documents; sized for a minute on two cores."""
+    """Settings that, with the documents, decide the weights; sized for half a minute on a core."""
 
     vocabulary: int = 8000
     width: int = 128
     layers: int = 1
     heads: int = 4
-    steps: int = 600
-    batch_documents: int = 64
+    steps: int = 300
+    batch_documents: int = 32
     max_tokens: int = 128
     min_kept_share: float = 0.1
     max_kept_share: float = 0.25
@@ -108,7 +108,12 @@ def train(
         backbone = build_backbone(len(tokenizer), settings)
         classifier = Deberta(config, backbone)
         batches = _Batches(documents, areas, tokenizer, settings, seed)
-        _fit(classifier, batches, settings, time.monotonic() + seconds_limit, on_progress)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # of so small a model, others only wait where cores are busy
+        try:
+            _fit(classifier, batches, settings, time.monotonic() + seconds_limit, on_progress)
+        finally:
+            torch.set_num_threads(threads)
     with saving(directory) as beside:
         classifier.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
@@ -170,12 +175,12 @@ def cached_model(
 
 
 def is_cached(max_documents: int | None = None) -> bool:
-    """Whether `cached_model` has a classifier of the default settings."""
+    """Tell whether `cached_model` has a classifier of the default settings."""
     return (default_cache_dir() / _digest(max_documents, Settings())).is_dir()
 
 
 def trained_on(directory: Path) -> list[Document]:
-    """The documents that a classifier of `cached_model` was trained on."""
+    """Read the documents that a classifier of `cached_model` was trained on."""
     content = (directory / _DOCUMENTS).read_text(encoding="utf-8")
     return [Document(**values) for values in json.loads(content)]
 
@@ -224,7 +229,7 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
 
 
 def build_backbone(vocabulary: int, settings: Settings) -> Any:
-    """An untrained encoder like the published one, but for the sizes."""
+    """Build an untrained encoder like the published one, but for the sizes."""
     from transformers import DebertaV2Config, DebertaV2Model
 
     config = DebertaV2Config(
@@ -311,7 +316,7 @@ class _Batches:
 
 
 def _weights(documents: list[Document]) -> np.ndarray:
-    """Weights of mean 1: areas count alike, and a package grows with the root of its size."""
+    """Return weights of mean 1: areas count alike, a package by the root of its size."""
     packages = Counter(document.package for document in documents)
     weights = np.array([packages[document.package] ** -0.5 for document in documents])
     areas = np.unique([document.area for document in documents], return_inverse=True)[1]
@@ -353,7 +358,7 @@ def _fit(
 
 
 def _rate(step: int, settings: Settings) -> float:
-    """Linear warm-up, then linear decay to zero, as a factor of the learning rate."""
+    """Return the factor of the learning rate: linear warm-up, then linear decay to zero."""
     warmup = max(1, round(settings.warmup_share * settings.steps))
     rising = (step + 1) / warmup
     falling = (settings.steps - step) / max(1, settings.steps - warmup)
@@ -361,7 +366,7 @@ def _rate(step: int, settings: Settings) -> float:
 
 
 def _digest(max_documents: int | None, settings: Settings) -> str:
-    """What decides the model, but for the packages that happen to be installed."""
+    """Return a digest of all that decides the model except which packages are installed."""
     code = sorted(Path(__file__).parent.glob("*.py"))
     parts = {
         "max_documents": max_documents,

@@ -18,10 +18,12 @@ from gpuclassify.classifiers.education import (
 )
 from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
+from gpuclassify.classifiers.token_counter import TokenCounter
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.questions.aegis import AegisClassifier
-from gpuclassify.questions.guard import InstructionDataGuardClassifier
-from gpuclassify.questions.guards import (
+from gpuclassify.questions.instruction_data_guard import InstructionDataGuardClassifier
+from gpuclassify.questions.prompt_classifier import PromptClassifier
+from gpuclassify.questions.published_guards import (
     GraniteGuardianClassifier,
     LlamaGuardClassifier,
     NemotronSafetyGuardClassifier,
@@ -30,7 +32,6 @@ from gpuclassify.questions.guards import (
     ShieldGemmaClassifier,
     WildGuardClassifier,
 )
-from gpuclassify.questions.prompt_classifier import PromptClassifier
 from gpuclassify.questions.taxonomy import TaxonomyClassifier
 
 # By the names that the command line knows them by.
@@ -59,6 +60,7 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "checkpoint": DistributedDataClassifier,
     "fasttext": FastTextClassifier,
     "language": LanguageIdentifier,
+    "tokens": TokenCounter,
 }
 
 __all__ = [
@@ -69,5 +71,5 @@ __all__ = [
     "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PromptClassifier",
     "PromptTaskComplexityClassifier", "QualityClassifier", "Qwen3GuardClassifier",
     "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier", "TaxonomyClassifier",
-    "TopicClassifier", "WildGuardClassifier",
+    "TokenCounter", "TopicClassifier", "WildGuardClassifier",
 ]  # fmt: skip

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuclassify.mapping.heads import CategoryHead
+from gpuclassify.mapping.label_heads import CategoryHead
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import ClassifierOptions
 from gpuclassify.settings.signatures import takes
@@ -38,8 +38,8 @@ FORMATS = (
 WEB_PAGE = "{url}\n\n{text}"  # as the model cards have it
 
 
-class CategoryClassifier(TextMapper):
-    """What the published category classifiers share."""
+class CategoryClassifier(TextMapper[ClassifierOptions]):
+    """Base of the published category classifiers."""
 
     Options = ClassifierOptions
     head_type = CategoryHead
@@ -48,11 +48,11 @@ class CategoryClassifier(TextMapper):
     if TYPE_CHECKING:
 
         @takes(ClassifierOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...
 
 
 class DomainClassifier(CategoryClassifier):
-    """Gives English text one of 26 domains, such as ``Finance`` or ``Sports``.
+    """Classifier of English text into 26 domains, such as ``Finance`` or ``Sports``.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class DomainClassifier(CategoryClassifier):
 
 
 class MultilingualDomainClassifier(CategoryClassifier):
-    """Gives text in 52 languages one of 26 subject domains."""
+    """Classifier of text in 52 languages into 26 subject domains."""
 
     purpose = "subject domain of text in 52 languages, 26 labels"
     licence = "NVIDIA Open Model License"
@@ -86,7 +86,7 @@ class MultilingualDomainClassifier(CategoryClassifier):
 
 
 class QualityClassifier(CategoryClassifier):
-    """Judges the quality of English text: ``High``, ``Medium`` or ``Low``."""
+    """Classifier of the quality of English text: ``High``, ``Medium`` or ``Low``."""
 
     purpose = "quality of English text: High, Medium, Low"
     licence = "Apache-2.0"
@@ -100,7 +100,7 @@ class QualityClassifier(CategoryClassifier):
 
 
 class ContentTypeClassifier(CategoryClassifier):
-    """Gives English text one of 11 speech types, such as ``News`` or ``Blogs``."""
+    """Classifier of English text into 11 speech types, such as ``News`` or ``Blogs``."""
 
     purpose = "speech type of English text, 11 labels"
     licence = "NVIDIA Open Model License"
@@ -114,7 +114,7 @@ class ContentTypeClassifier(CategoryClassifier):
 
 
 class TopicClassifier(CategoryClassifier):
-    """Gives an English web page one of 24 topics, such as ``Games`` or ``Health``.
+    """Classifier of English web pages into 24 topics, such as ``Games`` or ``Health``.
 
     Reads the columns ``url`` and ``text``. For texts without an address there is
     ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Labels are spelt as
@@ -136,7 +136,7 @@ class TopicClassifier(CategoryClassifier):
 
 
 class FormatClassifier(CategoryClassifier):
-    """Gives an English web page one of 24 formats, such as ``Tutorial`` or ``Spam / Ads``.
+    """Classifier of English web pages into 24 formats, such as ``Tutorial`` or ``Spam / Ads``.
 
     Reads the columns ``url`` and ``text``. For texts without an address there is
     ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Labels are spelt as

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.mapping.heads import HEADS, CategoryHead, Head
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.label_heads import HEADS, CategoryHead
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.settings.options import SINGLE_LABEL, ClassifierOptions
+from gpuclassify.settings.options import SINGLE_LABEL, ClassifierOptions, PairOptions
 from gpuclassify.settings.signatures import takes
 
 
-class DistributedDataClassifier(TextMapper):
+class DistributedDataClassifier(TextMapper[ClassifierOptions]):
     """Any text classification checkpoint of the Hub or of a directory.
 
     Reads the layouts of the published classifiers, and the architectures of
     transformers' ``AutoModelForSequenceClassification``, GTE as it was
-    published (``model_type`` "new") among them; code of a repository is never
-    run. What the outputs mean comes from the checkpoint, or from
-    `problem_type`:
+    published (``model_type`` "new") among them; no code of a repository is run.
+    What outputs mean comes from the checkpoint, or from `problem_type`:
 
     ===========================  =================  =======================
     problem_type                 ``label_field``    ``score_field``
@@ -28,7 +28,7 @@ class DistributedDataClassifier(TextMapper):
     regression, more outputs     none               outputs, list<float32>
     ===========================  =================  =======================
 
-    As in transformers, one output and no `problem_type` mean a regression.
+    By itself one output is a regression, and of a pair CrossEncoder's score.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ class DistributedDataClassifier(TextMapper):
     if TYPE_CHECKING:
 
         @takes(ClassifierOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """The head for the problem that was given, or that the checkpoint says."""
-        problem_type = self.options.problem_type
+        """Return the head for the problem passed, or the one that the checkpoint declares."""
+        problem_type: str | None = self.options.problem_type
         if problem_type is None:
             is_given = self.options.labels is not None
             problem_type = SINGLE_LABEL if is_given else self.model.checkpoint.problem_type
@@ -64,8 +64,8 @@ class DistributedDataClassifier(TextMapper):
         return (head_type(type(self).__qualname__, self.options, self.model),)
 
 
-class ModelMapper(TextMapper):
-    """Runs a torch module of your own, or reads a model's outputs in your own way.
+class ModelMapper(TextMapper[PairOptions]):
+    """Mapper that runs a torch module of your own, or reads a model's outputs in your own way.
 
     A subclass declares three things, of which the first may be left out for a
     network that transformers knows:
@@ -105,8 +105,10 @@ class ModelMapper(TextMapper):
     ...         return {"readability": outputs[:, 0]}
     """
 
+    Options = PairOptions
+
     def make_heads(self) -> tuple[Head, ...]:
-        """There is none but that of the declared columns."""
+        """Raise TypeError: there is no head but that of the declared columns."""
         raise TypeError(
             f"{type(self).__qualname__} declares no new_columns: declare them and write "
             "columns(outputs), or use DistributedDataClassifier, which makes labels of its outputs"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.mapping.heads import Columns, LabelHead, label_array, named_columns, named_fields
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead, label_array
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.settings.options import REGRESSION, ScoreOptions
@@ -45,7 +46,7 @@ class EducationHead(LabelHead):
         return list(QUALITY_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Score, integer score and label, as far as they have names."""
+        """Return score, integer score and label, as far as they have names."""
         return named_fields(
             (self.options.score_field, pa.float32()),
             (self.options.int_score_field, pa.int64()),
@@ -53,7 +54,7 @@ class EducationHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for the model's raw outputs, float32 (texts, 1)."""
+        """Return columns for the model's raw outputs, float32 (texts, 1)."""
         scores, ids = _scores_and_ids(values)
         return named_columns(
             (self.options.score_field, scores),
@@ -62,17 +63,17 @@ class EducationHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Which texts have a wanted label and score enough."""
+        """Tell which texts have a wanted label and score enough."""
         scores, ids = _scores_and_ids(values)
         labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
         return self.passes_label(labels) | self.passes_score(scores)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """The scores, from 0 to 5."""
+        """Return the scores, from 0 to 5."""
         return _scores_and_ids(values)[0]
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """How far each score is from the border between the two labels."""
+        """Return the distance of each score from the border between the two labels."""
         scores, _ = _scores_and_ids(values)
         return np.abs(scores - np.float32(HIGH_QUALITY_FROM))
 
@@ -96,7 +97,7 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores, float32 (texts,), and the ids of their labels."""
+    """Return scores, float32 (texts,), and the ids of their labels."""
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 
@@ -109,8 +110,8 @@ def _columns(stem: str) -> dict[str, str]:
     }
 
 
-class EducationClassifier(TextMapper):
-    """What the classifiers of the FineWeb family share."""
+class EducationClassifier(TextMapper[EducationOptions]):
+    """Base of the classifiers of the FineWeb family."""
 
     Options = EducationOptions
     head_type = EducationHead
@@ -120,7 +121,7 @@ class EducationClassifier(TextMapper):
     if TYPE_CHECKING:
 
         @takes(EducationOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...
 
 
 class FineWebEduClassifier(EducationClassifier):

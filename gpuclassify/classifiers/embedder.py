@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.mapping.heads import COLUMN_TYPES, Head
+from gpuclassify.mapping.columns import COLUMN_TYPES
+from gpuclassify.mapping.heads import Head
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.models.sentence_transformers import SentenceModel, read_embedding_checkpoint
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.settings.signatures import takes
@@ -23,7 +24,7 @@ _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(ModelOptions):
-    """Settings of what embeds texts, beside those of `ModelOptions`.
+    """Settings of mappers that embed texts, beside those of `ModelOptions`.
 
     Attributes
     ----------
@@ -32,6 +33,8 @@ class EmbeddingOptions(ModelOptions):
         the last of a causal language model, and the mean of any other.
     normalize : bool
         Give embeddings length 1. Default: whether the model's files do.
+    truncate_dim : int
+        Keep so many numbers of an embedding (Matryoshka). Default: as the model's files say.
     prompt : str
         Stands before every text, such as "query: "; "" for none. Default: the model's own.
     prompt_name : str
@@ -44,6 +47,7 @@ class EmbeddingOptions(ModelOptions):
 
     pooling: Pooling | None = None
     normalize: bool | None = None
+    truncate_dim: int | None = None
     prompt: str | None = field(default=None, metadata={"least": 0})  # "" is none
     prompt_name: str | None = None
     embedding_field: str | None = None
@@ -51,11 +55,11 @@ class EmbeddingOptions(ModelOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Pooling and normalisation, where they are not to be those of the model's files."""
-        return {"pooling": self.pooling, "normalize": self.normalize}
+        """Settings that replace those in the model's files."""
+        return {name: getattr(self, name) for name in ("pooling", "normalize", "truncate_dim")}
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """Check the settings; see `ModelOptions.check`."""
         super().check()
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError(
@@ -92,7 +96,7 @@ class EmbeddingModel(PinnedModel):
 
     @property
     def prompt(self) -> str:
-        """What stands before every text."""
+        """Text that is put before every text."""
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
@@ -114,33 +118,40 @@ class EmbeddingModel(PinnedModel):
             )
 
     def _prompt_of(self, sentence: SentenceModel) -> str:
-        given = self.options.prompt
-        return sentence.prompt(self.options.prompt_name) if given is None else given
+        prompt = self.options.prompt
+        return sentence.prompt(self.options.prompt_name) if prompt is None else prompt
 
 
 class EmbeddingHead(Head):
     """One column of embeddings."""
 
     def fields(self) -> list[pa.Field]:
-        """The column."""
+        """Return the column."""
         options = self.options
         return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
 
     @property
     def list_size(self) -> int:
         """Numbers of an embedding."""
-        return state_width(self.model.checkpoint.sizes) or 0
+        return self.model.checkpoint.embedding_width or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Vectors of length 1 if the model normalises, else as they are, float32."""
-        if not sentence_model(self.model.checkpoint).is_normalized:
-            return outputs
-        lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
-        return outputs / np.maximum(lengths, _LEAST_LENGTH)
+        """Return vectors of length 1 if the model normalises, else as they are, float32."""
+        return _unit(outputs) if sentence_model(self.model.checkpoint).is_normalized else outputs
+
+    def cut(self, vectors: np.ndarray) -> np.ndarray:
+        """Cut activated embeddings to the numbers that are kept, as ``encode`` does."""
+        sentence = sentence_model(self.model.checkpoint)
+        if sentence.truncate_dim is None:
+            return vectors
+        kept = vectors[:, : sentence.truncate_dim]
+        return _unit(kept) if sentence.normalizes_cut else kept
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """The column for embeddings, float32 (texts, numbers)."""
-        vectors = self.activate(values)  # again, because a mean of windows is shorter than they
+        """Return the column for embeddings, float32 (texts, numbers)."""
+        vectors = self.cut(
+            self.activate(values)
+        )  # again, because a mean of windows is shorter than they
         kind = np.dtype(self.options.embedding_dtype)
         largest = np.abs(vectors).max()
         if largest > np.finfo(kind).max:
@@ -151,19 +162,24 @@ class EmbeddingHead(Head):
         return {self.options.embedding_field: vectors.astype(kind)}
 
 
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _LEAST_LENGTH)
+
+
 def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
-    """How a checkpoint that `EmbeddingModel` has read pools its tokens."""
+    """Return the settings by which a checkpoint that `EmbeddingModel` has read pools its tokens."""
     assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
     return checkpoint.sentence
 
 
-class Embedder(TextMapper):
-    """Adds the embedding of every text, as sentence-transformers' ``encode`` gives it.
+class Embedder(TextMapper[EmbedderOptions]):
+    """Mapper that adds the embedding of every text, as sentence-transformers' ``encode`` gives it.
 
-    Reads models of sentence-transformers that consist of a transformer, a
-    pooling and possibly a normalisation, and any encoder or decoder that
-    transformers saved. What else a model may contain (dense layers, other
-    poolings, chat templates) is refused rather than left out.
+    Reads models of sentence-transformers that consist of a transformer and a
+    pooling, or of static embeddings, and possibly dense layers and a
+    normalisation; static models of model2vec; and any encoder or decoder that
+    transformers saved. What else a model may contain (other poolings, chat
+    templates) is refused rather than left out.
 
     A text is cut to `max_chars` first, then the prompt is put before it, then
     both are cut to `max_seq_length` tokens, by default what the model was made
@@ -188,4 +204,4 @@ class Embedder(TextMapper):
     if TYPE_CHECKING:
 
         @takes(EmbedderOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...

@@ -14,7 +14,7 @@ from gpuclassify.settings.checks import SHARE, label_tuple, warn_once
 from gpuclassify.settings.options import LabelOptions
 from gpuclassify.settings.signatures import takes
 
-Preprocess = Literal["dclm", "ultra-fineweb"]
+Preprocess = Literal["dclm", "lower", "ultra-fineweb"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,10 @@ class FastTextOptions(LabelOptions):
         Their columns.
     labels : list of str
         In the file's order, for a client without the file; workers verify.
-    preprocess : {"dclm", "ultra-fineweb"}
-        How texts are made into what the model was trained on: as DCLM or Ultra-FineWeb does, whose
-        tokenizer must be in the model's repository. Default: newlines become spaces.
+    preprocess : {"dclm", "lower", "ultra-fineweb"}
+        How texts are made into what the model was trained on: in lower case, or as DCLM or
+        Ultra-FineWeb does, whose tokenizer must be in the model's repository. Default: newlines
+        become spaces.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -63,7 +64,7 @@ class FastTextOptions(LabelOptions):
     preprocess: Preprocess | None = None
 
     def check(self) -> None:
-        """See `TextOptions.check`."""
+        """Check the settings; see `TextOptions.check`."""
         super().check()
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         if self.score_label is None and self.needs_score:
@@ -87,7 +88,7 @@ class FastTextOptions(LabelOptions):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether the labels are given, so that the file need not be in reach."""
+        """Whether the labels are passed, so that the file need not be in reach."""
         return self.labels is not None
 
     @property
@@ -96,8 +97,8 @@ class FastTextOptions(LabelOptions):
         return self.score_field is not None or self.min_score is not None
 
 
-class FastTextClassifier(TextMapper):
-    """Any classifier that fastText has trained, quantized ones too.
+class FastTextClassifier(TextMapper[FastTextOptions]):
+    """Classifier that runs any model that fastText has trained, quantized ones too.
 
     Labels are the library's, with their prefix. The probability of a label is
     asked for by its name: ``score_label="__label__hq"`` fills `score_field`,
@@ -142,19 +143,20 @@ class FastTextClassifier(TextMapper):
     if TYPE_CHECKING:
 
         @takes(FastTextOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...
 
 
 class LanguageIdentifier(FastTextClassifier):
-    """Gives text its language, and how probable that is, by a model of fastText.
+    """Classifier of the language of text, with its probability, by a model of fastText.
 
     The default is the latest GlotLID, a file of about 1.7 GB; with
-    ``file="model_v3.bin"`` it is always version 3, whose labels are told here.
+    ``file="model_v3.bin"`` it is always version 3, whose labels stand here.
     Languages are the model's labels without ``__label__``, and so are those of
     `filter_by`: GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``,
     and ``und_...`` and ``zxx_...`` for what is no language. ``lid.176.bin`` and
     ``lid.176.ftz``, which are no models of the Hub, are much smaller and have
-    two letters, ``de``: download one, and pass its path.
+    two letters, ``de``: download one, and pass its path. Texts in capitals get
+    other languages unless ``preprocess="lower"`` makes them small.
 
     Examples
     --------

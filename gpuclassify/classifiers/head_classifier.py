@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,16 +15,18 @@ from gpuclassify.classifiers.embedder import EmbeddingHead, EmbeddingModel, Embe
 from gpuclassify.frames import Texts
 from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
-from gpuclassify.mapping.heads import HEADS, Head
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.label_heads import HEADS
 from gpuclassify.mapping.pinned_model import PIN, PinnedModel
-from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError, Outputs, TokenLengths
+from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError, Outputs
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, state_width
-from gpuclassify.models.trained_head import (
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.models.head_network import (
     CONVERT,
     Backbone,
-    TrainedHead,
-    TrainedHeadCheckpoint,
+    HeadCheckpoint,
+    HeadNetwork,
     load_head,
     read_head,
 )
@@ -36,9 +37,11 @@ from gpuclassify.settings.options import (
     SINGLE_LABEL,
     ClassifierOptions,
     ProblemType,
+    ScoreFormat,
     StrPath,
     check_decision,
 )
+from gpuclassify.settings.paths import is_file
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
@@ -55,7 +58,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     heads : dict of str to str
         Directory or Hub name (or ``owner/name@revision``) of each, by name.
     backbone : str
-        Hub name or directory of what embeds. Default: the heads' own.
+        Hub name or directory of what embeds. Default: that of the heads.
     revision : str
         Branch, tag or commit of `backbone` on the Hub.
     label_field : str
@@ -66,6 +69,8 @@ class HeadClassifierOptions(EmbeddingOptions):
         By head: the least score of a label in `labels_field`. Default: 0.5.
     score_field : str
         Of scores. Default: {head}_score of a regression, else none.
+    score_format : {"list", "struct"}
+        Probabilities in id order, or a field by label.
     confidence_field : str
         Output columns (float32) of the labels' probabilities.
     filter_by : dict of str to labels
@@ -96,6 +101,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     label_field: str | None = f"{HEAD}_pred"
     labels_field: str | None = None
     score_field: str | None = None
+    score_format: ScoreFormat = "list"
     confidence_field: str | None = None
     filter_by: Mapping[str, Any] | None = None
     min_score: Mapping[str, Any] | None = None
@@ -108,41 +114,41 @@ class HeadClassifierOptions(EmbeddingOptions):
     by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """Check the settings; see `ModelOptions.check`."""
         super().check()
         check_decision(self)
         heads = _named_heads(self.heads)
-        given = {key: self._of_heads(key, heads) for key in self.names_by_head}
-        by_head = {name: self._of_head(name, path, given) for name, path in heads.items()}
+        by_setting = {key: self._of_heads(key, heads) for key in self.names_by_head}
+        by_head = {name: self._of_head(name, path, by_setting) for name, path in heads.items()}
         object.__setattr__(self, "heads", tuple(heads.items()))
         object.__setattr__(self, "by_head", tuple(by_head.items()))
-        for key, of in given.items():  # as the heads' own options normalise them
+        for key, of in by_setting.items():  # as the options of each head normalise them
             values = tuple((name, getattr(by_head[name], key)) for name in heads if name in of)
             object.__setattr__(self, key, values or None)
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether the labels of all heads are given, so that no model need be in reach."""
-        return all(own.plans_without_model for _, own in self.by_head)
+        """Whether the labels of all heads are passed, so that no model need be in reach."""
+        return all(options.plans_without_model for _, options in self.by_head)
 
     def _of_heads(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """A setting's values by the names of heads."""
+        """Return a setting's values by the names of heads."""
         value = getattr(self, key)
         try:
-            given = {} if value is None else dict(value)
+            by_name = {} if value is None else dict(value)
         except (TypeError, ValueError):
             example = f"{key}={{{next(iter(heads))!r}: {value!r}}}"
             raise TypeError(f"{key}={value!r} names no head: pass {example}") from None
-        check_names(f"{key} is by head, and there is", "head", given, heads)
-        return {name: own for name, own in given.items() if own is not None}
+        check_names(f"{key} is by head, and there is", "head", by_name, heads)
+        return {name: setting for name, setting in by_name.items() if setting is not None}
 
     def _of_head(
-        self, name: str, path: str, given: Mapping[str, Mapping[str, Any]]
+        self, name: str, path: str, by_setting: Mapping[str, Mapping[str, Any]]
     ) -> ClassifierOptions:
-        """The settings of one head."""
-        own = {key: of[name] for key, of in given.items() if name in of}
-        if "labels" in own:
-            own.setdefault("problem_type", SINGLE_LABEL)
+        """Return the settings of one head."""
+        settings = {key: of[name] for key, of in by_setting.items() if name in of}
+        if "labels" in settings:
+            settings.setdefault("problem_type", SINGLE_LABEL)
         columns = {key: getattr(self, key) for key in _COLUMN_NAMES}
         model, revision = path, ""
         if "@" in path and not hub.is_directory_name(path):
@@ -151,14 +157,15 @@ class HeadClassifierOptions(EmbeddingOptions):
             model=model,
             revision=revision or None,
             cache_dir=self.cache_dir,
-            keep_field=self.keep_field if own.keys() & {*self.filter_names} else None,
+            score_format=self.score_format,
+            keep_field=self.keep_field if settings.keys() & {*self.filter_names} else None,
             **{key: column and column.replace(HEAD, name) for key, column in columns.items()},
-            **own,
+            **settings,
         )
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Paths of heads by their names."""
+    """Return paths of heads by their names."""
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -172,38 +179,38 @@ def _named_heads(heads: Any) -> dict[str, str]:
     return named
 
 
-class TrainedHeadModel(PinnedModel):
+class HeadModel(PinnedModel):
     """One head, of a directory or the Hub."""
 
-    checkpoint: TrainedHeadCheckpoint
+    checkpoint: HeadCheckpoint
 
-    def read(self) -> TrainedHeadCheckpoint:
+    def read(self) -> HeadCheckpoint:
         """Read what the head declares; no weights."""
         name = self.options.model
-        if Path(name).is_file():
+        if is_file(name):
             raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
         return read_head(self.identity, cache_dir=self.options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if the head is of another kind than `problem_type` says."""
-        given, kind = self.options.problem_type, checkpoint.problem_type
-        if given not in (None, kind):
+        expected, kind = self.options.problem_type, checkpoint.problem_type
+        if expected not in (None, kind):
             raise CheckpointError(
-                f"{self.options.model} is a {kind} head, and by the settings a {given} one: pass "
-                f"problem_type={{NAME: {kind!r}}}, NAME being what heads= calls it"
+                f"{self.options.model} is a {kind} head, and by the settings a {expected} one: "
+                f"pass problem_type={{NAME: {kind!r}}}, NAME being what heads= calls it"
             )
 
 
-class TrainedHeadsModel(PinnedModel):
+class HeadsModel(PinnedModel):
     """A model that embeds, and the heads on its embeddings."""
 
     def __init__(self, options: HeadClassifierOptions, **parts: Any) -> None:
         super().__init__(options, **parts)
-        self.heads = {name: TrainedHeadModel(own) for name, own in options.by_head}
+        self.heads = {name: HeadModel(settings) for name, settings in options.by_head}
 
     @functools.cached_property
     def backbone(self) -> EmbeddingModel:
-        """The model that embeds, with the settings that were given or that the heads agree on."""
+        """The model that embeds, with the settings passed or that the heads agree on."""
         heads = {name: head.checkpoint for name, head in self.heads.items()}
         return EmbeddingModel(backbone_options(self.options, heads))
 
@@ -217,7 +224,7 @@ class TrainedHeadsModel(PinnedModel):
 
     @property
     def unpinned(self) -> str:
-        """What to pass so that the settings alone tell every revision; empty if they do."""
+        """Arguments to pass so that the settings alone tell every revision; empty if they do."""
         backbone, revision = self.options.backbone, self.options.revision
         if backbone is None or not hub.is_pinned(backbone, revision):
             return f"backbone= and {PIN}"
@@ -226,17 +233,17 @@ class TrainedHeadsModel(PinnedModel):
 
     @property
     def identity(self) -> Identity:
-        """The backbone's."""
+        """Identity of the backbone."""
         return self.backbone.identity
 
     @property
     def identities(self) -> list[Identity]:
-        """The backbone's, then the heads'."""
+        """Identities of the backbone, then of the heads."""
         return [*super().identities, *(head.identity for head in self.heads.values())]
 
     @property
     def prompt(self) -> str:
-        """What stands before every text that the backbone reads."""
+        """Text that is put before every text that the backbone reads."""
         return self.backbone.prompt
 
     @property
@@ -251,24 +258,26 @@ class TrainedHeadsModel(PinnedModel):
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless all heads read embeddings of the backbone's width."""
-        backbone, width = checkpoint.identity, state_width(checkpoint.sizes)
+        backbone, width = checkpoint.identity, checkpoint.embedding_width
         for name, head in self.heads.items():
             if width is not None:  # else the first embedding tells
                 check_width(name, head.checkpoint, width, backbone.name)
-            given = head.checkpoint.backbone
-            if given is None or given.model == backbone.name:
+            trained_on = head.checkpoint.backbone
+            if trained_on is None or trained_on.model == backbone.name:
                 continue
             # A directory may be a copy of the model.
-            if not (backbone.is_directory or hub.is_directory_name(given.model)):
-                was = f"head {name!r} was trained on embeddings of {given.model}"
+            if not (backbone.is_directory or hub.is_directory_name(trained_on.model)):
+                was = f"head {name!r} was trained on embeddings of {trained_on.model}"
                 warn_once(f"{was}, not of {backbone.name}")
 
     def describe(self) -> dict[str, Any]:
-        """The backbone's settings, and the commits or digests of backbone and heads."""
+        """Return the backbone's settings, and the commits or digests of backbone and heads."""
         options = self.backbone.options
         return {
             **super().describe(),
-            "backbone": {own.name: getattr(options, own.name) for own in fields(Backbone)},
+            "backbone": {
+                setting.name: getattr(options, setting.name) for setting in fields(Backbone)
+            },
             "heads": {
                 name: {"model": head.identity.name, "revision": head.identity.revision}
                 for name, head in self.heads.items()
@@ -276,22 +285,22 @@ class TrainedHeadsModel(PinnedModel):
         }
 
     def key(self) -> Any:
-        """What tells the backbone and the heads from all others, or as much as is known."""
+        """Return a key that tells backbone and heads from all others, as far as they are known."""
         heads = () if self._is_out_of_reach else self.heads.values()
         return (super().key(), *(head.key() for head in heads))
 
 
 def backbone_options(
-    given: HeadClassifierOptions, heads: Mapping[str, TrainedHeadCheckpoint]
+    options: HeadClassifierOptions, heads: Mapping[str, HeadCheckpoint]
 ) -> EmbeddingOptions:
-    """The backbone's settings: those given, else those that the heads were trained with."""
-    settings = {name: getattr(given, name) for name in setting_names(EmbeddingOptions)}
-    settings["model"] = given.backbone
+    """Return the backbone's settings: those passed, else those that the heads were trained with."""
+    settings = {name: getattr(options, name) for name in setting_names(EmbeddingOptions)}
+    settings["model"] = options.backbone
     known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
     models = {backbone.model for backbone in known.values()}
-    for own in fields(Backbone):
-        name = own.name
-        if settings[name] is not None or (name == "prompt" and given.prompt_name is not None):
+    for setting in fields(Backbone):
+        name = setting.name
+        if settings[name] is not None or (name == "prompt" and options.prompt_name is not None):
             continue
         if name == "revision" and models != {settings["model"]}:
             continue  # it is not that of another place
@@ -304,13 +313,13 @@ def backbone_options(
 
 
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
-    """The value that all heads have for a setting of their backbone; None if none is known."""
-    found = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
+    """Return the value that all heads have for a setting of their backbone; None if unknown."""
+    values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # which need not be known
-        found = {name: value for name, value in found.items() if value is not None}
-    if not found:
+        values = {name: value for name, value in values.items() if value is not None}
+    if not values:
         return None
-    (first, value), *others = found.items()
+    (first, value), *others = values.items()
     for name, other in others:
         if other != value:
             argument = "backbone" if setting == "model" else setting
@@ -322,7 +331,7 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     return value
 
 
-def check_width(name: str, head: TrainedHeadCheckpoint, width: int, backbone: str) -> None:
+def check_width(name: str, head: HeadCheckpoint, width: int, backbone: str) -> None:
     """Raise CheckpointError unless the head reads embeddings of `width` numbers."""
     if head.widths[0] != width:
         raise CheckpointError(
@@ -332,53 +341,58 @@ def check_width(name: str, head: TrainedHeadCheckpoint, width: int, backbone: st
 
 
 @functools.lru_cache(maxsize=64)
-def _load_head_once(checkpoint: TrainedHeadCheckpoint, cache_dir: str | None) -> TrainedHead:
+def _load_head_once(checkpoint: HeadCheckpoint, cache_dir: str | None) -> HeadNetwork:
     return load_head(checkpoint, cache_dir=cache_dir)
 
 
-class TrainedHeadsRunner(EncoderRunner):
-    """Embeds every text once and runs the heads on it: outputs are theirs, then the embedding."""
+class HeadsRunner(EncoderRunner):
+    """Runner that embeds every text once and runs the heads on it.
 
-    model: TrainedHeadsModel
+    Outputs are the heads', then the embedding.
+    """
+
+    model: HeadsModel
 
     @functools.cached_property
     def backbone(self) -> EncoderRunner:
-        """Embeds, with the settings that were given or that the heads agree on."""
+        """Runner of the backbone, with the settings passed or that the heads agree on."""
         model = self.model.backbone
         return EncoderRunner(model.options, model, self.own_module)
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """That of the embedding."""
+        """Encoder of the backbone."""
         return self.backbone.encoder
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Outputs of distinct texts; see `Runner.run`. Windows are aggregated before the heads."""
+        """Compute outputs of distinct texts; see `Runner.run`.
+
+        Windows are aggregated before the heads.
+        """
         outputs = self.backbone.run(texts, stats, name_text)
-        activate = EmbeddingHead("HeadClassifier", self.options, self.model).activate
+        head = EmbeddingHead("HeadClassifier", self.options, self.model)
         # Again, because a mean of windows is shorter than they are.
-        embeddings = activate(outputs.by_text(activate))
-        values = []
-        for name, head in self.model.heads.items():
-            check_width(name, head.checkpoint, embeddings.shape[1], self.model.identity.name)
-            loaded = _load_head_once(head.checkpoint, self.options.cache_dir)
+        whole = head.activate(outputs.by_text(head.activate))
+        values, embeddings = [], head.cut(whole)
+        for name, head_model in self.model.heads.items():
+            check_width(name, head_model.checkpoint, embeddings.shape[1], self.model.identity.name)
+            loaded = _load_head_once(head_model.checkpoint, self.options.cache_dir)
             values.append(loaded.apply(embeddings))
             if len(failed := np.flatnonzero(~np.isfinite(values[-1]).all(axis=1))):
                 raise NonFiniteOutputError(
                     f"head {name!r} gives {values[-1][failed[0]].tolist()} for "
                     f"{name_text(int(failed[0]))}: check its weights, or remove the row"
                 )
-        values.append(embeddings)
-        order, read = np.arange(len(embeddings)), (outputs.text_windows, outputs.seen_share)
-        return Outputs(np.hstack(values), order, *read)
+        values.append(whole)
+        return Outputs(np.hstack(values), outputs.text_windows, outputs.seen_share)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """How long texts are for the backbone; see `Runner.token_lengths`."""
+        """Return how long texts are for the backbone; see `Runner.token_lengths`."""
         return self.backbone.token_lengths(texts)
 
 
-class HeadClassifier(TextMapper):
-    """Several heads on the embedding of every text, which is computed once.
+class HeadClassifier(TextMapper[HeadClassifierOptions]):
+    """Classifier with several heads on the embedding of every text, which is computed once.
 
     A head is a directory or a Hub repository as `gpuclassify convert` writes
     it; its ``config.json`` says what its outputs mean. A head called "a" gives
@@ -396,19 +410,19 @@ class HeadClassifier(TextMapper):
     """
 
     Options = HeadClassifierOptions
-    model_type = TrainedHeadsModel
-    runner_type = TrainedHeadsRunner
-    purpose = "heads of one's own on one embedding"
+    model_type = HeadsModel
+    runner_type = HeadsRunner
+    purpose = "custom heads on one embedding"
     licence = "the model's and the heads'"
-    model: TrainedHeadsModel
+    model: HeadsModel
 
     if TYPE_CHECKING:
 
         @takes(HeadClassifierOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """The heads in their order, and the embedding's column if it is to be kept."""
+        """Return the heads in their order, and the embedding's column if it is to be kept."""
         made: list[Head] = []
         start = 0
         for name, options in self.options.by_head:
@@ -418,9 +432,13 @@ class HeadClassifier(TextMapper):
             if problem_type != MULTI_LABEL:
                 options = replace(options, labels_field=None)
             if problem_type == REGRESSION:
-                score = options.score_field or f"{name}_score"
-                none = {"label_field": None, "confidence_field": None}
-                options = replace(options, score_field=score, **none)
+                options = replace(
+                    options,
+                    score_field=options.score_field or f"{name}_score",
+                    label_field=None,
+                    confidence_field=None,
+                    score_format="list",
+                )
             head_type, outputs = HEADS[problem_type], slice(start, stop)
             made.append(head_type(f"the head {name!r}", options, model, outputs))
             start = stop

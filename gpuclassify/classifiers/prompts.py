@@ -1,4 +1,4 @@
-"""What a prompt asks for, and how hard it is: one backbone pass, eight heads."""
+"""Type of task of a prompt, and its difficulty: one backbone pass, eight heads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gpuclassify.mapping.heads import Columns, Head
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.activations import softmax
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.settings.options import ModelOptions
 
 TASK = "task_type"
 TASK_TYPES = (
@@ -41,7 +42,7 @@ FEW_SHOTS_FROM = 0.05
 
 
 class PromptHead(Head):
-    """Two task types and seven dimensions, of a model with eight heads of its own."""
+    """Two task types and seven dimensions, of a model with eight heads."""
 
     label_field = FIRST_TASK
 
@@ -51,18 +52,21 @@ class PromptHead(Head):
         return list(self.model.checkpoint.labels)
 
     def fields(self) -> list[pa.Field]:
-        """The eleven columns in their published order."""
+        """Return the eleven columns in their published order."""
         text, number = pa.string(), pa.float32()
         columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
         columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
         return [pa.field(name, kind) for name, kind in columns]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities of each head, float32 (texts, outputs), for logits side by side."""
+        """Return probabilities of each head, float32 (texts, outputs), for logits side by side."""
         return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for the probabilities of all heads side by side, float32 (texts, outputs)."""
+        """Return columns for the probabilities of all heads side by side.
+
+        They are float32 (texts, outputs).
+        """
         probabilities = self._by_head(values)
         config = self.model.checkpoint.config
         weights, divisors = config["weights_map"], config["divisor_map"]
@@ -80,7 +84,7 @@ class PromptHead(Head):
         return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """The probability of the first task type."""
+        """Return the probability of the first task type."""
         return self._by_head(values)[TASK].max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
@@ -114,8 +118,8 @@ class PromptHead(Head):
         }
 
 
-class PromptTaskComplexityClassifier(TextMapper):
-    """Gives English prompts two task types and seven dimensions of complexity.
+class PromptTaskComplexityClassifier(TextMapper[ModelOptions]):
+    """Classifier of English prompts into two task types and seven dimensions of complexity.
 
     Adds, in this order, ``prompt_complexity_score``, ``task_type_1``,
     ``task_type_2``, ``task_type_prob``, ``creativity_scope``, ``reasoning``,
@@ -144,7 +148,10 @@ class PromptTaskComplexityClassifier(TextMapper):
 
 
 def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
-    """A dimension, float64 (texts,): probabilities weighted, divided and rounded to 4 decimals."""
+    """Compute a dimension, float64 (texts,): probabilities weighted, divided and rounded.
+
+    It has 4 decimals.
+    """
     scores = probabilities @ np.asarray(weights, dtype=np.float64)
     return (scores / divisor).round(4)
 
@@ -152,7 +159,7 @@ def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) ->
 def top_tasks(
     probabilities: np.ndarray, labels: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two most probable task types, and the first one's probability to 3 decimals."""
+    """Return the two most probable task types, and the first one's probability to 3 decimals."""
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
     rounded = np.take_along_axis(probabilities, order, axis=1).astype(np.float64).round(3)
     tasks = np.asarray(labels, dtype=object)[order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from gpuclassify.classifiers.education import FineWebEduClassifier
 from gpuclassify.classifiers.fasttext import FastTextClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import CELADON_AXES
-from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.checks import HubName, nearest
 from gpuclassify.settings.options import REGRESSION
 
 CHECKED = "the layout, on a small copy with random weights; the published weights were out of reach"
@@ -40,15 +41,15 @@ class Published:
     variant: str = ""
     variants: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, **settings: Any) -> TextMapper:
-        """The classifier; `settings` stand over those declared."""
+    def __call__(self, **settings: object) -> TextMapper:
+        """Build the classifier; `settings` replace those declared."""
         if self.variants:
             first, *_ = words = [*self.variants]
             raise ValueError(
                 f"{self.name!r} stands for {len(words)} models: say which {self.variant}, as in "
                 f"'{self.name}-{first}'. There are {', '.join(words)}"
             )
-        declared = {"model": self.model, **self.settings}
+        declared = {"model": HubName(self.model), **self.settings}
         if "long_text" in settings:  # of which it may have no meaning
             declared.pop("window_overlap", None)
         return self.kind(**{**declared, **settings})
@@ -63,7 +64,7 @@ class Published:
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """The one of several with this word in its name."""
+        """Return the one of several checkpoints with this word in its name."""
         if variant not in self.variants:
             raise ValueError(
                 f"{self.name} has no {variant!r}.{nearest(variant, self.variants)} "
@@ -89,26 +90,26 @@ def _same(words: str) -> dict[str, str]:
     return {word: word for word in words.split()}
 
 
-def _scores(stem: str, **settings: Any) -> dict[str, Any]:
-    """FineWeb's columns: the score, 0 to 5, and the score rounded half to even."""
+def _scores(stem: str, **settings: object) -> dict[str, Any]:
+    """Return the settings of FineWeb's columns: the score, 0 to 5, and it rounded half to even."""
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
-def _regression(score_field: str, *labels: str, **settings: Any) -> dict[str, Any]:
-    """Raw outputs: one number, or a struct with a field for each of several."""
+def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
+    """Return settings for raw outputs: one number, or a struct with a field for each of several."""
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
-def _classes(stem: str, *labels: str, **settings: Any) -> dict[str, Any]:
-    """The label, and the probabilities of all by their names."""
+def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
+    """Return settings for the label, and the probabilities of all by their names."""
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
 
-def _fasttext(score_field: str, label: str, **settings: Any) -> dict[str, Any]:
+def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any]:
     return {"label_field": None, "score_field": score_field, "score_label": label, **settings}
 
 
@@ -212,8 +213,8 @@ CATALOGUE = (
 )  # fmt: skip
 
 
-def published(name: str, **settings: Any) -> TextMapper:
-    """The published classifier of this name, as ``gpuclassify models`` lists them.
+def published(name: str, **settings: object) -> TextMapper:
+    """Build the published classifier of this name, as ``gpuclassify models`` lists them.
 
     Parameters
     ----------
@@ -237,12 +238,29 @@ def published(name: str, **settings: Any) -> TextMapper:
 
 
 def find_published(name: str, classes: Mapping[str, Any]) -> Any:
-    """The declaration, or the class among `classes`, of this name; ValueError without one."""
+    """Return the declaration, or the class among `classes`, of this name.
+
+    A name that `full_name` knows is one of these, too. Raises ValueError if there is none.
+    """
     known = {**classes, **{entry.name: entry for entry in CATALOGUE}}
-    if name in known:
-        return known[name]
+    if (full := full_name(name, classes)) in known:
+        return known[full]
     for entry in CATALOGUE:
         if entry.variants and str(name).startswith(f"{entry.name}-"):
             return entry.of(str(name).removeprefix(f"{entry.name}-"))
     hint = nearest(str(name), [*known, *(f"{e.name}-{v}" for e in CATALOGUE for v in e.variants)])
     raise ValueError(f"no classifier is called {name!r}.{hint} `gpuclassify models` lists all")
+
+
+def full_name(name: str, classes: Mapping[str, Any]) -> str:
+    """Return the key of `classes` that a name means: itself, or the class's in any spelling.
+
+    "DomainClassifier", "domain-classifier" and "Domain" are "domain"; other names stay.
+    """
+    spellings = {_letters(of.__name__): key for key, of in classes.items()}
+    spellings |= {_letters(key): key for key in classes}
+    return spellings.get(_letters(str(name)), name)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).lower().removesuffix("classifier")

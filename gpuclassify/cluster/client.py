@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.cluster.security import make_security, warn_if_open
 from gpuclassify.cluster.sizing import (
     AUTO,
     ImpossibleClusterError,
@@ -20,17 +19,18 @@ from gpuclassify.cluster.sizing import (
     choose_gpus,
     cpu_cluster_options,
     gpu_cluster_options,
+    memory_shares,
     missing_for_gpu,
     names_of,
     refuse_crowd,
     tasks_per_worker,
-    usable_cores,
 )
 from gpuclassify.settings.checks import check_choice, check_count, install, with_plain_values
+from gpuclassify.workers.machine import usable_cores
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 if TYPE_CHECKING:
-    from distributed import Client, WorkerPlugin
+    from distributed import Client, Security, WorkerPlugin
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ WRITING_SECONDS = 2.0
 
 
 class NoSchedulerError(OSError):
-    """Nothing that speaks Dask's protocol answers at an `address`, which the error keeps."""
+    """Error raised when nothing that speaks Dask's protocol answers at the `address` kept in it."""
 
     def __init__(
         self, address: str, instead: str = "start a cluster here with get_client('auto')"
@@ -60,7 +60,7 @@ def get_client(
     scheduler_file: str | Path | None = None,
     n_workers: int | list[int] | None = None,
     threads_per_worker: int | None = None,
-    security: Any = None,
+    security: object = None,
     backend: str = "pandas",
     rmm_pool_size: Size | None = AUTO,
     rmm_maximum_pool_size: Size | None = AUTO,
@@ -104,8 +104,9 @@ def get_client(
     security : bool, path, dict or distributed.Security, optional
         TLS for every connection. True makes a certificate that only this cluster's processes
         have; a directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
-        ``distributed.Security``. Without it a warning is logged where others reach the scheduler,
-        but Slurm clusters, whose nodes have to, get the same as by True; False is none.
+        ``distributed.Security``; False is none. By default as True for Slurm clusters, whose
+        nodes reach the scheduler, and for local ones that listen on this machine alone, as its
+        other users reach that; with ``host=`` and its kind none, and a warning is logged.
     backend : {"pandas", "cudf"}
         GPU workers: whose frames they will have. cuDF's share the device with torch; with pandas
         frames torch has it for itself.
@@ -119,11 +120,11 @@ def get_client(
         GPU workers: the driver's asynchronous allocator in place of the pool, bounded by
         `rmm_maximum_pool_size`.
     torch_memory_fraction : "auto", float or None
-        GPU workers: share of the device that torch's own allocator may take. None sets no bound.
+        GPU workers: share of the device that torch's allocator may take. None sets no bound.
         ``"auto"`` is 0.45 beside a pool of RMM or its asynchronous allocator, and 0.9 without.
         With ``rmm_allocator_external_lib_list="torch"`` torch takes its memory from RMM instead.
     enable_cudf_spill : bool
-        GPU workers: let cuDF move its own frames to the host.
+        GPU workers: let cuDF move frames to the host.
     **options
         Passed to ``dask_cuda.LocalCUDACluster``, ``distributed.LocalCluster``,
         ``dask_jobqueue.SLURMCluster``, ``coiled.Cluster`` or, with an address or a scheduler
@@ -147,8 +148,6 @@ def get_client(
     OSError
         No scheduler answers (`NoSchedulerError`), or the scheduler file or a certificate does
         not appear.
-    ImportError
-        ``security=True`` without the package cryptography.
 
     Examples
     --------
@@ -159,6 +158,8 @@ def get_client(
     ...     with get_client() as client:
     ...         print(client.dashboard_link)
     """
+    from gpuclassify.cluster.security import listens_here_alone, make_security
+
     if isinstance(cluster_type, str) and "://" in cluster_type:
         raise ValueError(f"cluster_type={cluster_type!r} is an address: pass it as address=")
     check_choice("cluster_type", cluster_type, CLUSTER_TYPES)
@@ -185,6 +186,8 @@ def get_client(
     check_count("n_workers", n_workers, may_be_none=True)
     check_count("threads_per_worker", threads_per_worker, may_be_none=True)
     gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
+    if security is None and listens_here_alone(options):
+        options["security"] = make_security(True)
     if cluster_type == "cpu":
         _refuse_backend(backend, None)
         return _start_cpu(workers, options)
@@ -194,10 +197,10 @@ def get_client(
 def _start_elsewhere(
     cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
-    """Start a cluster on other machines, with the options that were given and no defaults."""
+    """Start a cluster on other machines, with the caller's options and no defaults."""
     signature = inspect.signature(get_client).parameters
-    given = {name: size for name, size in memory.items() if size != signature[name].default}
-    given |= {name: count for name, count in workers.items() if count is not None} | options
+    arguments = {name: size for name, size in memory.items() if size != signature[name].default}
+    arguments |= {name: count for name, count in workers.items() if count is not None} | options
     if cluster_type == "slurm":
         try:
             from gpuclassify.cluster.slurm import start_slurm
@@ -207,15 +210,15 @@ def _start_elsewhere(
             raise RuntimeError(
                 f"cluster_type='slurm' needs dask-jobqueue: {install('slurm')}"
             ) from err
-        return start_slurm(given)
+        return start_slurm(arguments)
     from gpuclassify.cluster.coiled import start_coiled
 
     if "security" in options:
         raise ValueError("security= is not for Coiled, which makes TLS certificates by itself")
-    given.pop("backend", None)  # what Coiled's machines share is no matter of its arguments
-    threads = tasks_per_worker(given.pop("threads_per_worker", None), False, memory["backend"])
+    arguments.pop("backend", None)  # Coiled's arguments do not include it
+    threads = tasks_per_worker(arguments.pop("threads_per_worker", None), False, memory["backend"])
     try:
-        return start_coiled(given, threads_per_worker=threads)
+        return start_coiled(arguments, threads_per_worker=threads)
     except OSError as err:
         raise ConnectionError(
             f"Coiled is not reached: {err}. Check the network, and the account with coiled login, "
@@ -238,7 +241,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if workers of this machine shall have frames that it cannot."""
+    """Raise ImpossibleClusterError if this machine's workers cannot have frames of this backend."""
     if backend != "cudf":
         return
     lacks = "cudf is not installed"
@@ -273,7 +276,7 @@ def _start_gpu_or_cpu(
     if survey.has_gpu:
         logger.warning(
             "an NVIDIA GPU is here, but no GPU cluster can start: %s. One CPU worker is used; "
-            "%s gives one worker per GPU, `gpuclassify doctor` tells what else is missing.",
+            "%s gives one worker per GPU, `gpuclassify doctor` lists what else is missing.",
             "; ".join(missing),
             install("gpu"),
         )
@@ -298,18 +301,19 @@ def _start_gpu(
     device_bytes = min(sizes) if len(sizes) == len(gpus) else None
     arguments, torch_fraction = gpu_cluster_options(options, **memory, device_bytes=device_bytes)
     arguments |= {
+        **(memory_shares(len(gpus)) if "memory_limit" not in arguments else {}),
         "n_workers": len(gpus),
         "threads_per_worker": tasks_per_worker(
             workers["threads_per_worker"], True, memory["backend"]
         ),
         "CUDA_VISIBLE_DEVICES": [gpu.visible_name for gpu in gpus],
     }
-    if not options.get("log_spilling"):  # for which dask-cuda has nannies of its own
+    if not options.get("log_spilling"):  # which needs dask-cuda's nannies
         arguments.setdefault("worker_class", PatientNanny)
     plugins: list[WorkerPlugin] = [ProcessSettings(max(1, usable_cores() // len(gpus)))]
     if torch_fraction is not None:
         plugins.append(TorchMemoryFraction(torch_fraction))
-    # NVML, and so the survey, counts GPUs by bus; CUDA by speed, unless it is told otherwise.
+    # NVML, and so the survey, counts GPUs by bus; CUDA by speed, unless configured otherwise.
     with config.set({"distributed.nanny.environ.CUDA_DEVICE_ORDER": "PCI_BUS_ID"}):
         return start(LocalCUDACluster, arguments, plugins)
 
@@ -317,15 +321,17 @@ def _start_gpu(
 def _connect(
     address: str | None,
     scheduler_file: str | Path | None,
-    security: Any,
+    security: object,
     options: dict[str, Any],
 ) -> Client:
-    """A client of the scheduler at an address or of a file."""
+    """Connect a client to the scheduler at an address or of a file."""
     from dask import config
     from dask.utils import parse_timedelta
     from distributed import Client
     from distributed.comm import parse_address
     from distributed.comm.registry import get_backend
+
+    from gpuclassify.cluster.security import make_security, warn_if_open
 
     check_options(options, [Client], names_of(get_client))
     if address is not None and scheduler_file is not None:
@@ -359,8 +365,8 @@ def _connect(
     return client
 
 
-def _shake_hands(address: str, security: Any, timeout_seconds: float) -> None:
-    """Raise unless Dask's protocol is spoken there; a Client waits for an answer for ever."""
+def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
+    """Raise unless Dask's protocol is spoken there; a Client waits for an answer forever."""
     from distributed import Security
     from distributed.comm import connect
     from distributed.utils import LoopRunner, wait_for
@@ -408,12 +414,12 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
     It changes this, and nothing else. A setting that is already more patient stays. Timeouts are
     those of whole processes: a scheduler that runs in this one shares them with it.
 
-    - scheduler: a worker is given up after 15 minutes without a heartbeat (``worker-ttl``; Dask's
-      own is 5), since a task that holds Python's lock holds up the heartbeat too;
-    - scheduler: a task may lose 10 workers before it fails (``allowed-failures``; Dask's own is
+    - scheduler: a worker is removed after 15 minutes without a heartbeat (``worker-ttl``; Dask's
+      default is 5), since a task that holds Python's lock holds up the heartbeat too;
+    - scheduler: a task may lose 10 workers before it fails (``allowed-failures``; Dask's default is
       3), since spot machines are taken away under innocent tasks;
     - scheduler and workers: a silent connection is dead after 120 seconds
-      (``comm.timeouts.tcp``; Dask's own is 30). Connections that are open already keep their
+      (``comm.timeouts.tcp``; Dask's default is 30). Connections that are open already keep their
       timeout. Connecting keeps Dask's, since the last results of a worker that is gone are asked
       for as long as that takes;
     - workers: threads of torch and of tokenizing;
@@ -463,7 +469,7 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """The most workers that may use one and the same set of cores."""
+    """Return the most workers that may use one and the same set of cores."""
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os

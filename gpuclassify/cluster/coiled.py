@@ -1,4 +1,4 @@
-"""Clusters that Coiled starts in the user's own cloud account."""
+"""Clusters that Coiled starts in the user's cloud account."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
-    from gpuclassify.cluster.local import own
+    from gpuclassify.cluster.local import owning_client
     from gpuclassify.cluster.preload import set_up
 
     def send_and_set_up(client: Client) -> None:
@@ -45,34 +45,34 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
         set_up(client, threads=None)  # a machine each: all its cores
 
     cluster = cluster_class(**arguments)
-    return own(cluster, send_and_set_up)
+    return owning_client(cluster, send_and_set_up)
 
 
 def coiled_arguments(
     options: Mapping[str, Any], *, threads_per_worker: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arguments of ``coiled.Cluster``, and variables that are sent past Coiled.
+    """Return the arguments of ``coiled.Cluster``, and variables that are sent past Coiled.
 
     TypeError: it has no such option; ValueError: one is a secret, which Coiled would keep.
     """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
         private = {"HF_TOKEN": token} | private
-    given = {name: value for name, value in options.items() if name != "private_environ"}
-    check_options(given, [_cluster_class()])
-    if name := find_secret(given, private.values()):
+    arguments = {name: value for name, value in options.items() if name != "private_environ"}
+    check_options(arguments, [_cluster_class()])
+    if name := find_secret(arguments, private.values()):
         raise ValueError(
             f"{name} looks like a secret, and Coiled's arguments go through Coiled, which keeps "
             f"them. Pass it as private_environ={{{name.removeprefix('environ.')!r}: ...}}: that "
             "goes from here straight to the cluster's memory, as HF_TOKEN does when it is set here."
         )
     defaults = {"scheduler_gpu": False, "idle_timeout": IDLE_TIMEOUT, "show_widget": False}
-    workers = {"nthreads": threads_per_worker} | dict(given.get("worker_options") or {})
-    return defaults | given | {"worker_options": workers}, private
+    workers = {"nthreads": threads_per_worker} | dict(arguments.get("worker_options") or {})
+    return defaults | arguments | {"worker_options": workers}, private
 
 
 def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
-    """The first argument that looks like, or holds, a secret, such as ``"environ.HF_TOKEN"``.
+    """Find the first argument that looks like, or holds, a secret, such as ``"environ.HF_TOKEN"``.
 
     Of `secrets`, those under 8 characters are not looked for, since they may occur anywhere.
     """
@@ -88,8 +88,8 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
     return None
 
 
-def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in nested options, with a name such as ``environ.HF_TOKEN``."""
+def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in nested options, with a name such as ``environ.HF_TOKEN``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(inner, f"{name}.{key}" if name else str(key))

@@ -4,13 +4,14 @@ import atexit
 import contextlib
 import inspect
 import logging
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
 from multiprocessing import resource_tracker
@@ -21,8 +22,9 @@ from distributed import Client, Nanny, Status, Worker, WorkerPlugin
 from distributed.deploy import Cluster, SpecCluster
 from distributed.utils import format_dashboard_link, get_ip_interface
 
-from gpuclassify.cluster.preload import WORKER_TTL_SECONDS, raise_by_value
+from gpuclassify.cluster.preload import BY_US, SAFE_PATH, WORKER_TTL_SECONDS, raise_by_value
 from gpuclassify.cluster.security import warn_if_open
+from gpuclassify.settings.paths import exists
 
 Result = TypeVar("Result")
 
@@ -34,17 +36,18 @@ RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
 # thread of Rust that aborts a process which ends at such a moment.
 NO_GIL_MONITOR = {"distributed.admin.system-monitor.gil.enabled": False}
 GUARD = 'if __name__ == "__main__":'
+_safe_blocks = 0  # in which this process is
 END_SECONDS = 5  # how long what hangs may hold up the end of its cluster
 
 
 class OwningClient(Client):
-    """A client that closes its cluster when it is closed itself."""
+    """Client that closes its cluster when it is closed itself."""
 
     cluster: Any
 
     @property
     def dashboard_link(self) -> str:
-        """Where the dashboard listens, which need not be where the scheduler does."""
+        """Address of the dashboard, which need not listen where the scheduler does."""
         spec = getattr(self.cluster, "scheduler_spec", None)
         if spec and str(spec["options"].get("dashboard_address")).startswith(f"{LOOPBACK}:"):
             port = self.cluster.scheduler_info["services"]["dashboard"]
@@ -68,7 +71,7 @@ class OwningClient(Client):
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
-        """Close client and cluster, without a word of what ends in the middle of its work.
+        """Close client and cluster, without logging what ends in the middle of its work.
 
         A heartbeat or a task may be under way whenever a worker closes, and a process may take
         seconds to end. Dask logs these as errors and warnings, which tell nothing in a cluster
@@ -88,15 +91,21 @@ class OwningClient(Client):
 
 
 class PatientNanny(Nanny):
-    """A nanny that waits for the end of a process that it has killed, and shields it from Ctrl-C.
+    """Nanny that waits for the end of a process that it has killed, and shields it from Ctrl-C.
 
-    Dask's own gives it one second, which is too little on a busy machine; closing the cluster
+    Dask's default is one second, which is too little on a busy machine; closing the cluster
     then raises, and leaves the rest of it open.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        shield_children()
+        with safe_path():
+            shield_children()
         super().__init__(*args, **kwargs)
+
+    async def instantiate(self) -> Status:
+        """Start the worker's process as ``distributed.Nanny.instantiate`` does, by a safe path."""
+        with safe_path():
+            return await super().instantiate()
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
         """End the worker's process as ``distributed.Nanny.kill`` does, then wait for its end."""
@@ -106,6 +115,26 @@ class PatientNanny(Nanny):
         except TimeoutError:
             if process is not None:
                 await process.stopped.wait()
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Keep processes that start in the block from importing Python's modules from where they are.
+
+    The working directory may be a downloaded data set with a struct.py, and comes first in a
+    process that is started by ``python -c``, as multiprocessing does. What it imports later are
+    the modules of this process: it gets its path.
+    """
+    global _safe_blocks
+    if _safe_blocks == 0 and SAFE_PATH not in os.environ:
+        os.environ[SAFE_PATH] = BY_US
+    _safe_blocks += 1
+    try:
+        yield
+    finally:
+        _safe_blocks -= 1
+        if _safe_blocks == 0 and os.environ.get(SAFE_PATH) == BY_US:
+            del os.environ[SAFE_PATH]
 
 
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
@@ -179,6 +208,8 @@ def start(
     start, or this is a script that a worker imports again.
     """
     refuse_reimported_script()
+    if options.get("processes") is not False:
+        refuse_workerless_program()
     raise_by_value()(RESTARTS)
     options = {"dashboard_address": _beside_scheduler(options)} | options
     cluster: SpecCluster = object.__new__(cluster_class)  # known before it has started
@@ -200,16 +231,16 @@ def start(
 
     def set_up(client: Client) -> None:
         scheduler = cluster.scheduler
-        if scheduler.worker_ttl:  # without one, no worker is given up
+        if scheduler.worker_ttl:  # without one, no worker is removed
             scheduler.worker_ttl = max(scheduler.worker_ttl, WORKER_TTL_SECONDS)
         for plugin in plugins:
             client.register_plugin(plugin)
 
-    return own(cluster, set_up)
+    return owning_client(cluster, set_up)
 
 
-def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Connect to a cluster that shall end with its client, with this process, or if that fails."""
+def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
+    """Return a client that closes its cluster when it closes, fails, or the process ends."""
     try:
         client = OwningClient(cluster)
     except BaseException:
@@ -222,7 +253,7 @@ def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
         raise
     reference = weakref.ref(client)
 
-    @atexit.register  # before Dask's own hooks: they close the cluster under a client with results
+    @atexit.register  # before Dask's hooks, which close the cluster under a client with results
     def close_if_alive() -> None:
         if (client := reference()) is not None:
             client.close()
@@ -231,7 +262,7 @@ def own(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
 
 
 def refuse_reimported_script() -> None:
-    """Stop a worker process that imports the user's script from starting workers of its own."""
+    """Stop a worker process that imports the user's script from starting workers."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
@@ -243,8 +274,32 @@ def refuse_reimported_script() -> None:
         frame = frame.f_back
 
 
+def refuse_workerless_program() -> None:
+    """Raise RuntimeError where no process can be started that could be a worker, with the reason.
+
+    Dask's nannies would wait for ever for such a process, or say that it failed and not why.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    is_module = getattr(sys.modules.get("__main__"), "__spec__", None) is not None
+    if script is not None and not is_module and not exists(script):
+        raise RuntimeError(
+            f"workers are new processes that import this program, and {script} is no file: it was "
+            "read from standard input, or was removed. Save it in a file, with the call below "
+            f"{GUARD!r}, or pass processes=False for workers that are threads"
+        )
+    try:
+        with safe_path():  # to share it, Python starts a process
+            multiprocessing.get_context("spawn").Lock()
+    except OSError as err:
+        raise RuntimeError(
+            f"no worker can be started: semaphores, which processes share, cannot be made here "
+            f"({err}). Mount /dev/shm where it is missing, full or read-only, as containers have "
+            "it by --shm-size, or pass processes=False for workers that are threads"
+        ) from err
+
+
 def _beside_scheduler(options: dict[str, Any]) -> str:
-    """The address of the dashboard of a cluster with these arguments."""
+    """Return the address of the dashboard of a cluster with these arguments."""
     security = options.get("security")
     if security is not None and security.require_encryption:
         return dashboard_address()

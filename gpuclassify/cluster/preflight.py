@@ -1,4 +1,4 @@
-"""Looking at a cluster's workers before work starts, so that mistakes show at once and together."""
+"""Checks of a cluster's workers before work starts, so that mistakes show at once and together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from gpuclassify.workers.device_errors import free_host_bytes
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +35,11 @@ TABLE_WIDTH = 10_000  # no cell is broken into lines
 
 
 class PreflightError(RuntimeError):
-    """Workers cannot do what they are there for; the text is a table of what is wrong."""
+    """Error raised when workers cannot do their work; the text is a table of what is wrong."""
 
 
 class MisfitError(RuntimeError):
-    """What a probe raises for something that a row of the table can say."""
+    """Error raised by a probe for something that a row of the table can say."""
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
         super().__init__(check, found, expected, cure)
@@ -47,10 +50,10 @@ class MisfitError(RuntimeError):
 
 
 class Probe(Protocol):
-    """What is tried on workers."""
+    """Protocol of a check that is tried on workers."""
 
     def fetch(self) -> None:
-        """Bring to this machine what it lacks; called on one worker of each."""
+        """Fetch what this machine lacks; called on one worker of each machine."""
 
     def run(self, memory_bytes: int) -> None:
         """Try the work itself, on every worker, within so much of the host's memory.
@@ -60,14 +63,14 @@ class Probe(Protocol):
 
 
 class Machine(NamedTuple):
-    """Where a worker runs: its host, and the UUID of the GPU that torch would use, if any."""
+    """Location of a worker: its host, and the UUID of the GPU that torch would use, if any."""
 
     host: str
     device: str
 
 
 class Row(NamedTuple):
-    """One thing that is wrong with one worker, as the table shows it."""
+    """Problem of one worker, as the table shows it."""
 
     worker: str
     host: str
@@ -78,7 +81,7 @@ class Row(NamedTuple):
 
 
 def check_workers(
-    client: Any,
+    client: Client,
     probe: Probe | None = None,
     *,
     uses_gpu: bool = True,
@@ -93,7 +96,7 @@ def check_workers(
     cluster that scales by its tasks may, nothing is checked, and a warning says so.
 
     A worker may take `step_seconds` to tell its versions and where it runs, to fetch, and to run.
-    `uses_gpu` tells whether work would use a GPU where there is one. The addresses of the workers
+    `uses_gpu` says whether work would use a GPU where there is one. The addresses of the workers
     that passed are returned; PreflightError: one cannot work, or none of those that stay answers.
     """
     if not client.nthreads():  # a cluster that scales by its tasks starts one for a task
@@ -111,9 +114,9 @@ def check_workers(
 
 
 class _Check:
-    """What is known of the workers that were there when the check began."""
+    """State of a check of the workers that were there when it began."""
 
-    def __init__(self, client: Any, step_seconds: float) -> None:
+    def __init__(self, client: Client, step_seconds: float) -> None:
         self.client = client
         self.step_seconds = step_seconds
         self.workers = sorted(client.nthreads())
@@ -128,13 +131,19 @@ class _Check:
         try:
             answer = self.client.sync(self.client.get_versions, **asked)
         except TimeoutError:
-            logger.warning("versions are not compared: a worker did not tell its own in time")
+            logger.warning(
+                "versions are not compared: a worker did not report its versions in time"
+            )
             return
-        found = {a: _versions(one) for a, one in answer["workers"].items() if a in self.workers}
-        cudf = Counter(one["cudf"] for one in found.values() if "cudf" in one).most_common(1)
+        versions_by_worker = {
+            a: _versions(one) for a, one in answer["workers"].items() if a in self.workers
+        }
+        cudf = Counter(
+            one["cudf"] for one in versions_by_worker.values() if "cudf" in one
+        ).most_common(1)
         expected = {**({"cudf": cudf[0][0]} if cudf else {}), **_versions(answer["client"])}
         harmless: Counter[str] = Counter()
-        for address, versions in found.items():
+        for address, versions in versions_by_worker.items():
             for name, wanted in expected.items():
                 version = versions.get(name)
                 if version == wanted or (version is None and name == "cudf"):
@@ -162,9 +171,9 @@ class _Check:
         for address, machine in self.machines.items():
             owner = owners.setdefault(machine.device, address)
             if uses_gpu and machine.device and owner != address:
-                found = f"{machine.device}, which {owner} uses too"
+                actual = f"{machine.device}, which {owner} uses too"
                 cure = "start workers with dask cuda worker, or set CUDA_VISIBLE_DEVICES for each"
-                self._fail(address, "GPU", found, "one worker for each GPU", cure)
+                self._fail(address, "GPU", actual, "one worker for each GPU", cure)
         if not self.machines and not self.rows:
             if not self.given_up.keys().isdisjoint(self.client.nthreads()):
                 self._fail_given_up("an answer", "look at its log, restart it")
@@ -211,8 +220,8 @@ class _Check:
                     self._fail(address, *error.args)
                 else:
                     first_line = (str(error).splitlines() or [""])[0]
-                    found = f"{type(error).__name__}: {first_line}"
-                    self._fail(address, check, found, expected, "see its log")
+                    actual = f"{type(error).__name__}: {first_line}"
+                    self._fail(address, check, actual, expected, "see its log")
             done = {a: future for a, future in futures.items() if future.status == "finished"}
             return dict(zip(done, self.client.gather(list(done.values())), strict=True))
         finally:
@@ -239,10 +248,10 @@ class _Check:
                 lost = [address for address in pending if address not in present]
                 self.given_up |= dict.fromkeys(lost, "lost during the check")
 
-    def _fail(self, worker: str, check: str, found: str, expected: str, cure: str) -> None:
+    def _fail(self, worker: str, check: str, actual: str, expected: str, cure: str) -> None:
         address = worker.rpartition("//")[2].rpartition(":")[0]
         host = self.machines[worker].host if worker in self.machines else address
-        self.rows.append(Row(worker, host, check, found, expected, cure))
+        self.rows.append(Row(worker, host, check, actual, expected, cure))
 
     def _fail_given_up(self, expected: str, cure: str) -> None:
         for address, reason in self.given_up.items():
@@ -270,12 +279,12 @@ class _Check:
 
 
 def look_here() -> Machine:
-    """The first task of each worker; no CUDA context is made."""
+    """Describe this worker's machine without a CUDA context; the first task of each worker."""
     return Machine(socket.gethostname(), device_here())
 
 
 def device_here() -> str:
-    """UUID of the GPU that torch would take first; empty without one."""
+    """Return the UUID of the GPU that torch would take first; empty without one."""
     from gpuclassify.workers.nvml import survey_gpus
 
     gpus = survey_gpus().gpus
@@ -287,17 +296,17 @@ def device_here() -> str:
 
 
 def fetch_here(packed: bytes) -> None:
-    """The task of one worker of each machine."""
+    """Fetch as the probe does; the task of one worker of each machine."""
     cloudpickle.loads(packed).fetch()
 
 
 def run_here(packed: bytes, workers_here: int) -> None:
-    """The task of each worker, with its share of the memory that its machine has left."""
+    """Run the probe with the worker's share of the memory that its machine has left."""
     cloudpickle.loads(packed).run(free_host_bytes() // workers_here)
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Versions that are compared, of what ``Client.get_versions`` tells of one process.
+    """Return the versions to compare from one process's part of ``Client.get_versions``.
 
     What follows a "+" is the build, which may differ: "2.13.0+cpu" and "2.13.0+cu130" are one.
     """

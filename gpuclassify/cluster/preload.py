@@ -1,4 +1,4 @@
-"""What workers and schedulers are set to; ``dask worker --preload gpuclassify.cluster.preload``.
+"""Settings of workers and schedulers; ``dask worker --preload gpuclassify.cluster.preload``.
 
 As a preload it does what `prepare` does, before any task; the same goes for ``dask scheduler``,
 ``dask cuda worker`` and Dask's configuration (``distributed.worker.preload``). A worker's threads
@@ -6,18 +6,13 @@ of torch are the CPUs that Slurm gives its task, or else the cores that its proc
 workers share those, set ``OMP_NUM_THREADS`` (above 1) to the share of each.
 """
 
-import ctypes
-import logging
 import os
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
-from gpuclassify.cluster.sizing import usable_cores
-
-logger = logging.getLogger(__name__)
+from gpuclassify.workers.machine import keep_freed_memory, usable_cores
 
 # A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
 # is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
@@ -25,19 +20,17 @@ WORKER_TTL_SECONDS = 900.0
 # A task is blamed for each worker that is lost under it, be it by preemption.
 ALLOWED_FAILURES = 10
 COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
-# Parameters of mallopt(3). Releases of glibc before 2.34 refuse thresholds above 32 MiB.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-MMAP_THRESHOLDS_BYTES = (1 << 30, 32 << 20)
-TRIM_THRESHOLD_BYTES = 2**31 - 1
+# With any value, Python does not put the working directory before its modules.
+SAFE_PATH, BY_US = "PYTHONSAFEPATH", "gpuclassify"
 
 
 class ProcessSettings(WorkerPlugin):
-    """Give a worker's process its share of the cores, memory that it keeps, and patience.
+    """Plugin that gives a worker's process its share of the cores, kept memory, and patience.
 
     Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, which leaves torch a single thread, and
     knows nothing of the tokenizers, whose pool would take every core of the machine in each worker.
     Without `threads`, the cores that the worker may use are divided by the workers `sharing` them.
-    Without a nanny the process may be the user's own, whose memory and tokenizers are left alone.
+    Without a nanny the process may be the user's, whose memory and tokenizers stay unchanged.
     """
 
     name = "gpuclassify-process"
@@ -53,29 +46,16 @@ class ProcessSettings(WorkerPlugin):
         threads = self.threads or max(1, usable_cores() // self.sharing)
         torch.set_num_threads(threads)
         if worker.nanny:
+            if os.environ.get(SAFE_PATH) == BY_US:  # programs that tasks start keep their folders
+                del os.environ[SAFE_PATH]
             os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
             keep_freed_memory()
         if not worker.address.startswith("inproc://"):
             raise_by_value()(COMMUNICATION)
 
 
-def keep_freed_memory() -> None:
-    """Raise glibc's thresholds, so that freed memory is not faulted in for every operation.
-
-    Dask's nanny sets its trim threshold, which makes every large activation a fresh mapping. The
-    price is that a worker holds on to its peak memory. A tensor above the 64 MiB of a heap in a
-    thread's arena is mapped anew all the same; token budgets for CPUs stay below that.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    is_raised = any(mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS_BYTES)
-    if not (is_raised and mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)):
-        logger.debug("glibc's allocator has refused thresholds")
-
-
 class TorchMemoryFraction(WorkerPlugin):
-    """Bound torch's own allocator, so that cuDF's pool beside it is not starved."""
+    """Plugin that limits torch's allocator, to leave memory for cuDF's pool."""
 
     name = "gpuclassify-torch-memory-fraction"
 
@@ -101,7 +81,7 @@ def raise_by_value() -> Any:
         communication: Mapping[str, str],
         ttl_seconds: float = 0,
         allowed_failures: int = 0,
-        dask_scheduler: Any = None,
+        dask_scheduler: Scheduler | None = None,
     ) -> None:
         from dask import config
         from dask.utils import parse_timedelta
@@ -111,7 +91,7 @@ def raise_by_value() -> Any:
                 config.set({name: time})
         if dask_scheduler is None:
             return
-        if dask_scheduler.worker_ttl:  # without one, no worker is given up
+        if dask_scheduler.worker_ttl:  # without one, no worker is removed
             dask_scheduler.worker_ttl = max(dask_scheduler.worker_ttl, ttl_seconds)
         dask_scheduler.allowed_failures = max(dask_scheduler.allowed_failures, allowed_failures)
 

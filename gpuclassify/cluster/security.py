@@ -1,6 +1,6 @@
-"""TLS between client, scheduler and workers, and a word of warning where it is missing.
+"""TLS between client, scheduler and workers, and a warning where it is missing.
 
-``python -m gpuclassify.cluster.security FOLDER`` makes a folder with a certificate of its own, for
+``python -m gpuclassify.cluster.security FOLDER`` makes a folder with a new certificate, for
 processes that share a file system.
 """
 
@@ -9,42 +9,61 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import ssl
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from distributed import Security
+from distributed import Security
+
+from gpuclassify.settings.paths import is_file
 
 logger = logging.getLogger(__name__)
 
 # Certificate authority, certificate and key in a directory: our names, and a Kubernetes secret's.
 FILES = (("ca.pem", "cert.pem", "key.pem"), ("ca.crt", "tls.crt", "tls.key"))
 ROLES = ("client", "scheduler", "worker")
+# For any of these dask-cuda's clusters speak UCX.
+UCX_TRANSPORTS = ("tcp_over_ucx", "infiniband", "nvlink", "rdmacm")
 PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 
 
-def make_security(settings: Any) -> Security | None:
-    """The `security` of `get_client` as Dask's, which refuses connections without TLS.
+class QuietSecurity(Security):
+    """TLS whose connections may end without a message, as Dask's do.
+
+    From Python 3.13 on, reading from one that ended so may leave an error in OpenSSL's queue, which
+    the next read of any other connection in the thread takes as its and closes it: workers
+    are lost while a cluster grows. Dask's messages have lengths, so none is cut unnoticed.
+    """
+
+    def get_connection_args(self, role: str) -> dict[str, Any]:
+        """Return `distributed.Security`'s arguments of a connection."""
+        return _quiet(super().get_connection_args(role))
+
+    def get_listen_args(self, role: str) -> dict[str, Any]:
+        """Return `distributed.Security`'s arguments of a listener."""
+        return _quiet(super().get_listen_args(role))
+
+
+def _quiet(arguments: dict[str, Any]) -> dict[str, Any]:
+    if (context := arguments.get("ssl_context")) is not None:
+        context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
+    return arguments
+
+
+def make_security(settings: object) -> Security | None:
+    """Convert the `security` of `get_client` to Dask's, which refuses connections without TLS.
 
     None and False are none. True makes a certificate that only this cluster's processes know, in
     memory. A path names a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``,
     ``tls.crt`` and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or
     the text of certificates.
     """
-    from distributed import Security
-
     if settings is None or settings is False:
         return None
     if settings is True:
-        try:
-            return Security.temporary()
-        except ImportError as err:
-            raise ImportError(
-                "security=True makes its own certificate with the package cryptography: pip "
-                "install 'gpuclassify[tls]', or pass certificates of your own"
-            ) from err
+        return QuietSecurity.temporary()
     if isinstance(settings, Security):
         if not settings.require_encryption:
             raise ValueError(
@@ -62,22 +81,33 @@ def make_security(settings: Any) -> Security | None:
             f"security={settings!r} is none of True, a directory with {', '.join(FILES[0])}, a "
             "dict and distributed.Security"
         )
-    security = Security(**{"require_encryption": True, **settings})
+    security = QuietSecurity(**{"require_encryption": True, **settings})
     pairs = [f"tls_{role}_{part}" for role in ROLES for part in ("cert", "key")]
     for name in ["tls_ca_file", *pairs]:
         value = getattr(security, name)
         # Dask takes the text of a certificate in the place of a file's name.
-        if value is not None and "\n" not in str(value) and not Path(value).is_file():
+        if value is not None and "\n" not in str(value) and not is_file(value):
             raise FileNotFoundError(f"security: {name} names {str(value)!r}, which is no file")
     return security
 
 
+def listens_here_alone(options: Mapping[str, Any]) -> bool:
+    """Return whether a local cluster with these arguments talks over this machine's loopback.
+
+    It does not where the user says what it listens on or speaks (UCX has no TLS), or where it is
+    one process.
+    """
+    is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
+    is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
+    return not is_placed and not is_ucx and options.get("processes") is not False
+
+
 def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-    """The files of certificate authority, certificate and key in a directory."""
+    """Find the files of certificate authority, certificate and key in a directory."""
     folder = Path(directory).expanduser()
     for names in FILES:
         authority, certificate, key = (folder / name for name in names)
-        if all(path.is_file() for path in (authority, certificate, key)):
+        if all(is_file(path) for path in (authority, certificate, key)):
             return authority, certificate, key
     raise FileNotFoundError(
         f"{str(folder)!r} is no directory with {', '.join(FILES[0])} (or {', '.join(FILES[1])}), "
@@ -86,7 +116,7 @@ def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Pa
 
 
 def make_certificate(folder: Path) -> None:
-    """Make a folder that `make_security` takes, which nobody but its owner may read."""
+    """Make a folder that `make_security` takes, which only its owner may read."""
     made = make_security(True)
     assert made is not None
     folder.mkdir(mode=0o700)
@@ -100,17 +130,17 @@ def make_certificate(folder: Path) -> None:
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
     """Log a warning if others than this machine reach a scheduler that takes any client."""
-    if found := ", ".join(filter(is_open, addresses)):
+    if open_addresses := ", ".join(filter(is_open, addresses)):
         logger.warning(
             "the Dask scheduler at %s takes connections without TLS: whoever reaches it can run "
             "code on the workers and read what they hold, tokens included. %s.",
-            found,
+            open_addresses,
             cure,
         )
 
 
 def is_open(address: str) -> bool:
-    """Whether an address is without TLS, and not this machine's loopback."""
+    """Return whether an address is without TLS, and not this machine's loopback."""
     if not address.startswith(PLAIN_SCHEMES):
         return False
     from distributed.comm import get_address_host, resolve_address
@@ -123,7 +153,4 @@ def is_open(address: str) -> bool:
 
 
 if __name__ == "__main__":
-    try:
-        make_certificate(Path(sys.argv[1]))
-    except ImportError as err:
-        sys.exit(str(err))
+    make_certificate(Path(sys.argv[1]))

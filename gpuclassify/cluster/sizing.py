@@ -1,4 +1,4 @@
-"""What options mean: names, sizes, a machine's cores among workers, a GPU between RMM and torch."""
+"""Meaning of options: names, sizes, shares of cores for workers and of a GPU for RMM and torch."""
 
 import importlib
 import inspect
@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuclassify._version import installed_versions
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, check_names
+from gpuclassify.workers.machine import usable_cores, usable_memory
 from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str
@@ -33,7 +34,7 @@ WITHOUT_DAYS = {1: (60,), 2: (60, 1), 3: (3_600, 60, 1)}
 
 
 class ImpossibleClusterError(RuntimeError):
-    """This machine lacks what the cluster that is asked for needs; nothing has been started."""
+    """Error raised when the machine lacks what the cluster needs; nothing has been started."""
 
 
 def check_options(
@@ -50,13 +51,13 @@ def check_options(
 
 
 def names_of(target: Any) -> list[str]:
-    """The named parameters of a callable."""
+    """List the named parameters of a callable."""
     parameters = inspect.signature(target).parameters.values()
     return [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def parse_walltime(walltime: str) -> int | None:
-    """Seconds of a time limit as Slurm writes it; None is no limit."""
+    """Return the seconds of a time limit as Slurm writes it; None is no limit."""
     text = str(walltime).strip().lower()
     if text in ("infinite", "unlimited"):
         return None
@@ -84,18 +85,15 @@ def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
             )
 
 
-def usable_cores() -> int:
-    """Return the CPUs this process may use: the machine's, its affinity, its cgroup's quota."""
-    from dask.system import cpu_count
+def memory_shares(n_workers: int) -> dict[str, int]:
+    """Return the memory limit of each of so many workers, where Dask would not see the right one.
 
-    return cpu_count()
-
-
-def usable_memory() -> float:
-    """Return the bytes this process may use: the machine's, its cgroup's and its own limits."""
+    It knows the machine's memory, and limits of the topmost control group alone.
+    """
     from distributed.system import MEMORY_LIMIT
 
-    return float(MEMORY_LIMIT)
+    memory_bytes = usable_memory()
+    return {"memory_limit": memory_bytes // n_workers} if memory_bytes < MEMORY_LIMIT else {}
 
 
 def refuse_crowd(n_workers: int) -> None:
@@ -118,7 +116,7 @@ def cpu_cluster_options(
     cores: int | None = None,
     memory_bytes: float | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """The arguments of ``LocalCluster``, and the torch threads of each worker.
+    """Return the arguments of ``LocalCluster``, and the torch threads of each worker.
 
     Workers times threads never exceeds `cores`, unless there are more workers than cores. By
     default a worker has 8 cores, but there are two at least where each gets 8 GB, and one where
@@ -132,24 +130,26 @@ def cpu_cluster_options(
         by_cores = max(cores // CORES_PER_WORKER, min(cores, FEWEST_WORKERS))
         n_workers = max(1, min(by_cores, int(memory_bytes // BYTES_PER_WORKER)))
     tasks = tasks_per_worker(threads_per_worker, False, "pandas")
-    workers = {"n_workers": n_workers, "threads_per_worker": tasks}
+    workers = {"n_workers": n_workers, "threads_per_worker": tasks, **memory_shares(n_workers)}
     return workers | dict(options or {}), max(1, cores // n_workers)
 
 
-def tasks_per_worker(given: int | None, is_gpu: bool, backend: str) -> int:
-    """Tasks that a worker runs at a time: those that were asked for, or two on a GPU of its own.
+def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
+    """Return the tasks that a worker runs at a time: `requested`, or two on a dedicated GPU.
 
     One is read and tokenized while the other one's batches run; with a single one the GPU waits at
     both ends of each part. Frames of cudf take the GPU's memory, so that they are one at a time.
     """
-    check_count("threads_per_worker", given, may_be_none=True)
-    return given or (2 if is_gpu and backend == "pandas" else 1)
+    check_count("threads_per_worker", requested, may_be_none=True)
+    return requested or (2 if is_gpu and backend == "pandas" else 1)
 
 
 def parse_size(
     value: Size | None, name: str, device_bytes: int | None = None
 ) -> int | float | None:
-    """Bytes as an int (``8_000_000_000``, ``"8GB"``), or a share as a float (``0.3``, ``"0.3"``).
+    """Parse a size: bytes as an int, or a share as a float.
+
+    Bytes are passed as ``8_000_000_000`` or ``"8GB"``, a share as ``0.3`` or ``"0.3"``.
 
     A share of a device whose size is known is in bytes, too. TypeError or ValueError names the
     argument that is none, not above zero, or a share above 1.
@@ -183,7 +183,7 @@ def gpu_cluster_options(
     enable_cudf_spill: bool = False,
     device_bytes: int | None = None,
 ) -> tuple[dict[str, Any], float | None]:
-    """The arguments of ``LocalCUDACluster``, `options` among them, and torch's memory fraction.
+    """Return arguments of ``LocalCUDACluster``, with `options`, and torch's memory fraction.
 
     The others are as of `get_client`; a fraction of None leaves torch as it is. With
     `device_bytes`, the memory of the smallest GPU in use, shares are handed on as bytes: dask-cuda
@@ -203,7 +203,7 @@ def gpu_cluster_options(
     is_shared = rmm_async or is_sized or (rmm_pool_size == AUTO and backend == "cudf")
     torch_fraction = _torch_fraction(torch_memory_fraction, options, is_shared)
     settings: dict[str, Any] = {"rmm_async": rmm_async, "enable_cudf_spill": enable_cudf_spill}
-    if _is_torch_on_rmm(options):  # else nobody knows what is free of the pool
+    if _is_torch_on_rmm(options):  # else the pool's free memory is unknown
         settings["rmm_track_allocations"] = True
     if not is_shared:
         if is_bounded:
@@ -278,7 +278,7 @@ def _torch_fraction(
     if _is_torch_on_rmm(options):
         if fraction not in (None, AUTO):
             raise ValueError(
-                f"torch_memory_fraction={fraction!r} bounds torch's own allocator, but "
+                f"torch_memory_fraction={fraction!r} limits torch's allocator, but "
                 "rmm_allocator_external_lib_list gives torch to RMM; leave one of them out"
             )
         return None

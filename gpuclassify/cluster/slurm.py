@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -25,7 +24,7 @@ from gpuclassify.cluster.local import (
     LOOPBACK,
     NO_GIL_MONITOR,
     dashboard_address,
-    own,
+    owning_client,
     unbroken,
 )
 from gpuclassify.cluster.preload import TorchMemoryFraction, set_up
@@ -38,7 +37,7 @@ from gpuclassify.cluster.sizing import (
     parse_walltime,
     tasks_per_worker,
 )
-from gpuclassify.settings.checks import check_count, install
+from gpuclassify.settings.checks import check_count
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ LOG_LINES = 15
 
 
 class SlurmPlan(NamedTuple):
-    """What is submitted: arguments of ``dask_jobqueue.SLURMCluster``, and how many jobs.
+    """Plan of a submission: arguments of ``dask_jobqueue.SLURMCluster``, and how many jobs.
 
     Each has the same workers, whose torch and tokenizing have so many cores, and whose torch may
     take that share of its GPU, or all.
@@ -95,8 +94,7 @@ def start_slurm(options: Mapping[str, Any]) -> Client:
     try:
         warn_if_open(
             (comm.listen_address for comm in cluster.scheduler.listeners),
-            "Leave security= and protocol= out, which makes a certificate if cryptography is here "
-            f"({install('tls')}), or pass certificates",
+            "Leave security= and protocol= out, which makes a certificate, or pass certificates",
         )
         unbroken(partial(cluster.submit, plan.jobs), cluster)
     except BaseException:
@@ -108,7 +106,7 @@ def start_slurm(options: Mapping[str, Any]) -> Client:
         if plan.torch_fraction is not None:
             client.register_plugin(TorchMemoryFraction(plan.torch_fraction))
 
-    return own(cluster, set_up_workers)
+    return owning_client(cluster, set_up_workers)
 
 
 def plan_slurm(
@@ -126,7 +124,7 @@ def plan_slurm(
     prologue: Iterable[str] = (),
     **options: Any,
 ) -> SlurmPlan:
-    """Options of `get_client` for Slurm, as those of ``dask_jobqueue.SLURMCluster``.
+    """Convert options of `get_client` for Slurm to those of ``dask_jobqueue.SLURMCluster``.
 
     Parameters
     ----------
@@ -160,7 +158,7 @@ def plan_slurm(
         `get_client` for memory of GPUs, and of ``dask cuda worker`` by LocalCUDACluster's names.
         Without `security` (False for none) and `protocol`, connections have TLS with a certificate
         of their own, which workers read from files in `shared_temp_directory`, by default the
-        current one, that nobody else may read. Dashboards listen on this machine and the nodes
+        current one, that only the user may read. Dashboards listen on this machine and the nodes
         alone.
 
     Raises
@@ -186,13 +184,13 @@ def plan_slurm(
     cuda_options = {name: options.pop(name) for name in CUDA_FLAGS if name in options}
     flags, numbering, torch_fraction = ["--dashboard-address", f"{LOOPBACK}:0"], [], None
     if gpus:
-        # Slurm and dask-cuda count GPUs by bus; CUDA by speed, unless it is told otherwise.
+        # Slurm and dask-cuda count GPUs by bus; CUDA by speed, unless configured otherwise.
         numbering = ["export CUDA_DEVICE_ORDER=PCI_BUS_ID"]
         settings, torch_fraction = gpu_cluster_options(cuda_options, **memory_options)
         flags += cuda_arguments(settings)
-    for given in (job_extra, prologue):
-        if isinstance(given, str):
-            raise ValueError(f"got the text {given!r}, where a list is wanted: [{given!r}]")
+    for option in (job_extra, prologue):
+        if isinstance(option, str):
+            raise ValueError(f"got the text {option!r}, but a list is needed: [{option!r}]")
     lines = {
         "job_extra_directives": [*([f"--gres=gpu:{gpus}"] if gpus else []), *job_extra],
         "job_script_prologue": [*numbering, *_leaving(walltime, leave_before), *prologue],
@@ -202,8 +200,7 @@ def plan_slurm(
         configured = config.get(section + name.replace("_", "-"), None)
         lines[name] = [*ours, *(options.pop(name, None) or configured or [])]
     if options.get("protocol") is None and "security" not in options:
-        with contextlib.suppress(ImportError):  # of cryptography: the scheduler is told to be open
-            options["security"] = make_security(True)
+        options["security"] = make_security(True)
     if options.get("security") is not None:
         folder = config.get(section + "shared-temp-directory", None) or str(Path.cwd())
         options.setdefault("shared_temp_directory", folder)
@@ -225,7 +222,7 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Jobs, and workers of each."""
+    """Count jobs, and workers of each."""
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
     check_count("n_workers", n_workers, may_be_none=True)
@@ -241,7 +238,7 @@ def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tupl
 
 
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """The command line of ``dask cuda worker`` for settings by LocalCUDACluster's names.
+    """Return the command line of ``dask cuda worker`` for settings by LocalCUDACluster's names.
 
     Values that are None or False are left out; lists are joined by commas.
     """
@@ -257,7 +254,7 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
-    """Shell lines that make workers leave in time; they hold for dask-cuda's workers too."""
+    """Return shell lines that make workers leave in time; they hold for dask-cuda's workers too."""
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
         return []
@@ -276,7 +273,7 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
 
 
 class ClosingJob(SLURMJob):
-    """A job whose status says when it is closed, as Dask expects of every job in the end."""
+    """Job whose status says when it is closed, as Dask expects of every job in the end."""
 
     async def close(self) -> None:
         """Cancel the job."""
@@ -285,7 +282,7 @@ class ClosingJob(SLURMJob):
 
 
 class KeptCluster(SLURMCluster):
-    """dask-jobqueue's cluster, which submits the jobs anew that have ended.
+    """Cluster of dask-jobqueue that resubmits jobs that have ended.
 
     dask-jobqueue itself looks at no job after it was submitted. Here squeue is asked which jobs
     still wait or run, because that tells of every end: a worker that left before its walltime,
@@ -319,13 +316,13 @@ class KeptCluster(SLURMCluster):
             return
         known = dict(self.workers)  # before squeue answers: jobs submitted since have not
         try:
-            told = await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")
+            queue = await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")
         except (OSError, RuntimeError) as err:
             logger.warning("cannot ask Slurm for its jobs, trying again: %s", _message(err))
             return
         if self.status != Status.running:
             return
-        live = set(told.split())  # this user's that wait or run
+        live = set(queue.split())  # this user's waiting and running jobs
         ended = {
             name: job.job_id
             for name, job in known.items()
@@ -340,23 +337,23 @@ class KeptCluster(SLURMCluster):
             if self.worker_spec.pop(name, None) is not None:
                 self._add_job()
         try:
-            # Workers that Dask's own watch dropped are missing, too.
+            # Workers that Dask dropped are missing, too.
             await self._settle()
         except RuntimeError as err:
             self.refusal = _message(err)
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Want a job under a name that none had before: the scheduler may know one that ended."""
+        """Request a job under a new name: the scheduler may know a job that ended by an old one."""
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 
     async def _settle(self) -> None:
-        """Close and submit jobs until they are those that are wanted."""
+        """Close and submit jobs until those that run are those that are wanted."""
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:
-        """Tell whether jobs end again and again without a worker, and say why."""
+        """Return whether jobs end again and again without a worker, and say why."""
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
             return False
@@ -375,7 +372,7 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Raise RuntimeError if sbatch is missing or refuses the script, in its own words."""
+    """Raise RuntimeError with sbatch's message if it is missing or refuses the script."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -395,12 +392,12 @@ async def _output(*command: str) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """What a command of Slurm has said, within dask-jobqueue's error."""
+    """Extract a Slurm command's message from dask-jobqueue's error."""
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
 
 
 async def _end_of_log(job_id: str) -> str:
-    """The end of a job's log, where this machine can read it."""
+    """Read the end of a job's log, where this machine can read it."""
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)

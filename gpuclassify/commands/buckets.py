@@ -13,14 +13,14 @@ from gpuclassify.commands.options import (
     GroupedOption,
     JobCommand,
     file_options,
-    given_settings,
     options_of,
+    settings_from_options,
     split_paths,
 )
 from gpuclassify.commands.settings import BUCKETS as SETTINGS
 from gpuclassify.commands.settings import BUCKETS_OF_EDGES, EDGES, JobSettings
 
-ROWS = "none"  # as a weight: rows count alike
+ROWS = "none"  # as a weight: all rows count the same
 
 
 def _options() -> list[click.Option]:
@@ -42,18 +42,16 @@ def _options() -> list[click.Option]:
     ]  # fmt: skip
 
 
-@click.command(
-    cls=JobCommand, options=_options, short_help="Cut scores into buckets, or go on with it."
-)
+@click.command(cls=JobCommand, options=_options)
 @click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
 @click.pass_context
-def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
+def buckets(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
 
     Paths are those of `classify`. The scores are read first, to find the edges between buckets of
-    equal weight, which are kept in OUTPUT/_buckets/edges.json; then documents are written, with
-    a column for each score and one for the row. The same command continues a job that was
-    interrupted. `classify` with buckets: in its --config FILE does it after the classification.
+    equal weight, which are saved in OUTPUT/_buckets/edges.json. Then documents are written, with
+    a bucket column for each score and one for the row. The same command continues an interrupted
+    job. To classify and then cut, pass `classify` a --config FILE with buckets:.
 
     \b
     gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket
@@ -63,11 +61,17 @@ def buckets(context: click.Context, paths: tuple[str, ...], **given: Any) -> Non
     """
     quiet_dask()
     with wrong_call_exits():
-        chosen = {name: given[name] for name in (EDGES, *SETTINGS) if given[name] not in (None, ())}
+        chosen = {
+            name: options[name] for name in (EDGES, *SETTINGS) if options[name] not in (None, ())
+        }
         if chosen.get("weight") == ROWS:
             chosen["weight"] = None
         if not {"scores", EDGES} & {*chosen}:
             raise ValueError("name the columns of scores: --score COLUMN, or --edges FILE")
-        values = {**given_settings(given), **split_paths(paths, given), "buckets": chosen}
+        values = {
+            **settings_from_options(options),
+            **split_paths(paths, options),
+            "buckets": chosen,
+        }
         settings = JobSettings.of(values)
-    run_job(context, settings.job, vars(settings), given)
+    run_job(context, settings.job, vars(settings), options)

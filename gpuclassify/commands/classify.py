@@ -13,6 +13,7 @@ from gpuclassify.commands.client import run_on_cluster
 from gpuclassify.commands.console import (
     FAILED,
     LEFT_OUT,
+    echo,
     open_console,
     print_summary,
     quiet_dask,
@@ -30,17 +31,16 @@ from gpuclassify.commands.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuclassify.jobs.job import Job, Runnable
+    from gpuclassify.jobs.job import Job, JobDeclaration
 
 
 @click.command(
     cls=JobCommand,
     options=lambda: [*job_options(), *run_options()],
-    short_help="Classify files into a directory, or go on with it.",
 )
 @click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
 @click.pass_context
-def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> None:
+def classify(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Classify INPUT files (Parquet or JSON lines) into the directory OUTPUT.
 
     INPUT may be a file, a directory, a glob or an fsspec URL; OUTPUT a directory, such a URL, or
@@ -56,49 +56,50 @@ def classify(context: click.Context, paths: tuple[str, ...], **given: Any) -> No
     """
     quiet_dask()
     with wrong_call_exits():
-        settings = read_settings(given, **split_paths(paths, given))
+        settings = read_settings(options, **split_paths(paths, options))
         if settings is None:
             return
-    run_job(context, settings.job, vars(settings), given)
+    run_job(context, settings.job, vars(settings), options)
 
 
-@click.command(short_help="Write the report of a job anew.")
+@click.command()
 @click.argument("output")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
-    """Write the report of a job, finished or not, into its OUTPUT anew."""
+    """Rewrite the report of a job, finished or not, in its OUTPUT."""
     from gpuclassify.jobs.report.report import write_report
-    from gpuclassify.jobs.storage import open_directory
+    from gpuclassify.stores.opening import open_store
 
     with wrong_call_exits():
-        made = write_report(open_directory(output))
+        made = write_report(open_store(output))
     if as_json:
         click.echo(json.dumps(made))
         return
-    click.echo(
+    echo(
         f"{made['parts_done']:,} of {made['parts']:,} parts, {made['rows_in']:,} rows read, "
         f"{made['rows_out']:,} kept\nReport: {made['output']}/_report/report.html"
     )
 
 
-@click.command(short_help="Check that a job's output is as it was written.")
+@click.command()
 @click.argument("output")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def verify(context: click.Context, output: str, as_json: bool) -> None:
-    """Check that the OUTPUT of a job is complete, and each of its files as it was written.
+    """Check that the OUTPUT of a job is complete, and that its files are unchanged.
 
-    Files are read, several at a time, and compared with the digests that the job noted; a store
-    that tells the MD5 of its objects is asked for it instead. Nothing is changed.
+    Files are read, several at a time, and compared with the digests that the job recorded. If a
+    store reports the MD5 of its objects, that is compared instead. Nothing is changed.
 
-    Exit codes: 0 all holds, 1 something is missing, damaged or not the job's, 2 OUTPUT is no job's.
+    Exit codes: 0 complete and unchanged, 1 something is missing, damaged or not the job's, 2 OUTPUT
+    is no output of a job.
     """
     from gpuclassify.jobs.output.manifest import DamagedMetadataError, manifest_of
-    from gpuclassify.jobs.storage import open_directory
+    from gpuclassify.stores.opening import open_store
 
     with wrong_call_exits():
         try:
-            manifest = manifest_of(open_directory(output))
+            manifest = manifest_of(open_store(output))
         except DamagedMetadataError as err:
             raise click.ClickException(str(err)) from err
     manifest.check()
@@ -106,43 +107,38 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
     is_sound = manifest.is_complete()
     done = len(recorded) - len(damage)
     if as_json:
-        found = {"output": output, "is_sound": is_sound, "parts": manifest.count}
-        found |= {"parts_done": done, **manifest.checked.as_dict(), "damage": damage}
-        click.echo(json.dumps(found))
+        result = {"output": output, "is_sound": is_sound, "parts": manifest.count}
+        result |= {"parts_done": done, **manifest.checked.as_dict(), "damage": damage}
+        click.echo(json.dumps(result))
     else:
-        click.echo(
-            "\n".join(f"{name}: {reason}" for name, reason in damage.items()), nl=bool(damage)
-        )
-        click.echo(
-            f"{done:,} of {manifest.count:,} parts are done and as they were written: "
-            f"{manifest.checked}"
-        )
+        echo("\n".join(f"{name}: {reason}" for name, reason in damage.items()), nl=bool(damage))
+        echo(f"{done:,} of {manifest.count:,} parts are done and unchanged: {manifest.checked}")
         if not is_sound:
-            click.echo(
-                "The output is not complete: the command that wrote it does what is missing or "
-                f"damaged.\n{manifest.command}".rstrip()
+            echo(
+                "The output is not complete: run the command that wrote it again, which redoes "
+                f"what is missing or damaged.\n{manifest.options.command}".rstrip()
             )
     context.exit(0 if is_sound else FAILED)
 
 
 def run_job(
     context: click.Context,
-    make: Callable[[], Runnable[Any]],
+    make: Callable[[], JobDeclaration[Any]],
     cluster: Mapping[str, Any],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     show: Callable[[Any, Console], None] = print_summary,
 ) -> NoReturn:
-    """Run the job of a command as its `run_options` say, and end with its exit code."""
-    options = {name: given[name] for name in ("restart", "verify")}
+    """Run the job of a command with its `run_options`, and exit with the code of the result."""
+    options = {name: arguments[name] for name in ("restart", "verify")}
 
     def prepare() -> Job:
         return make().prepare(**options, command=command_line(context))
 
-    summary = run_on_cluster(prepare, cluster, given["restart"])
-    if given["as_json"]:
+    summary = run_on_cluster(prepare, cluster, arguments["restart"])
+    if arguments["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
         show(summary, open_console())
         seconds = time.perf_counter() - context.obj["began"]
-        click.echo(f"The command took {seconds:.1f} s, start-up included")
+        echo(f"The command took {seconds:.1f} s, start-up included")
     context.exit(LEFT_OUT if summary.left_out else 0)

@@ -1,4 +1,4 @@
-"""The command line: ``gpuclassify``, whose larger commands have files in `gpuclassify.commands`.
+"""The command line ``gpuclassify``; larger commands are in files of `gpuclassify.commands`.
 
 Exit codes: 0 done, 1 the work failed or the input cannot be read, 2 the call was wrong and no work
 was started, 3 done, with something left out in quarantine, 130 interrupted, 143 terminated
@@ -7,6 +7,7 @@ was started, 3 done, with something left out in quarantine, 130 interrupted, 143
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import signal
@@ -18,50 +19,90 @@ from typing import Any
 import click
 
 from gpuclassify._version import __version__
-from gpuclassify.commands.buckets import buckets
-from gpuclassify.commands.classify import classify, report, verify
-from gpuclassify.commands.compare import compare
 from gpuclassify.commands.console import (
     FAILED,
+    echo,
     end_at_once,
-    ends_when_told,
+    end_on_signals,
     error_text,
     open_console,
     with_options,
 )
-from gpuclassify.commands.convert import convert
-from gpuclassify.commands.dedup import dedup
-from gpuclassify.commands.evaluate import evaluate
-from gpuclassify.commands.models import models
-from gpuclassify.commands.plan import plan
-from gpuclassify.commands.preview import preview
-from gpuclassify.commands.slurm_script import slurm_script
-from gpuclassify.commands.train import train
+from gpuclassify.pages import visible
+
+# Module and summary of each command. Only the command that runs is imported.
+COMMANDS = {
+    "buckets": ("buckets", "Cut scores into buckets, or continue an earlier run."),
+    "classify": ("classify", "Classify files into a directory, or continue an earlier run."),
+    "compare": ("compare", "Compare a classifier in two settings."),
+    "convert": ("convert", "Convert a .pt, .ckpt, .npz or .safetensors file to a head."),
+    "dedup": ("dedup", "Remove duplicates from files, or continue an earlier run."),
+    "evaluate": ("evaluate", "Evaluate a trained head on other annotated texts."),
+    "models": ("models", "List the classifiers, or the labels of one."),
+    "plan": ("plan", "Forecast the work of `classify`."),
+    "preview": ("preview", "Show a few texts with their labels."),
+    "report": ("classify", "Rewrite the report of a job."),
+    "slurm-script": ("slurm_script", "Write a file for sbatch that runs a job."),
+    "train": ("train", "Train a classifier's head on annotated texts."),
+    "verify": ("classify", "Check that a job's output is complete and unchanged."),
+}
+
+
+class Visible(logging.Formatter):
+    """Formatter that escapes control characters, so that a terminal does not interpret them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, with control characters escaped."""
+        return visible(super().format(record))
 
 
 class Commands(click.Group):
-    """A group whose commands print errors of the library without a traceback."""
+    """Group whose commands are imported when used, and print errors without a traceback."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Return the names of all commands, sorted."""
+        return sorted([*self.commands, *COMMANDS])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import a command; None if there is none of this name."""
+        if name not in COMMANDS:
+            return super().get_command(context, name)
+        module = importlib.import_module(f"gpuclassify.commands.{COMMANDS[name][0]}")
+        command: click.Command = getattr(module, name.replace("-", "_"))
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, of which none is imported for it."""
+        helps = {name: command.short_help or "" for name, command in self.commands.items()}
+        helps |= {name: line for name, (_, line) in COMMANDS.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(helps.items()))
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command; a message and an exit code instead of a traceback."""
+        """Run the command; print a message and exit with a code instead of a traceback."""
         try:
-            with ends_when_told():
+            with end_on_signals():
                 return super().invoke(context)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click ends quietly when what reads its output, such as `head`, has seen enough
+        except click.ClickException as error:
+            vars(error)["message"] = visible(error.message)
+            raise
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click exits quietly when a reader such as `head` closes the pipe
         except KeyboardInterrupt as interrupt:
-            number = interrupt.args[0] if interrupt.args else 0  # that `ends_when_told` heard
+            number = (
+                interrupt.args[0] if interrupt.args else 0
+            )  # of the signal, from `end_on_signals`
             interrupt.args = ("Terminated." if number == signal.SIGTERM else "Interrupted.",)
             if number:
                 end_at_once(number, error_text(interrupt))
-            click.echo(error_text(interrupt), err=True)
+            echo(error_text(interrupt), err=True)
             context.exit(128 + signal.SIGINT)
         except Exception as error:
             if context.obj["debug"]:
                 raise
             command = self.get_command(context, str(context.invoked_subcommand))
             message = with_options(error_text(error), command or self)
-            click.echo(f"Error: {message}", err=True)
+            echo(f"Error: {message}", err=True)
             context.exit(FAILED)
 
 
@@ -71,32 +112,30 @@ class Commands(click.Group):
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:
     """Run text classifiers over Parquet and JSONL files of any size."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a label may have characters that the encoding lacks
+            stream.reconfigure(errors="replace")
     context.obj = {"debug": debug, "began": time.perf_counter()}
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler.setFormatter(Visible("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gpuclassify")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
     context.with_resource(warnings.catch_warnings())
 
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         command = main.get_command(context, str(context.invoked_subcommand)) or main
-        # Where a progress bar is shown, it has put what makes room for lines in stderr's place.
-        sys.stderr.write(f"Warning: {with_options(str(message), command)}\n")
+        # A progress bar replaces stderr while it is shown, to make room for lines.
+        sys.stderr.write(visible(f"Warning: {with_options(str(message), command)}\n"))
 
     warnings.showwarning = show
 
 
-JOBS = (buckets, classify, compare, dedup, plan, preview, report, slurm_script, verify)
-for command in (*JOBS, convert, evaluate, models, train):
-    main.add_command(command)
-
-
-@main.command(short_help="Examine what is installed, and GPUs.")
+@main.command(short_help="Check the installation and GPUs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Examine Python, torch, CUDA, RAPIDS and GPUs, and say what does not fit."""
+    """Check Python, torch, CUDA, RAPIDS and GPUs, and say what to fix."""
     from gpuclassify.commands.doctor import examine
 
     report = examine()
@@ -109,7 +148,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
         colours = {"ok": "green", "warning": "yellow", "missing": "dim", "problem": "red"}
         table, console = Table("what", "status", "found", "what to do"), open_console()
         if not console.is_terminal:
-            console.width = 10_000  # what reads a pipe wants whole commands, each on its line
+            console.width = 10_000  # a pipe's reader wants whole commands, one per line
         for check in report.checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
             table.add_row(check.name, status, escape(check.found), escape(check.cure))

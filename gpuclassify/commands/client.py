@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpuclassify.commands.console import interrupt_hint, start_progress, wrong_call_exits
+from gpuclassify.settings.paths import exists
+from gpuclassify.workers.machine import free_memory, keep_freed_memory, usable_cores
+from gpuclassify.workers.nvml import survey_gpus
 
 if TYPE_CHECKING:
+    from distributed import Client
+
+    from gpuclassify.jobs.job import Job
     from gpuclassify.jobs.report.progress import JobProgress
+
+MOST_INPUT_BYTES = 64 << 20  # of files that are classified without a cluster
+ROW_BYTES = 20  # of memory for each byte of a file, which may be compressed
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """The summary of the job that `prepare` makes, run on a cluster if anything is left to do."""
+    """Run the job that `prepare` makes, on a cluster if anything is left; return its summary."""
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             job = prepare()
             client = None
             progress.waiting("Checking parts that are done")
             if job.needs_workers():
-                client = open_client(cluster, progress, job.source.count)
+                if runs_here(job, cluster):
+                    progress.waiting("Loading the model")
+                    load_here(job)
+                else:
+                    client = open_client(cluster, progress, job.source.count)
         at_first = "waiting for rows"
         if job.spec.text_fields:
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
@@ -33,32 +47,68 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
             return job.run(client, job.shown_by(progress))
 
 
-def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | None = None) -> Any:
-    """A client of the cluster that settings name, which is started where none is running.
+def runs_here(job: Job, cluster: Mapping[str, Any]) -> bool:
+    """Return whether to run the whole job in this process, which is faster than to start a worker.
+
+    That holds for a single small part, if the user names no cluster, there is no GPU, and memory is
+    ample: then a separate worker would protect from nothing.
+    """
+    from gpuclassify.jobs.input.sources import FileSource
+
+    is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
+    is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
+    if not is_open or cluster["workers"] is not None or survey_gpus().has_gpu:
+        return False
+    if not isinstance(job.source, FileSource) or job.source.count > 1:
+        return False
+    input_bytes = sum(file.size_bytes or 0 for file in job.source.input.files)
+    needed = ROW_BYTES * input_bytes
+    for mapper in job.spec.chain.text_mappers():
+        weights = mapper.model.weights_bytes(np.dtype(np.float32))
+        if not (weights or mapper.model.is_readable()):
+            return False
+        needed += sum(weights.values())
+    return input_bytes <= MOST_INPUT_BYTES and needed <= free_memory() // 4
+
+
+def load_here(job: Job) -> None:
+    """Load the models into this process, set up as a worker's is."""
+    import torch
+
+    torch.set_num_threads(usable_cores())
+    keep_freed_memory()
+    for mapper in job.spec.chain.text_mappers():
+        mapper.setup()
+
+
+def open_client(
+    settings: Mapping[str, Any], progress: JobProgress, parts: int | None = None
+) -> Any:
+    """Return a client of the cluster that settings name, started where none is running.
 
     They are ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend``, as of
-    `JobSettings`. A job of a single part gets a single worker, with all cores. ValueError or
-    FileNotFoundError: they contradict each other, name nothing that is there, or ask for what this
-    machine cannot give.
+    `JobSettings`. A job of a single part gets a single worker, with all cores. Raises ValueError or
+    FileNotFoundError if they contradict each other, name something that does not exist, or need
+    more than this machine has.
     """
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.sizing import ImpossibleClusterError
 
-    workers, cluster = given["workers"], given["cluster"]
-    options = dict(given["cluster_options"] or {})
+    workers, cluster = settings["workers"], settings["cluster"]
+    options = dict(settings["cluster_options"] or {})
     if "n_workers" in options and workers is not None:
         raise ValueError(
             f"workers={workers} and the cluster option n_workers={options['n_workers']!r} "
-            "mean the same: give one of them"
+            "mean the same: pass one of them"
         )
-    if given["scheduler"] is not None:
+    if settings["scheduler"] is not None:
         if workers is not None or cluster != "auto":
             raise ValueError(
                 "--scheduler connects to a cluster that is running; --workers and --cluster start "
-                "a new one: give one or the other"
+                "a new one: pass one or the other"
             )
-        progress.waiting(f"Connecting to {given['scheduler']}")
-        return _connect(given["scheduler"], options)
+        progress.waiting(f"Connecting to {settings['scheduler']}")
+        return _connect(settings["scheduler"], options)
     if workers is None and parts == 1 and cluster in ("auto", "cpu", "gpu"):
         workers = options.get("n_workers", 1)
     if workers is not None:
@@ -66,13 +116,13 @@ def open_client(given: Mapping[str, Any], progress: JobProgress, parts: int | No
     count = options.get("n_workers")
     progress.waiting("Starting workers" if count is None else f"Starting {count} worker(s)")
     try:
-        return get_client(cluster, **{"backend": given["backend"], **options})
+        return get_client(cluster, **{"backend": settings["backend"], **options})
     except ImpossibleClusterError as err:
         raise ValueError(str(err)) from err
 
 
-def shown_workers(client: Any) -> str:
-    """How many workers a cluster has, and how much memory the smallest of them, in words."""
+def shown_workers(client: Client) -> str:
+    """Describe how many workers a cluster has, and how much memory the smallest has."""
     from dask.utils import format_bytes
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -85,15 +135,15 @@ def _connect(scheduler: str, options: dict[str, Any]) -> Any:
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.client import NoSchedulerError
 
-    is_file = Path(scheduler).exists()
+    is_file = exists(scheduler)
     if not is_file and ":" not in scheduler:
         raise FileNotFoundError(
             f"--scheduler {scheduler!r} is neither an address, such as "
-            "tcp://host:8786, nor a file that is there"
+            "tcp://host:8786, nor an existing file"
         )
     where: dict[str, Any] = {"scheduler_file" if is_file else "address": scheduler}
     try:
         return get_client(**where, **options)
     except NoSchedulerError as err:
-        cure = "leave --scheduler out, which starts a cluster here"
+        cure = "leave out --scheduler to start a cluster here"
         raise NoSchedulerError(err.address, cure) from err

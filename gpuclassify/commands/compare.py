@@ -1,4 +1,4 @@
-"""The command ``gpuclassify compare``: what another setting of a classifier changes."""
+"""The command ``gpuclassify compare``: what changes with another setting of a classifier."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpuclassify.commands.console import FAILED, open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.console import FAILED, echo, open_console, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import (
     LocalCommand,
     job_options,
@@ -19,9 +19,7 @@ from gpuclassify.commands.options import (
 ROWS_READ, SCORES = 2_000, "scores"
 
 
-@click.command(
-    cls=LocalCommand, options=job_options, short_help="Say what another setting changes."
-)
+@click.command(cls=LocalCommand, options=job_options)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
     "--with", "changes", metavar="NAME=VALUE", multiple=True,
@@ -36,12 +34,12 @@ ROWS_READ, SCORES = 2_000, "scores"
 @click.option("--page", metavar="FILE", help="Write a page of HTML with a picture of the scores.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def compare(context: click.Context, inputs: tuple[str, ...], **given: Any) -> None:
-    """Run a classifier over the first texts of INPUT in two settings, and say what changes.
+def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> None:
+    """Run a classifier over the first texts of INPUT in two settings, and show what changes.
 
-    Rows per second of both, labels and kept rows that change, how far scores differ, and the rows
-    that moved. Options are those of `classify`, and make the first of the two; --with says in what
-    the second is another. Starts no cluster. Reads 2,000 rows, or those of --limit.
+    Shows rows per second of both, how many labels and kept rows change, how far scores differ, and
+    the rows that moved. Options are those of `classify`, and define the first setting; --with
+    changes them for the second. Starts no cluster. Reads 2,000 rows, or as many as --limit.
 
     \b
     gpuclassify compare 'crawl/*.jsonl' --classifier quality --with dtype=bfloat16
@@ -49,40 +47,41 @@ def compare(context: click.Context, inputs: tuple[str, ...], **given: Any) -> No
     Exit codes: 0 compared, 1 more than --most-changed, 2 wrong call.
     """
     from gpuclassify.jobs.input.readers import first_rows
-    from gpuclassify.mapping.heads import CategoryHead
+    from gpuclassify.mapping.label_heads import CategoryHead
     from gpuclassify.scores.comparison import compare as run
 
     quiet_dask()
     with wrong_call_exits():
-        settings = read_settings(given, input=list(inputs))
+        settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
         if len(settings.classifiers) != 1:
-            names = ", ".join(str(each["classifier"]) for each in settings.classifiers)
+            names = ", ".join(str(values["classifier"]) for values in settings.classifiers)
             raise ValueError(f"compare takes one --classifier, got {names}: leave out the others")
-        changes = named_values("--with", "autocast=false", given["changes"])
+        changes = named_values("--with", "autocast=false", options["changes"])
         if not changes:
             raise click.UsageError(
-                "say what the second classifier has another of, such as --with dtype=bfloat16 or "
-                "--with model=NAME"
+                "pass the argument that differs in the second classifier, such as --with "
+                "dtype=bfloat16 or --with model=NAME"
             )
-        (own,) = settings.classifiers
+        (arguments,) = settings.classifiers
         first = settings.mappers()[0]
         if isinstance(first.heads[0], CategoryHead) and first.options.score_field is None:
-            own = {**own, "score_field": SCORES}  # to tell by how much they differ
+            arguments = {**arguments, "score_field": SCORES}  # to measure by how much they differ
         first, second = (
-            replace(settings, classifiers=[each]).mappers()[0] for each in (own, own | changes)
+            replace(settings, classifiers=[values]).mappers()[0]
+            for values in (arguments, arguments | changes)
         )
         with open_console(stderr=True).status("Classifying twice"):
             frame = first_rows(settings.input, settings.limit or ROWS_READ)
-            found = run(frame, first, second, limit=None)
-    click.echo(json.dumps(found.as_dict()) if given["as_json"] else str(found))
-    if given["page"]:
-        found.save(given["page"])
-    if given["most_changed"] is not None and found.changed > given["most_changed"]:
-        click.echo(
-            f"{found.changed:.2%} of the rows change, more than the {given['most_changed']:.2%} of "
-            "--most-changed",
+            comparison = run(frame, first, second, limit=None)
+    echo(json.dumps(comparison.as_dict()) if options["as_json"] else str(comparison))
+    if options["page"]:
+        comparison.save(options["page"])
+    if options["most_changed"] is not None and comparison.changed > options["most_changed"]:
+        echo(
+            f"{comparison.changed:.2%} of the rows change, more than the "
+            f"{options['most_changed']:.2%} of --most-changed",
             err=True,
         )
         context.exit(FAILED)

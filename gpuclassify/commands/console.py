@@ -1,4 +1,4 @@
-"""What commands share: exit codes, errors without tracebacks, and what they print."""
+"""Shared parts of commands: exit codes, errors without tracebacks, and printing."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from gpuclassify.pages import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.jobs.report.summary import JobSummary
 
-# In a message: calls that it shows, which stay as they are, or an argument outside of them, with
-# True or False, a word, a single pair, the beginning of another value that is no collection, or
-# nothing.
+# Matches in a message: whole calls, which stay unchanged; or an argument outside of calls, with
+# True or False, a word, a single pair, the beginning of any other value that is no collection, or
+# no value.
 ARGUMENT = re.compile(
     r"\w\((?:[^()]|\([^()]*\))*\)"
     r"|(?<![\w.])([a-z]\w*)="
@@ -29,8 +33,9 @@ ARGUMENT = re.compile(
 )
 OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # of options and arguments
 FAILED, LEFT_OUT = 1, 3
-END_SECONDS = 15  # after which nothing that hangs holds up the end of an interrupted command
-# What the library raises for wrong settings and inputs, at the call.
+MOST_LABELS = 30  # of a column that a table shows
+END_SECONDS = 15  # until an interrupted command ends even if something hangs
+# Raised by the library at the call for wrong settings and inputs.
 WRONG_CALL = (
     ValueError,
     TypeError,
@@ -43,14 +48,14 @@ WRONG_CALL = (
 
 @contextlib.contextmanager
 def wrong_call_exits() -> Iterator[None]:
-    """Errors of the library's checks leave with exit code 2, as click's own do.
+    """Turn errors of the library's checks into click's usage errors, which exit with 2.
 
-    Where the call is right, and what is in the files is not, the work has failed.
+    Broken input files are no usage error: the call was right, and the work has failed.
     """
     try:
         yield
     except WRONG_CALL as error:
-        from gpuclassify.jobs.files import BrokenInputError
+        from gpuclassify.jobs.input.files import BrokenInputError
 
         if click.get_current_context().obj["debug"] or isinstance(error, BrokenInputError):
             raise
@@ -61,29 +66,29 @@ def wrong_call_exits() -> Iterator[None]:
 
 
 def with_options(message: str, command: click.Command) -> str:
-    """The message with the command's options in place of the library's arguments."""
-    options = {own.name: own for own in command.params if isinstance(own, click.Option)}
+    """Return the message with the command's options in place of the library's arguments."""
+    options = {option.name: option for option in command.params if isinstance(option, click.Option)}
 
-    def option(found: re.Match[str]) -> str:
-        name, flag, word, key, value, begun = found.groups()
-        own = options.get(OTHER_NAMES.get(name, name))
-        if own is None or own.is_flag != bool(flag):
-            return found[0]
-        names = own.secondary_opts if flag == "False" else own.opts
+    def replace(argument: re.Match[str]) -> str:
+        name, flag, word, key, value, begun = argument.groups()
+        option = options.get(OTHER_NAMES.get(name, name))
+        if option is None or option.is_flag != bool(flag):
+            return argument[0]
+        names = option.secondary_opts if flag == "False" else option.opts
         if not names:
-            return found[0]
-        given = f"{key}={value}" if key else word
-        return max(names, key=len) + (f" {given}" if given else " " * (begun is not None))
+            return argument[0]
+        shown = f"{key}={value}" if key else word
+        return max(names, key=len) + (f" {shown}" if shown else " " * (begun is not None))
 
-    return ARGUMENT.sub(option, message)
+    return ARGUMENT.sub(replace, message)
 
 
 @contextlib.contextmanager
-def ends_when_told() -> Iterator[None]:
-    """The first SIGINT or SIGTERM raises KeyboardInterrupt; a second one ends the process at once.
+def end_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM; end at once at a second one.
 
-    So does `END_SECONDS` after the first one, whatever holds the end up: a thread hears signals as
-    they come, where Python's handlers wait for the main thread to come back from a library.
+    The process also ends `END_SECONDS` after the first one, whatever blocks it: a thread receives
+    signals at once, whereas Python's handlers wait until the main thread returns from a library.
     """
     usual: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL}
     usual[signal.SIGINT] = signal.default_int_handler
@@ -92,44 +97,44 @@ def ends_when_told() -> Iterator[None]:
         yield
         return
 
-    def first(number: int, frame: Any) -> None:
-        for each in numbers:
-            signal.signal(each, lambda *_: None)  # the thread ends the process
+    def first(number: int, frame: object) -> None:
+        for handled in numbers:
+            signal.signal(handled, lambda *_: None)  # the thread ends the process
         raise KeyboardInterrupt(number)
 
-    hearing, heard = socket.socketpair()
-    heard.setblocking(False)
-    before = signal.set_wakeup_fd(heard.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_when_told, args=(hearing, numbers), daemon=True).start()
-    for each in numbers:
-        signal.signal(each, first)
+    reader, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch_signals, args=(reader, numbers), daemon=True).start()
+    for number in numbers:
+        signal.signal(number, first)
     try:
         yield
     finally:
-        for each in numbers:
-            signal.signal(each, usual[each])
+        for number in numbers:
+            signal.signal(number, usual[number])
         signal.set_wakeup_fd(before)
-        heard.close()
+        wakeup.close()
 
 
-def _end_when_told(hearing: socket.socket, numbers: Collection[int]) -> None:
+def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
     """End the process at the second of these signals, or a while after the first one."""
-    with hearing, contextlib.suppress(TimeoutError):
-        told = 0
-        while byte := hearing.recv(1):  # empty when the command has ended
+    with reader, contextlib.suppress(TimeoutError):
+        first_number = 0
+        while byte := reader.recv(1):  # empty when the command has ended
             if byte[0] in numbers:
-                if told:
-                    end_at_once(told, "\nInterrupted twice: ended at once.")
-                told = byte[0]
-                hearing.settimeout(END_SECONDS)
+                if first_number:
+                    end_at_once(first_number, "\nInterrupted twice: ended at once.")
+                first_number = byte[0]
+                reader.settimeout(END_SECONDS)
         return
-    end_at_once(told, f"\nInterrupted: ended after {END_SECONDS} seconds.")
+    end_at_once(first_number, f"\nInterrupted: ended after {END_SECONDS} seconds.")
 
 
 def end_at_once(number: int, message: str) -> NoReturn:
     """End the processes that this one has started, and this one, as a signal's number says.
 
-    Python's own end waits for threads that nobody ends, and aborts with those of C++ libraries.
+    Python's normal exit waits for threads that never end, and aborts with those of C++ libraries.
     """
     import multiprocessing
 
@@ -143,46 +148,55 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Say after an interrupt what not to repeat."""
+    """Add to an interrupt that --restart must not be repeated."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         if restart:
-            interrupt.add_note("Leave --restart out, or it starts over again.")
+            interrupt.add_note("To continue, leave out --restart.")
         raise
 
 
 def error_text(error: BaseException) -> str:
-    """An error's message, with the notes that were added to it."""
+    """Return an error's message, with the notes that were added to it."""
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
 
 
 def quiet_dask() -> None:
-    """Keep Dask's own log lines off the terminal, unless asked for with --debug.
+    """Keep Dask's log lines off the terminal, except with --debug.
 
-    Dask reads this when distributed is imported, here and in the workers that are started.
+    Dask reads this when distributed is imported, in this process and in new workers.
     """
     import dask
 
-    # The command itself reports failed tasks, and cancelled ones are no news. An interrupt that
-    # meets a call as it begins makes distributed's cancelling of it fail, which tornado logs.
+    # The command reports failed tasks, and cancelled ones do not matter. If an interrupt arrives
+    # as a call begins, distributed fails to cancel it, which tornado logs.
     level = "info" if click.get_current_context().obj["debug"] else "critical"
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
-    # Python clears up what a second Ctrl-C leaves behind, and would warn about it.
+    # Python cleans up after a second Ctrl-C, and would warn about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     levels = dict.fromkeys(["distributed", "tornado.application"], level)
     dask.config.set({"logging": dask.config.get("logging", {}) | levels})
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text for people, in the stream's encoding, as ``click.echo`` does."""
+    click.echo(visible(text), file=sys.stderr if err else sys.stdout, nl=nl)
+
+
 def open_console(stderr: bool = False) -> Console:
-    """Where people read."""
+    """Return a console on stdout, or stderr, for output that people read."""
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    class Visible(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(visible(text), **options)
+
+    return Visible(stderr=stderr)
 
 
 def start_progress(what: str) -> JobProgress:
-    """A status line on stderr that says at once what is waited for; a context manager."""
+    """Start a status line on stderr, a context manager, which shows what the command waits for."""
     from gpuclassify.jobs.report.progress import JobProgress
 
     progress = JobProgress("", open_console(stderr=True))
@@ -191,41 +205,43 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: JobSummary, console: Console) -> None:
-    """Short tables of labels, what filters dropped, rows of all runs, and the speed of this one."""
-    from gpuclassify.workers.run_context import waiting_for_host
+    """Print labels, dropped rows, totals of all runs, and the speed of this one."""
+    from gpuclassify.jobs.report.summary import label_rows, textless_warnings
+    from gpuclassify.workers.run_context import advice
 
     columns = summary.columns or {"label": summary.labels}
-    for name, counts in columns.items():
-        if counts:
-            _print_labels(name, counts, summary.rows_out, console)
+    for name, rows in label_rows(columns, summary.stages).items():
+        if rows:
+            _print_labels(name, rows, summary.rows_out, console)
     totals = summary.totals
     tokens = totals.get("tokens", 0)
     tokens_run = tokens - totals.get("prefix_tokens", 0)
-    padding = totals.get("padded_tokens", 0) / tokens_run - 1 if tokens_run else 0.0
+    padded = totals.get("padded_tokens", 0)
+    padding = f"padding {padded / tokens_run - 1:.1%}, " if tokens_run else ""
     lines = [
         *_drops(summary),
-        f"{summary.rows_in:,} rows read, {summary.rows_out:,} kept, padding {padding:.1%}, "
+        *textless_warnings(summary.textless),
+        f"{summary.rows_in:,} rows read, {summary.rows_out:,} kept, {padding}"
         f"{int(totals.get('truncated_texts', 0)):,} texts truncated",
     ]
     if summary.resumed_parts:
         lines.append(
-            f"{summary.resumed_parts:,} of {summary.parts:,} parts were there already, "
-            f"with {summary.resumed_rows:,} rows, and are as they were written: {summary.checked}"
+            f"{summary.resumed_parts:,} of {summary.parts:,} parts were done already, "
+            f"with {summary.resumed_rows:,} rows, and are unchanged: {summary.checked}"
         )
     if summary.parts > summary.resumed_parts:
         lines.append(
             f"This run: {summary.run_rows:,} rows in {summary.elapsed_seconds:.1f} s of working "
-            f"time, {summary.rows_per_second:,.1f} rows/s, "
-            f"{summary.tokens_per_second:,.0f} tokens/s"
+            f"time, {summary.rows_per_second:,.1f} rows/s"
+            + (f", {summary.tokens_per_second:,.0f} tokens/s" if tokens else "")
         )
-    if held_up := waiting_for_host(totals):
-        lines.append(held_up)
+    lines += advice(totals)
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_places(summary, console)
 
 
 def _drops(summary: JobSummary) -> list[str]:
-    """A line for each classifier that has filters."""
+    """Return a line for each classifier that has filters."""
     lines = []
     for name, stage in summary.stages.items():
         for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
@@ -237,7 +253,7 @@ def _drops(summary: JobSummary) -> list[str]:
 
 
 def print_places(summary: JobSummary, console: Console, *places: str) -> None:
-    """What was left out, and where the report and other results are."""
+    """Print what was left out, and the paths of the report and other results."""
     lines = [*places, f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())
@@ -247,13 +263,15 @@ def print_places(summary: JobSummary, console: Console, *places: str) -> None:
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_labels(name: str, counts: dict[str, int], rows: int, console: Console) -> None:
+def _print_labels(name: str, labels: list[Any], rows: int, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from gpuclassify.jobs.report.summary import most_frequent
-
-    table = Table(escape(name), "rows", "share")
-    for label, count in most_frequent(counts).items():
-        table.add_row(escape(label), f"{count:,}", f"{count / max(1, rows):.1%}")
+    more = len(labels) - MOST_LABELS
+    has_drops = any(count < before for _, count, before in labels)
+    table = Table(escape(name), "rows", "share", *["dropped"] * has_drops)
+    table.caption = f"{more:,} more labels are in the report" if more > 0 else None
+    for label, count, before in labels[:MOST_LABELS]:
+        dropped = [f"{max(0, before - count):,}"] * has_drops
+        table.add_row(escape(label), f"{count:,}", f"{count / max(1, rows):.1%}", *dropped)
     console.print(table)

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import click
 
-from gpuclassify.commands.console import wrong_call_exits
+from gpuclassify.commands.console import echo, wrong_call_exits
 from gpuclassify.commands.options import JobCommand, options_of
-from gpuclassify.models.trained_head import (
+from gpuclassify.models.head_network import (
     HIDDEN_ACTIVATIONS,
     OUTPUT_ACTIVATIONS,
     Backbone,
@@ -24,18 +24,17 @@ OUTPUT = [name or "none" for name in OUTPUT_ACTIVATIONS]
 def _options() -> Sequence[click.Option]:
     from gpuclassify.classifiers.embedder import EmbeddingOptions
 
-    own: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "revision": {"help": "Commit of that model on the Hub."},
         "normalize": {"flags": ["--normalize/--no-normalize"]},
     }
-    read = ("revision", "pooling", "normalize", "prompt", "max_seq_length")
-    return options_of(EmbeddingOptions, "Options", *read, **own)
+    read = ("revision", "pooling", "normalize", "prompt", "max_seq_length", "truncate_dim")
+    return options_of(EmbeddingOptions, "Options", *read, **attributes)
 
 
 @click.command(
     cls=JobCommand,
     options=_options,
-    short_help="Make a head's directory of a .pt, .ckpt, .npz or .safetensors file.",
 )
 @click.argument("source", type=click.Path(exists=True, dir_okay=False))
 @click.argument("directory")
@@ -59,11 +58,11 @@ def _options() -> Sequence[click.Option]:
     metavar="NAME",
     help="Hub name or directory of the model whose embeddings the head reads.",
 )
-def convert(source: str, directory: str, **given: Any) -> None:
+def convert(source: str, directory: str, **options: Any) -> None:
     """Write the head in SOURCE into DIRECTORY, as the classifier `heads` reads it.
 
-    SOURCE holds the tensors of linear layers; of pickles (.pt, .ckpt) no code is run. What no such
-    file says is known of the layouts of JQL and FineWeb2-HQ, and given by options for others.
+    SOURCE holds the tensors of linear layers; code in pickles (.pt, .ckpt) is not run. The other
+    settings are known for the layouts of JQL and FineWeb2-HQ; for other layouts pass options.
 
     \b
     gpuclassify convert edu-gemma-snowflake-balanced.ckpt heads/edu-gemma
@@ -71,16 +70,16 @@ def convert(source: str, directory: str, **given: Any) -> None:
     """  # fmt: skip
     from gpuclassify.models.head_conversion import convert_head
 
-    names = {own.name for own in fields(Backbone)}
-    backbone = {name: given[name] for name in names if given[name] is not None}
-    settings = {name: value for name, value in given.items() if name not in names}
+    names = {field.name for field in fields(Backbone)}
+    backbone = {name: options[name] for name in names if options[name] is not None}
+    settings = {name: value for name, value in options.items() if name not in names}
     with wrong_call_exits():
         head, layout = convert_head(source, directory, backbone=backbone, **settings)
     widths = [head.layers[0][0].shape[1], *(len(bias) for _, bias in head.layers)]
     known = "" if layout is None else f", the layout of {layout}"
-    click.echo(f"{directory}: {'-'.join(map(str, widths))}, {head.problem_type}{known}")
+    echo(f"{directory}: {'-'.join(map(str, widths))}, {head.problem_type}{known}")
     if head.backbone is None:
-        click.echo("What embeds for it is not known: HeadClassifier has to be given a backbone=")
+        echo("The model that embeds for it is not known: pass HeadClassifier a backbone=")
     else:
         shown = (f"{name} {value!r}" for name, value in asdict(head.backbone).items())
-        click.echo(f"It reads embeddings of {', '.join(shown)}")
+        echo(f"It reads embeddings of {', '.join(shown)}")

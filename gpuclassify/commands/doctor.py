@@ -1,4 +1,4 @@
-"""What is installed here, what does not fit together, and what to do about it."""
+"""Check of this environment: what is installed, what conflicts, and what to do."""
 
 import json
 import os
@@ -15,38 +15,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from gpuclassify._version import __version__
-from gpuclassify.cluster.sizing import usable_cores
 from gpuclassify.hub.calls import ask
 from gpuclassify.settings.checks import install
+from gpuclassify.workers.machine import usable_cores
 from gpuclassify.workers.nvml import GpuSurvey, survey_gpus
 
 Status = Literal["ok", "warning", "missing", "problem"]
 
 REQUIRED = ("dask", "distributed", "pandas", "pyarrow", "transformers", "huggingface-hub")
 RAPIDS = ("cudf", "dask-cudf", "dask-cuda", "rmm")
-# Whose requirements are held against what is installed, beside every RAPIDS wheel.
-CHECKED = (
-    *("gpuclassify", "numpy", "torch", "tokenizers", "safetensors", "crossfit", "numba"),
-    *("rapids-dask-dependency", *REQUIRED),
-)
 RAPIDS_WHEEL = re.compile(r"(?P<base>cudf|dask-cudf|dask-cuda|rmm|pylibcudf)(-cu(?P<cuda>\d+))?")
-# What each extra is for. Its packages are in the metadata; those for GPUs are judged on their own.
+# Uses of the extras. Their packages are in the metadata; those for GPUs are checked separately.
 EXTRAS = {
     "crossfit": "loader='crossfit'",
     "fasttext": "FastTextClassifier and LanguageIdentifier",
     "safety": "LoRA adapters, as of AegisClassifier and InstructionDataGuardClassifier",
     "dedup": "deduplication",
+    "sentencepiece": "tokenizers with only a SentencePiece file",
     "train": "training heads",
     "s3": "paths that begin with s3://",
     "slurm": "clusters of Slurm",
     "coiled": "clusters of Coiled",
-    "tls": "certificates for clusters",
 }
-# Of torch's names, those that make models fast in bfloat16 and int8.
+# Instructions, by torch's names, that speed up models in bfloat16 and int8.
 INSTRUCTIONS = {
     "amx_bf16": "AMX for bfloat16",
     "amx_int8": "AMX for int8",
@@ -57,7 +51,7 @@ INSTRUCTIONS = {
 }
 LOW_DISK_BYTES = 5_000_000_000  # a large checkpoint and the files around it
 TORCH_PROBE_SECONDS = 120
-KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0  # what the Hub is asked about
+KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0  # of the request to the Hub
 TORCH_PROBE = """
 import json, torch
 available = torch.cuda.is_available()
@@ -72,10 +66,10 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, what is there, and what to do about it.
+    """Check of one thing: its state, and what to do about it.
 
-    ``"missing"`` is an optional part that is not installed; a ``"problem"`` stops something that
-    was asked for from working.
+    ``"missing"`` is an optional part that is not installed; a ``"problem"`` keeps something that
+    is installed from working.
     """
 
     name: str
@@ -86,13 +80,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Findings:
-    """The checks of one machine, in the order to read them."""
+    """Checks of one machine, in the order to read them."""
 
     checks: tuple[Check, ...]
 
     @property
     def has_problems(self) -> bool:
-        """Whether any check is a ``"problem"``; warnings and missing options are none."""
+        """Whether any check is a ``"problem"``; warnings and missing options do not count."""
         return any(check.status == "problem" for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,41 +96,43 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Look at this environment and machine; takes the seconds that importing torch takes.
+    """Examine this environment and machine; takes the seconds that importing torch takes.
 
-    torch is asked in a process of its own, so that no CUDA context is made here. The Hub is asked
-    one question, without a token. Nothing is printed, downloaded or changed, and a Hub token is
-    only looked for, never shown.
+    torch is imported in another process, so that no CUDA context is created here. The Hub gets one
+    request, without a token. Nothing is printed, downloaded or changed, and a Hub token is only
+    looked for, never shown.
     """
     installed = installed_distributions()
-    survey, torch_found = survey_gpus(), probe_torch()
+    survey, torch_probe = survey_gpus(), probe_torch()
     return Findings((
         *package_checks(installed),
-        torch_check(torch_found, survey),
-        cpu_check(torch_found),
+        torch_check(torch_probe, survey),
+        cpu_check(torch_probe),
         *gpu_checks(survey),
-        *rapids_checks({name: one.version for name, one in installed.items()}, survey),
+        *rapids_checks(
+            {name: one.version for name, one in installed.items()}, survey, torch_probe.get("cuda")
+        ),
         *optional_checks(installed),
-        *requirement_checks(installed),
+        requirement_check(),
         *hub_checks(),
     ))  # fmt: skip
 
 
 def installed_distributions() -> dict[str, metadata.Distribution]:
-    """Return what is installed, by normalised name; the first on the path counts."""
-    found: dict[str, metadata.Distribution] = {}
+    """Return the installed distributions by normalised name; the first on the path counts."""
+    by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         if name := distribution.metadata["Name"]:
-            found.setdefault(canonicalize_name(name), distribution)
-    return found
+            by_name.setdefault(canonicalize_name(name), distribution)
+    return by_name
 
 
 def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
-    """Import torch in a fresh process: its ``version``, ``cuda`` and ``devices``, or ``error``."""
+    """Import torch in a fresh process; return ``version``, ``cuda``, ``devices``, or ``error``."""
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script], timeout=TORCH_PROBE_SECONDS, **options
+            [sys.executable, "-P", "-c", script], timeout=TORCH_PROBE_SECONDS, **options
         )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as err:
@@ -147,16 +143,20 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
         return {"error": f"its answer cannot be read ({err})"}
 
 
-def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Check]:
-    """Check the RAPIDS wheels, versions by name, against each other and the driver."""
+def rapids_checks(
+    versions: Mapping[str, str], survey: GpuSurvey, torch_cuda: str | None = None
+) -> Iterator[Check]:
+    """Check the RAPIDS wheels, versions by name, against each other, driver and torch."""
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
     cure = install(extra_for(survey)) if survey.gpus else ""
     for base in RAPIDS:
-        found = [
+        detail = [
             f"{name} {versions[name]}" for name, wheel in wheels.items() if wheel["base"] == base
         ]
         reason = "not installed" if survey.gpus else "not installed (only GPUs need it)"
-        yield Check(base, "ok", ", ".join(found)) if found else Check(base, "missing", reason, cure)
+        yield (
+            Check(base, "ok", ", ".join(detail)) if detail else Check(base, "missing", reason, cure)
+        )
     majors = {int(wheel["cuda"]) for wheel in wheels.values() if wheel["cuda"]}
     if len(majors) > 1:
         names = " and ".join(f"CUDA {major}" for major in sorted(majors))
@@ -170,6 +170,14 @@ def rapids_checks(versions: Mapping[str, str], survey: GpuSurvey) -> Iterator[Ch
         else:
             cure = f"update the NVIDIA driver, or {install('gpu-cu12')} instead"
             yield Check("RAPIDS and CUDA", "problem", both, cure)
+    if len(majors) == 1 and torch_cuda:
+        (major,) = majors
+        both = f"wheels for CUDA {major}, torch for CUDA {torch_cuda}"
+        if torch_cuda.startswith(f"{major}."):
+            yield Check("RAPIDS and torch", "ok", both)
+        else:  # each extra has the torch for its CUDA
+            cure = f"{install('gpu-cu12' if major == 12 else 'gpu')}, or the other RAPIDS wheels"
+            yield Check("RAPIDS and torch", "warning", both, cure)
 
 
 def extra_for(survey: GpuSurvey) -> str:
@@ -179,48 +187,26 @@ def extra_for(survey: GpuSurvey) -> str:
 
 
 def is_for(requirement: Requirement, extra: str) -> bool:
-    """Whether a distribution that is installed here with an extra, or with none, requires this."""
+    """Return whether a distribution requires this here, with an extra or with ""."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
-def requirement_checks(installed: Distributions) -> Iterator[Check]:
-    """Hold what the packages of this stack require against what is installed.
-
-    A problem for every package whose version does not fit, with the range that fits all who ask;
-    or a single ``"ok"``.
-    """
-    wheels = [name for name in installed if RAPIDS_WHEEL.fullmatch(name)]
-    askers = [name for name in (*CHECKED, *wheels) if name in installed]
-    wanted: dict[str, dict[str, SpecifierSet]] = {}
-    for asker in askers:
-        extras = ("", *EXTRAS) if asker == "gpuclassify" else ("",)
-        for requirement in map(Requirement, installed[asker].requires or ()):
-            target = canonicalize_name(requirement.name)
-            if target in installed and any(is_for(requirement, extra) for extra in extras):
-                asked = wanted.setdefault(target, {})
-                asked[asker] = asked.get(asker, SpecifierSet()) & requirement.specifier
-    all_fit = True
-    for name, asked in wanted.items():
-        version = installed[name].version
-        unmet = [
-            f"{asker} {installed[asker].version} needs {name}{specifier}"
-            for asker, specifier in asked.items()
-            if not specifier.contains(version, prereleases=True)
-        ]
-        if unmet:
-            all_fit = False
-            found = f"{name} {version} is installed, but {'; '.join(unmet)}"
-            fits_all = SpecifierSet(",".join(str(each) for each in asked.values() if each))
-            cure = f"pip install '{name}{fits_all}'"
-            yield Check(f"version of {name}", "problem", found, cure)
-    if all_fit:
-        yield Check("versions", "ok", f"the requirements of {len(askers)} packages are met")
+def requirement_check() -> Check:
+    """Check the requirements of all packages by ``pip check``, which leaves out those of extras."""
+    command = [sys.executable, "-P", "-m", "pip", "check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Check("requirements", "ok", "all are met, says pip check")
+    if unmet := done.stdout.splitlines():
+        cure = "install the versions that are required"
+        return Check("requirements", "warning", " ".join(unmet), cure)
+    return Check("requirements", "missing", "not checked: pip is not installed", "uv pip check")
 
 
 def package_checks(installed: Distributions) -> Iterator[Check]:
-    """Check Python and the packages without which nothing works."""
+    """Check Python and the required packages."""
     python = f"{platform.python_version()} ({sys.executable})"
-    yield Check("Python", "ok", python)  # an older one does not install gpuclassify
+    yield Check("Python", "ok", python)  # gpuclassify cannot be installed on an older one
     yield Check("gpuclassify", "ok", __version__)
     for name in REQUIRED:
         if name in installed:
@@ -230,41 +216,44 @@ def package_checks(installed: Distributions) -> Iterator[Check]:
 
 
 def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
-    """Check what `probe_torch` found: torch must see the GPUs that are there."""
+    """Check the result of `probe_torch`: torch must see the installed GPUs."""
     if "error" in probe:
         cure = "pip install --force-reinstall torch"
         return Check("torch", "problem", f"does not import: {probe['error']}", cure)
     build = f"built for CUDA {probe['cuda']}" if probe["cuda"] else "built without CUDA"
-    found = f"{probe['version']}, {build}, sees {probe['devices']} GPUs"
+    detail = f"{probe['version']}, {build}, sees {probe['devices']} GPUs"
     if probe["devices"] or not survey.gpus:
-        return Check("torch", "ok", found)
+        return Check("torch", "ok", detail)
     if probe["cuda"]:
-        cure = f"driver {survey.driver_version} may be too old for this build: update one of them"
-        return Check("torch", "problem", found, cure)
+        cure = (
+            f"driver {survey.driver_version} may be too old for this build: update it, or "
+            f"{install(extra_for(survey))}, with a torch for its CUDA"
+        )
+        return Check("torch", "problem", detail, cure)
     cure = "install a CUDA build of torch; until then models run on the CPU"
-    return Check("torch", "warning", found, cure)
+    return Check("torch", "warning", detail, cure)
 
 
 def cpu_check(probe: Mapping[str, Any]) -> Check:
-    """What of the CPU decides how fast models run, as far as `probe_torch` was told."""
-    found = [f"{usable_cores()} cores may be used"]
+    """Report what determines the speed of models on the CPU, as far as the probe knows."""
+    detail = [f"{usable_cores()} cores may be used"]
     if "threads" in probe:
-        found.append(f"{probe['threads']} threads of torch")
+        detail.append(f"{probe['threads']} threads of torch")
     if capabilities := probe.get("cpu"):
         has = [name for key, name in INSTRUCTIONS.items() if capabilities.get(key)]
-        found.append(", ".join(has) or "no instructions for bfloat16 or int8")
-    return Check("CPU", "ok", "; ".join(found))
+        detail.append(", ".join(has) or "no instructions for bfloat16 or int8")
+    return Check("CPU", "ok", "; ".join(detail))
 
 
 def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
     """Check the driver, and name each GPU."""
     if not survey.gpus:
-        found = f"no GPU: CPU will be used ({survey.absent_because})"
+        detail = f"no GPU: CPU will be used ({survey.absent_because})"
         if survey.has_gpu:
             cure = "pip install nvidia-ml-py, and check that nvidia-smi lists the GPU"
-            yield Check("GPU", "warning", found, cure)
+            yield Check("GPU", "warning", detail, cure)
         else:
-            yield Check("GPU", "ok", found)
+            yield Check("GPU", "ok", detail)
         return
     major, minor = survey.cuda_version or (0, 0)
     driver = f"{survey.driver_version}, runs CUDA up to {major}.{minor}"
@@ -279,9 +268,9 @@ def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
 
 
 def compiler_check() -> Check:
-    """Check for what Triton starts its kernels by, which it compiles: DeBERTa's attention is one.
+    """Check for what Triton needs to compile the launchers of kernels, such as DeBERTa's attention.
 
-    It takes CC, gcc or clang, and Python's headers; Debian's own scheme is not where they are.
+    It needs CC, gcc or clang, and Python's headers, which Debian's ``posix_local`` scheme lacks.
     """
     named = os.environ.get("CC")
     compiler = shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
@@ -289,13 +278,13 @@ def compiler_check() -> Check:
     header = Path(sysconfig.get_path("include", scheme), "Python.h")
     if compiler and header.is_file():
         return Check("C compiler", "ok", f"{compiler}, and {header}")
-    found = f"no {header}" if compiler else f"no {named}" if named else "no gcc or clang"
+    detail = f"no {header}" if compiler else f"no {named}" if named else "no gcc or clang"
     cure = "apt install gcc python3-dev, or conda install gcc, for DeBERTa's fused attention"
-    return Check("C compiler", "missing", found, cure)
+    return Check("C compiler", "missing", detail, cure)
 
 
 def optional_checks(installed: Distributions) -> Iterator[Check]:
-    """Check what only some need: the extras that the metadata declare, and Dask's dashboard."""
+    """Check the optional packages: extras in the metadata, and Dask's dashboard."""
     ours = installed.get("gpuclassify")
     declared = [] if ours is None else list(map(Requirement, ours.requires or ()))
     for extra, use in EXTRAS.items():
@@ -305,11 +294,15 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
             cure = f"{install(extra)} for {use}"
             yield Check(f"extra {extra}", "missing", f"{', '.join(absent)} not installed", cure)
         elif names:
-            found = ", ".join(f"{name} {installed[name].version}" for name in names)
-            yield Check(f"extra {extra}", "ok", found)
+            detail = ", ".join(f"{name} {installed[name].version}" for name in names)
+            yield Check(f"extra {extra}", "ok", detail)
         else:
-            found = f"no package of it is for Python {platform.python_version()}"
-            yield Check(f"extra {extra}", "missing", found, f"do without {use}")
+            others = (one for one in declared if f'extra == "{extra}"' in str(one.marker))
+            ranges = {
+                f"{one.name} ({str(one.marker).partition(' and extra')[0]})" for one in others
+            }
+            detail = f"not for Python {platform.python_version()}: {', '.join(sorted(ranges))}"
+            yield Check(f"extra {extra}", "missing", detail, f"do without {use}")
     if "bokeh" in installed:
         yield Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
     else:
@@ -318,7 +311,7 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
-    """Check that a Hub token is there, and no more of it; the way to the Hub, and its cache."""
+    """Check that a Hub token exists, without reading it; access to the Hub, and its cache."""
     from huggingface_hub import constants
 
     variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -335,12 +328,12 @@ def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
 
 
 def access_check() -> Check:
-    """Check that the Hub answers a question, unless it is not to be asked."""
+    """Check that the Hub answers a request, unless it is switched off."""
     from huggingface_hub import HfApi, constants
 
     if constants.is_offline_mode():
-        found = "offline (HF_HUB_OFFLINE=1): only models in the cache and local directories"
-        return Check("Hub access", "ok", found)
+        detail = "offline (HF_HUB_OFFLINE=1): only models in the cache and local directories"
+        return Check("Hub access", "ok", detail)
     api = HfApi(token=False)
     try:
         ask(KNOWN_MODEL, lambda: api.model_info(KNOWN_MODEL, timeout=HUB_SECONDS), tries=1)
@@ -357,10 +350,10 @@ def cache_check(directory: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:
     """Check that the Hub's cache, or its nearest existing parent, is writable and has room."""
     root = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     free_bytes = shutil.disk_usage(root).free
-    found = f"{directory}, {free_bytes / 1e9:.1f} GB free"
+    detail = f"{directory}, {free_bytes / 1e9:.1f} GB free"
     cure = "set HF_HOME to a directory with room that you may write to"
     if not root.is_dir() or not os.access(root, os.W_OK):
-        return Check("Hub cache", "problem", f"{found}, not writable", cure)
+        return Check("Hub cache", "problem", f"{detail}, not writable", cure)
     if free_bytes < low_bytes:
-        return Check("Hub cache", "warning", found, cure)
-    return Check("Hub cache", "ok", found)
+        return Check("Hub cache", "warning", detail, cure)
+    return Check("Hub cache", "ok", detail)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuclassify.commands.console import wrong_call_exits
-from gpuclassify.commands.settings import families, find_family
+from gpuclassify.commands.settings import families, family_name, find_family
 from gpuclassify.models.checkpoint import some_of
 from gpuclassify.settings.checks import setting_names
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _wrapped = textwrap.TextWrapper(100, subsequent_indent=" " * 13, break_on_hyphens=False).fill
 
 
-@click.command(short_help="List the classifiers, or the labels of one.")
+@click.command()
 @click.argument("family", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all labels.")
 def models(family: str | None, as_json: bool) -> None:
     """List the classifiers, their models, licences and output columns; of FAMILY also all labels.
 
-    Classes come first, and then the published checkpoints that run by a name of their own. Labels
-    are those of the published models. Asks nobody: works without a network.
+    Classes come first, then the published checkpoints that have a name. Labels are those of the
+    published models. Works without a network.
 
     \b
     gpuclassify models domain
@@ -38,8 +38,8 @@ def models(family: str | None, as_json: bool) -> None:
 
     everything = {**families(), **{entry.name: entry for entry in CATALOGUE}}
     with wrong_call_exits():
-        chosen = everything if family is None else {family: find_family(family)}
-    described = [_describe(name, each) for name, each in chosen.items()]
+        chosen = everything if family is None else {family_name(family): find_family(family)}
+    described = [_describe(name, choice) for name, choice in chosen.items()]
     if as_json:
         click.echo(json.dumps(described, indent=2))
         return
@@ -67,31 +67,37 @@ def models(family: str | None, as_json: bool) -> None:
 def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]:
     from gpuclassify.classifiers.published import CHECKED, Published
 
-    own = family if isinstance(family, Published) else None
-    kind = family.kind if isinstance(family, Published) else family
-    columns, needed = {}, "model" if "model" in setting_names(kind.Options) else "heads"
+    published = family if isinstance(family, Published) else None
+    mapper_type = family.kind if isinstance(family, Published) else family
+    columns, needed = {}, "model" if "model" in setting_names(mapper_type.Options) else "heads"
     if "model" in family.defaults:
-        columns = {field.name: str(field.type) for field in kind(**family.defaults).schema()}
+        columns = {field.name: str(field.type) for field in mapper_type(**family.defaults).schema()}
     return {
-        "family": name if own is None or not own.variants else f"{name}-{own.variant}",
-        "class": kind.__qualname__,
+        "family": name
+        if published is None or not published.variants
+        else f"{name}-{published.variant}",
+        "class": mapper_type.__qualname__,
         "purpose": family.purpose,
         "model": family.defaults.get("model", f"--{needed}"),
         "licence": family.licence,
         "is_gated": family.is_gated,
         "columns": columns,
         "reads": length_read(family.defaults),
-        "cite": own and own.cite,
-        "note": own and own.note,
-        "checked": own and CHECKED,
-        "variants": {own.variant: list(own.variants)} if own and own.variants else {},
-        "labels": list(own.settings.get("labels", ()) if own else kind.published_labels),
+        "cite": published and published.cite,
+        "note": published and published.note,
+        "checked": published and CHECKED,
+        "variants": {published.variant: list(published.variants)}
+        if published and published.variants
+        else {},
+        "labels": list(
+            published.settings.get("labels", ()) if published else mapper_type.published_labels
+        ),
         "labels_by_column": labels_by_column(family),
     }
 
 
 def length_read(defaults: Mapping[str, Any]) -> str:
-    """How much of a text is read with these settings, in words."""
+    """Describe how much of a text is read with these settings."""
     parts = [
         f"{defaults[name]:,} {what}"
         for name, what in (("max_chars", "characters"), ("max_seq_length", "tokens"))
@@ -103,6 +109,6 @@ def length_read(defaults: Mapping[str, Any]) -> str:
 
 
 def labels_by_column(family: type[TextMapper] | Published) -> dict[str, list[str]]:
-    """The labels of each column that an answer of several fields gives."""
+    """Return the labels of each column of an answer with several fields."""
     fields = dict(family.defaults.get("fields", ()))
-    return {name: list(own.labels) for name, own in fields.items() if hasattr(own, "labels")}
+    return {name: list(field.labels) for name, field in fields.items() if hasattr(field, "labels")}

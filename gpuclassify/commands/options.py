@@ -1,4 +1,4 @@
-"""The options that commands of jobs share, and the settings that they mean."""
+"""Options that the commands of jobs share, and how they become settings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gpuclassify.commands.settings import (
     REPORT,
     ROWS,
     JobSettings,
+    family_name,
     find_family,
 )
 from gpuclassify.settings.checks import kinds_of
@@ -31,61 +32,61 @@ DUPLICATES, TRAINING, BUCKETS = "Duplicates", "Training", "Buckets"
 GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # whose options may be repeated
 _WORDS = f"{__name__}.words"
-# How values of arguments of classifiers are written.
+# How the values of classifiers' arguments are written.
 PATHS, LABELS, NUMBER, LABELLED = "NAME=PATH", "[HEAD=]LABEL", "[HEAD=]NUMBER", "[LABEL=]NUMBER"
 TEXTS, TEMPLATE = "TEXT,TEXT", "TEMPLATE"
 PROMPT_FILE = "prompt_file"
 
 
 class Argument(NamedTuple):
-    """An argument of classifiers that has an option of its own.
+    """Argument of classifiers with a command line option.
 
-    One that is not shared by all classifiers may begin with the name of the one that it means.
+    A value of one that not all classifiers share may begin with the name of the classifier.
     """
 
     name: str
     group: str = MODEL
     metavar: str | None = None
     is_shared: bool = False
-    help: str | None = None  # of one that means another thing to each, or is not in all
+    help: str | None = None  # if the meaning differs between classifiers, or not all have it
 
     @property
     def flag(self) -> str:
-        """As it is given."""
+        """Flag on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     def option(self) -> GroupedOption:
-        """The option, of which several are taken where classifiers do not share it."""
-        own: dict[str, Any] = {} if self.is_shared else {"multiple": True, "type": None}
+        """Make the option, which takes several values unless all classifiers share it."""
+        attributes: dict[str, Any] = {} if self.is_shared else {"multiple": True, "type": None}
         if self.metavar:
-            own["metavar"] = self.metavar
+            attributes["metavar"] = self.metavar
         if self.metavar == TEMPLATE:
-            own["type"] = lambda text: text.replace("\\n", "\n")
+            attributes["type"] = lambda text: text.replace("\\n", "\n")
         if self.help:
-            return GroupedOption([self.flag], group=self.group, help=self.help, **own)
-        return option_of(ClassifierOptions, self.name, self.group, **own)
+            return GroupedOption([self.flag], group=self.group, help=self.help, **attributes)
+        return option_of(ClassifierOptions, self.name, self.group, **attributes)
 
 
 ARGUMENTS = (
     Argument("model", MODEL, "NAME", help="Hub name or directory. Default: the published model."),
     Argument("heads", MODEL, PATHS, help="Directory or Hub name of a head on embeddings, and the "
              "name of its columns; repeatable."),
-    Argument("backbone", MODEL, "NAME", help="Hub name or directory of what embeds for heads. "
-             "Default: what they were trained on."),
+    Argument("backbone", MODEL, "NAME", help="Hub name or directory of the model that embeds for "
+             "heads. Default: the one that they were trained on."),
     Argument("base_model", MODEL, "NAME"),
     Argument("revision"),
     Argument("prompt", MODEL, TEMPLATE, help="Question to a language model, with columns in "
              "braces, such as 'An advertisement?\\n\\n{text}'."),
     Argument(PROMPT_FILE, MODEL, "FILE", help="Text file with the --prompt; line breaks at its end "
-             "are left out."),
-    Argument("answers", MODEL, TEXTS, help="What the model may answer to --prompt; repeatable, for "
+             "are dropped."),
+    Argument("answers", MODEL, TEXTS, help="Possible answers to --prompt; repeatable, for "
              "answers with commas."),
-    Argument("labels", MODEL, TEXTS, help="Labels of the model in the order of its outputs, where "
-             "they are meant to be other than the classifier's; repeatable, for labels with "
-             "commas."),
+    Argument("labels", MODEL, TEXTS, help="Labels of the model in the order of its outputs, in "
+             "place of the classifier's; repeatable, for labels with commas."),
     Argument("strict", is_shared=True),
     Argument("cache_dir", MODEL, "DIRECTORY", is_shared=True),
     Argument("text_field", is_shared=True),
+    Argument("query"),
     Argument("text_template", MODEL, TEMPLATE, is_shared=True),
     *(Argument(name, is_shared=True) for name in ("max_chars", "max_seq_length", "batch_size")),
     *(Argument(name, is_shared=True) for name in ("dtype", "device", "loader")),
@@ -104,7 +105,7 @@ ARGUMENTS = (
 
 
 class GroupedOption(click.Option):
-    """An option with a group in the help."""
+    """Option with a group in the help."""
 
     def __init__(self, *names: Any, group: str = "Options", **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -112,9 +113,9 @@ class GroupedOption(click.Option):
 
 
 class JobCommand(click.Command):
-    """A command whose help shows options in groups, except for the `hidden_group`.
+    """Command whose help shows options in groups, except for the `hidden_group`.
 
-    What `options` gives is made when it is needed, because a library may be imported for it.
+    `options` is called when it is needed, because it may import a library.
     """
 
     hidden_group = ""
@@ -126,7 +127,7 @@ class JobCommand(click.Command):
         self._options = options
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """The command's arguments and options."""
+        """Return the command's arguments and options."""
         made, self._options = self._options(), tuple
         self.params += made
         return super().get_params(context)
@@ -137,13 +138,13 @@ class JobCommand(click.Command):
         return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups, and options that belong to none last."""
+        """Write the options by group; those without a group come last."""
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context)
             if record and isinstance(parameter, click.Option):
-                own = parameter.group if isinstance(parameter, GroupedOption) else "Options"
-                groups[own].append(record)
+                group_name = parameter.group if isinstance(parameter, GroupedOption) else "Options"
+                groups[group_name].append(record)
         for group, records in groups.items():
             if records and group != self.hidden_group:
                 with formatter.section(group):
@@ -151,20 +152,20 @@ class JobCommand(click.Command):
 
 
 class LocalCommand(JobCommand):
-    """A command that takes options of a cluster, and starts none."""
+    """Command that accepts cluster options, but starts no cluster."""
 
     hidden_group = CLUSTER
 
 
 def options_of(
-    target: Any,
+    target: object,
     group: str,
     /,
     *names: str,
     has_defaults: bool = False,
     **attributes: Mapping[str, Any],
 ) -> list[GroupedOption]:
-    """Options of arguments; by name `attributes` of `option_of` that some have beside others."""
+    """Make options of arguments; `attributes` has further ones of `option_of` by argument name."""
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
         for name in names
@@ -179,84 +180,84 @@ def option_of(
     has_default: bool = False,
     **attributes: Any,
 ) -> GroupedOption:
-    """The option of an argument of a class or function, as its signature and docstring tell.
+    """Make the option of an argument of a class or function from its signature and docstring.
 
-    One that is not given is None, unless it `has_default`. Of the `attributes` of `click.Option`,
-    those stand that are given; ``flags`` are what it is called.
+    An option that is not passed is None, unless it `has_default`. The `attributes` override those
+    that are derived for `click.Option`; ``flags`` are the option's names.
     """
     is_plain = isinstance(target, type) and not is_dataclass(target)
     hints = get_type_hints(target.__init__ if is_plain else target)
     kinds = kinds_of(hints[name])
     is_many = any(get_origin(kind) in _SEVERAL for kind in kinds)
-    own: dict[str, Any] = {"default": None}
+    settings: dict[str, Any] = {"default": None}
     if get_origin(kinds[0]) is Literal:
-        own["type"] = click.Choice(get_args(kinds[0]))
+        settings["type"] = click.Choice(get_args(kinds[0]))
     elif kinds == (bool,):
-        own["is_flag"] = True
+        settings["is_flag"] = True
     elif kinds in ((int,), (float,)):
-        own["type"] = kinds[0]
+        settings["type"] = kinds[0]
     elif is_many:
-        own["multiple"] = True
+        settings["multiple"] = True
     if name.endswith("_field") or name == "by":
-        own["metavar"] = "COLUMN"
+        settings["metavar"] = "COLUMN"
     default = inspect.signature(target).parameters[name].default
     if has_default and default is inspect.Parameter.empty:
-        own["required"] = True
+        settings["required"] = True
     elif has_default:
-        own["default"] = default
+        settings["default"] = default
     flag = f"--{name.replace('_', '-')}"
-    own |= {"flags": [flag.removesuffix("s") if is_many else flag]} | attributes
-    if "help" not in own:
-        own["help"] = _help(target, name, is_many)
-    if type(default) in (int, float, str) and default and "efault" not in own["help"]:
-        own["help"] = f"{own['help']} Default: {default}.".lstrip()
-    return GroupedOption([*own.pop("flags"), name], group=group, **own)
+    settings |= {"flags": [flag.removesuffix("s") if is_many else flag]} | attributes
+    if "help" not in settings:
+        settings["help"] = _help(target, name, is_many)
+    if type(default) in (int, float, str) and default and "efault" not in settings["help"]:
+        settings["help"] = f"{settings['help']} Default: {default}.".lstrip()
+    return GroupedOption([*settings.pop("flags"), name], group=group, **settings)
 
 
-def _help(target: Any, name: str, is_many: bool) -> str:
-    """The first sentence of what a docstring says of an argument, and the default."""
+def _help(target: object, name: str, is_many: bool) -> str:
+    """Return a docstring's first sentence about an argument, and the default."""
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
-    first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # which only Python can pass
-    told = [f"{first[:-1]}; repeatable." if is_many else first]
-    told += [other for other in others if other.startswith("Default:")]
+    first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python can pass
+    sentences = [f"{first[:-1]}; repeatable." if is_many else first]
+    sentences += [other for other in others if other.startswith("Default:")]
     flags = re.compile(r"(?<!`)`(\w+)`(?!`)")
-    text = flags.sub(lambda found: f"--{found[1].replace('_', '-')}", " ".join(told))
+    text = flags.sub(lambda name_match: f"--{name_match[1].replace('_', '-')}", " ".join(sentences))
     return text.replace("``", "")
 
 
 def run_options() -> list[GroupedOption]:
-    """How a job is run."""
+    """Make the options for how to run a job."""
     return [
         GroupedOption(
             ["--restart/--resume"], default=False,
-            help="Start over and remove what earlier runs wrote, or continue, which is the "
-            "default."),
+            help="Remove the output of earlier runs and start over, or continue, which is "
+            "the default."),
         GroupedOption(
             ["--verify"], type=click.Choice(["digest", "size"]), default="digest",
             show_default=True,
-            help="How to see whether parts of earlier runs are still as they were written: by the "
-            "digests of their files, which reads them, or by sizes alone."),
+            help="How to check that parts of earlier runs are unchanged: by the digests of "
+            "their files, which reads them, or by sizes only."),
         GroupedOption(["--json", "as_json"], is_flag=True, help="Print the summary as JSON."),
     ]  # fmt: skip
 
 
 def setting_options(*groups: str) -> list[GroupedOption]:
-    """Options of settings of jobs."""
+    """Make the options of jobs' settings."""
     return [
-        option_of(JobSettings, own.name, group, **own.metadata["option"])
-        for own in fields(JobSettings)
-        if (group := own.metadata["group"]) in groups
+        option_of(JobSettings, setting.name, group, **setting.metadata["option"])
+        for setting in fields(JobSettings)
+        if (group := setting.metadata["group"]) in groups
     ]
 
 
 def file_options() -> list[GroupedOption]:
-    """Files in and out, the cluster, and how a job is run."""
+    """Make the options for input, output, the cluster, and how to run a job."""
     return [*setting_options(FILES, CLUSTER), *run_options()]
 
 
 def job_options() -> list[GroupedOption]:
-    """What a job of classifiers does."""
+    """Make the options for a job of classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *(argument.option() for argument in ARGUMENTS),
@@ -271,20 +272,20 @@ def job_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """The option for all that has none."""
-    told = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
+    """Make the option for all arguments or settings without a specific one."""
+    text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
-    return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=told)
+    return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)
 
 
 def command_line(context: click.Context) -> str:
-    """The command that makes the same job again, without secrets and without starting over."""
-    from gpuclassify.jobs.storage import redacted
+    """Return the command that runs the same job again, without secrets or a restart."""
+    from gpuclassify.stores.names import redacted
 
     words, name = [], ""
     for word in context.meta[_WORDS]:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        if (option or name) == "--cluster-option" and value:  # may hold what a cloud asks for
+        if (option or name) == "--cluster-option" and value:  # may hold a cloud's credentials
             value = f"{value.partition('=')[0]}=..."
         if option != "--restart":
             words.append(f"{option}{equals}{redacted(value)}")
@@ -292,113 +293,131 @@ def command_line(context: click.Context) -> str:
     return shlex.join(["gpuclassify", context.info_name or "", *words])
 
 
-def split_paths(paths: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Input and output; with a config file that names the input, the output alone will do."""
+def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Split paths into input and output; the input may be in a config file instead."""
     if "-" in paths:
         raise ValueError(
-            "'-' is no path: a job reads its input in parts and goes on after an interruption, "
-            "which needs files. (A file of this name is ./-) `gpuclassify preview -` reads a few "
-            "texts from standard input"
+            "'-' is no path: a job reads its input in parts and can continue after an "
+            "interruption, which needs files. (Pass a file of this name as ./-) "
+            "`gpuclassify preview -` reads a few texts from standard input"
         )
     *inputs, output = paths or (None,)
-    if not inputs and not given.get("config") and (paths or "config" not in given):
+    if not inputs and not options.get("config") and (paths or "config" not in options):
         got = f"got one path, {output!r}: " if paths else ""
         raise ValueError(f"{got}name the input, and then the output: INPUT... OUTPUT")
     return {"input": inputs, "output": output}
 
 
-def read_settings(given: Mapping[str, Any], **paths: Any) -> JobSettings | None:
-    """The config file's settings, with those of the command line in their place.
+def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
+    """Read the config file's settings, which those of the command line override.
 
-    `paths` are ``input`` and ``output``, of which a plan has no output. None if the settings were
-    written to a file (``--dump-config``), which was all that was wanted.
+    `paths` are ``input`` and, except for a plan, ``output``. Returns None if the settings were only
+    written to a file (``--dump-config``).
     """
-    from gpuclassify.commands.settings import dump_settings, load_settings
+    from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
-    values = load_settings(given["config"]) if given["config"] else {}
+    values = load_settings(options["config"]) if options["config"] else {}
+    refuse_code(values, options["config"])
     values |= {name: path for name, path in paths.items() if path}
-    values = given_settings(given, values)
+    values = settings_from_options(options, values)
     classifiers = [dict(settings) for settings in values.get("classifiers", ())]
     names = [settings.get("classifier") for settings in classifiers]
     for family, arguments in zip(names, classifiers, strict=True):
         for argument in ARGUMENTS:
-            value = given[argument.name]
+            value = options[argument.name]
+            if isinstance(value, tuple) and argument.is_shared:
+                value = [*value] if len(value) > 1 else next(iter(value), None)
             if not argument.is_shared:
-                value = _value(argument, _own(argument.flag, value, family, names), family)
+                meant = [name for name in names if argument.name in _parameters(name)] or names
+                value = _value(
+                    argument, _values_for(argument.flag, value, family, names, meant), family
+                )
             if value is not None and _is_meant(argument, family, names):
                 arguments[argument.name] = value
         if PROMPT_FILE in arguments:
-            if _own("--prompt", given["prompt"], family, names):
+            if _values_for("--prompt", options["prompt"], family, names):
                 raise ValueError("--prompt and --prompt-file are two prompts: pass one of them")
             arguments["prompt"] = read_prompt(arguments.pop(PROMPT_FILE))
-        others = _own("--set", given["others"], family, names)
+        others = _values_for("--set", options["others"], family, names)
         arguments.update(named_values("--set", "truncated_field=is_cut", others))
     values["classifiers"] = classifiers
     settings = JobSettings.of(values, is_plan="output" not in paths)
-    if not given["dump_config"]:
+    if not options["dump_config"]:
         return settings
-    dump_settings(settings, given["dump_config"])
+    dump_settings(settings, options["dump_config"])
     return None
 
 
-def given_settings(
-    given: Mapping[str, Any], values: Mapping[str, Any] | None = None
+def settings_from_options(
+    options: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Settings of a job that options give, in the place of `values` of a file."""
+    """Return a job's settings from `options`, which override the `values` of a file."""
     values = dict(values or {})
-    for own in fields(JobSettings):
-        value = given.get(own.name)
+    for setting in fields(JobSettings):
+        value = options.get(setting.name)
         if value is None or value == ():
             continue
-        if own.name == "types":
+        if setting.name == "types":
             form = "COLUMN=TYPE, such as price=double"
-            kinds = dict(_named("--type", form, value, str.rpartition))
-            values["types"] = {**values.get("types", {}), **kinds}
-        elif own.name == "cluster_options":
-            options = named_values("--cluster-option", "memory_limit=8GB", value)
-            values["cluster_options"] = {**values.get("cluster_options", {}), **options}
-        elif own.name == "classifiers":
-            values["classifiers"] = [{"classifier": name} for name in value]
+            types = dict(_named("--type", form, value, str.rpartition))
+            values["types"] = {**values.get("types", {}), **types}
+        elif setting.name == "cluster_options":
+            added = named_values("--cluster-option", "memory_limit=8GB", value)
+            values["cluster_options"] = {**values.get("cluster_options", {}), **added}
+        elif setting.name == "classifiers":
+            values["classifiers"] = [{"classifier": family_name(name)} for name in value]
         else:
-            values[own.name] = list(value) if isinstance(value, tuple) else value
+            values[setting.name] = list(value) if isinstance(value, tuple) else value
     return values
 
 
-def _own(option: str, values: Iterable[str], family: Any, names: Sequence[Any]) -> list[str]:
-    """Those of an option's values that mean the classifier `family`, without its name."""
-    own = []
+def _values_for(
+    option: str,
+    values: Iterable[str],
+    family: object,
+    names: Sequence[Any],
+    meant: Sequence[Any] | None = None,
+) -> list[str]:
+    """Return the values of an option for the classifier `family`, without its name.
+
+    A value that begins with none of the `names` is for the only classifier that can be `meant`, by
+    default any.
+    """
+    meant = names if meant is None else meant
+    chosen = []
     for value in values:
         owner, colon, rest = value.partition(":")
+        owner = owner if owner in names else family_name(owner)
         if colon and owner in names:
-            own += [rest] if owner == family else []
-        elif len(names) == 1:
-            own.append(value)
+            chosen += [rest] if owner == family else []
+        elif len(meant) == 1:
+            chosen += [value] if family in meant else []
         else:
             raise ValueError(
-                f"{option} {value!r} could mean any of {', '.join(map(str, names))}: say which, "
-                f"as in {option} {names[0]}:{value}"
+                f"{option} {value!r} could mean any of {', '.join(map(str, meant))}: name one, "
+                f"as in {option} {meant[0]}:{value}"
             )
-    return own
+    return chosen
 
 
-def _is_meant(argument: Argument, family: Any, names: Sequence[Any]) -> bool:
-    """Whether an argument is one of this classifier, or of none, which is then its to refuse.
+def _is_meant(argument: Argument, family: object, names: Sequence[Any]) -> bool:
+    """Return whether this classifier gets an argument: it has it, or none has it and it raises.
 
-    What all share may mean nothing to some: fastText has no batches.
+    Some classifiers lack a shared argument: fastText has no batches.
     """
     having = [name for name in names if argument.name in _parameters(name)]
     return not (argument.is_shared and having) or family in having
 
 
 def _parameters(family: Any) -> Collection[str]:
-    """The classifier's arguments; none if nothing is called so, which is told when it is made."""
+    """Return the classifier's arguments; none if it does not exist, which fails later."""
     with contextlib.suppress(ValueError):
         return inspect.signature(find_family(family)).parameters
     return ()
 
 
-def _value(argument: Argument, values: list[str], family: Any) -> Any:
-    """The argument that the values of its option mean; None if there are none."""
+def _value(argument: Argument, values: list[str], family: object) -> Any:
+    """Convert the values of an option to its argument; None if there are none."""
     if not values:
         return None
     if argument.metavar == PATHS:
@@ -421,12 +440,12 @@ def _value(argument: Argument, values: list[str], family: Any) -> Any:
         pairs = [(value, *value.rpartition("=")[::2]) for value in values]
         return {label: _number(argument, number, value) for value, label, number in pairs}
     if len(values) > 1:
-        raise ValueError(f"{argument.flag} is given {len(values)} times")
+        raise ValueError(f"{argument.flag} was passed {len(values)} times: pass it once")
     return _number(argument, values[0], values[0]) if is_number else values[0]
 
 
 def read_prompt(path: str) -> str:
-    """The prompt in a text file; ValueError if there is none."""
+    """Read the prompt in a text file; ValueError if there is none."""
     try:
         prompt = Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as err:
@@ -438,20 +457,20 @@ def read_prompt(path: str) -> str:
 
 
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Arguments that have no option of their own, from NAME=VALUE."""
-    given = {}
+    """Parse NAME=VALUE of arguments without a specific option."""
+    parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
-            given[name.replace("-", "_")] = json.loads(text)
+            parsed[name.replace("-", "_")] = json.loads(text)
         except (ValueError, RecursionError):
-            given[name.replace("-", "_")] = text
-    return given
+            parsed[name.replace("-", "_")] = text
+    return parsed
 
 
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Names and values, from NAME=VALUE."""
+    """Yield names and values of NAME=VALUE."""
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:
@@ -459,9 +478,9 @@ def _named(
         yield name, value
 
 
-def _number(argument: Argument, text: str, given: str) -> float:
+def _number(argument: Argument, text: str, shown: str) -> float:
     try:
         return float(text)
     except ValueError as err:
         hint = ", or LABEL=NUMBER" if argument.metavar == LABELLED else ""
-        raise ValueError(f"{argument.flag} {given!r}: pass a number{hint}") from err
+        raise ValueError(f"{argument.flag} {shown!r}: pass a number{hint}") from err

@@ -1,4 +1,4 @@
-"""The command ``gpuclassify plan``: what a job will be like, before a cluster is paid for."""
+"""The command ``gpuclassify plan``: a forecast of a job, before you pay for a cluster."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from gpuclassify.commands.console import (
+    echo,
     open_console,
     quiet_dask,
     with_options,
@@ -19,9 +20,7 @@ from gpuclassify.commands.console import (
 from gpuclassify.commands.options import LocalCommand, job_options, read_settings
 
 
-@click.command(
-    cls=LocalCommand, options=job_options, short_help="Say what `classify` would have to do."
-)
+@click.command(cls=LocalCommand, options=job_options)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
     "--sample-rows", type=click.IntRange(min=1), default=1_000, show_default=True,
@@ -29,47 +28,47 @@ from gpuclassify.commands.options import LocalCommand, job_options, read_setting
 )  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True,
-    help="Another one draws other rows.",
+    help="Choose other rows with another seed.",
 )  # fmt: skip
 @click.option(
     "--time/--no-time", "is_timed", default=True,
     help="Run the models over some of the sample for about 20 seconds, which is the default, or "
-    "load none: then no weights are needed, and no time is shown.",
+    "load no model, which needs no weights and shows no time.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(inputs: tuple[str, ...], **given: Any) -> None:
-    """Say what `classify` would have to do, from a sample of INPUT; writes nothing.
+def plan(inputs: tuple[str, ...], **options: Any) -> None:
+    """Forecast the work of `classify` from a sample of INPUT; writes nothing.
 
     Shows rows and bytes, how long texts are in each classifier's tokens and how many would be cut,
-    tokens to read, memory of a worker, the parts, and warns of parts too large for cudf. The time
-    is that of this machine, one process: no cluster is started. Options are those of `classify`,
-    with those of its cluster, which change nothing; OUTPUT is left out.
+    tokens to read, memory of a worker, and the parts; warns of parts too large for cudf. The time
+    is that of one process on this machine: no cluster is started. Options are those of `classify`;
+    those of its cluster have no effect. Leave out OUTPUT.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High
     """
     quiet_dask()
     status = open_console(stderr=True).status("Reading a sample")
-    with wrong_call_exits(), status, _hints(inputs, given["is_timed"]):
-        settings = read_settings(given, input=list(inputs))
+    with wrong_call_exits(), status, _hints(inputs, options["is_timed"]):
+        settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
         made = settings.job().plan(
-            sample_rows=given["sample_rows"],
-            seed=given["seed"],
-            **({} if given["is_timed"] else {"trial_seconds": None}),
+            sample_rows=options["sample_rows"],
+            seed=options["seed"],
+            **({} if options["is_timed"] else {"trial_seconds": None}),
         )
-    if given["as_json"]:
+    if options["as_json"]:
         click.echo(json.dumps(made.as_dict()))
     else:
         command = click.get_current_context().command
-        told = tuple(with_options(warning, command) for warning in made.warnings)
-        click.echo(str(replace(made, warnings=told)))
+        warnings = tuple(with_options(warning, command) for warning in made.warnings)
+        echo(str(replace(made, warnings=warnings)))
 
 
 @contextlib.contextmanager
 def _hints(inputs: tuple[str, ...], is_timed: bool) -> Iterator[None]:
-    """Add to errors what this command can do about them."""
+    """Add hints about this command to errors."""
     from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
 
     try:
@@ -77,7 +76,7 @@ def _hints(inputs: tuple[str, ...], is_timed: bool) -> Iterator[None]:
     except Exception as error:
         signs = (f"no such input: {''.join(inputs[-1:])}", "inputs are of several formats")
         if len(inputs) > 1 and str(error).startswith(signs):
-            error.add_note("`plan` takes inputs alone: leave OUTPUT out.")
+            error.add_note("`plan` takes inputs only: leave out OUTPUT.")
         if is_timed and isinstance(error, (HubUnreachableError, ModelNotFoundError)):
             error.add_note("With --no-time, config.json and the tokenizer are enough.")
         raise

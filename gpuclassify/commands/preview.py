@@ -1,10 +1,11 @@
-"""The command ``gpuclassify preview``: what classifiers say of a few texts."""
+"""The command ``gpuclassify preview``: a few texts with their labels."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -12,9 +13,11 @@ import click
 
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import LocalCommand, job_options, read_settings
+from gpuclassify.pages import visible
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from gpuclassify.commands.settings import JobSettings
     from gpuclassify.mapping.chain import Chain
@@ -22,20 +25,18 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 ROWS_READ = 20
-MOST_COLUMNS = 4  # beside the text, in a table that a terminal has room for
+MOST_COLUMNS = 4  # beside the text, that fit in a terminal
 TEXT_CHARS = 300  # of a text in the prompt that is shown
 
 
-@click.command(
-    cls=LocalCommand, options=job_options, short_help="Show what classifiers say of a few texts."
-)
+@click.command(cls=LocalCommand, options=job_options)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--json", "as_json", is_flag=True, help="Print whole texts and all columns as JSON.")
-def preview(inputs: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Print the first texts of INPUT with their labels; writes nothing, and starts no cluster.
 
-    INPUT is that of `classify`, or - for standard input: JSON lines, or lines of which each is a
-    text. Options are those of `classify`; OUTPUT is left out. Filters drop rows here too.
+    INPUT is that of `classify`, or - for standard input: JSON lines, or one plain text per line.
+    Options are those of `classify`. Leave out OUTPUT. Filters drop rows here too.
 
     \b
     gpuclassify preview 'crawl/*.jsonl' -n 5 --classifier quality
@@ -48,41 +49,51 @@ def preview(inputs: tuple[str, ...], as_json: bool, **given: Any) -> None:
     quiet_dask()
     with wrong_call_exits():
         if STANDARD_INPUT in inputs and len(inputs) > 1:
-            raise ValueError("'-' is standard input, and stands alone: leave out the other inputs")
-        settings = read_settings(given, input=list(inputs))
+            raise ValueError(
+                "'-' is standard input and must be the only input: leave out the others"
+            )
+        settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
+        most = settings.limit or ROWS_READ
+        settings = replace(settings, limit=most)
         mappers = _with_confidence(settings)
-        chain = as_chain(mappers)
+        chain, fields = as_chain(mappers), settings.fields_read(mappers)
         with open_console(stderr=True).status("Classifying"):
-            most = settings.limit or ROWS_READ
             if settings.input == [STANDARD_INPUT]:
-                frame = first_texts(sys.stdin.buffer, most, chain.main_text_fields)
+                texts = chain.main_text_fields
+                frame = first_texts(sys.stdin.buffer, most, texts, fields)
             else:
-                frame = first_rows(settings.input, most)
-            found = chain(frame)
+                frame = first_rows(settings.input, most, fields)
+            table = arrow_table(chain(frame), keep_index=False)
     if as_json:
-        click.echo(Encoding("jsonl", None).encode(arrow_table(found)), nl=False)
+        click.echo(Encoding("jsonl", None).encode(table), nl=False)
     else:
         _print_prompts(mappers, frame)
-        _print_table(found, chain, mappers, len(frame))
+        _print_table(table, chain, mappers, settings.fields or (), len(frame))
 
 
-def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataFrame:
-    """The first rows of a stream of JSON lines, or of plain lines, each of which is a text.
+def first_texts(
+    stream: BinaryIO, most: int, columns: Sequence[str], fields: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Read the first rows of a stream of JSON lines, or of plain lines, each of which is a text.
 
-    Lines are JSON if the first one begins as an object does; plain ones become all of `columns`.
+    Lines are JSON if the first one begins as an object does, and `fields` of them are kept; plain
+    ones become all of `columns`.
     """
     import pyarrow as pa
 
-    from gpuclassify.jobs.files import BrokenInputError
+    from gpuclassify.jobs.input.files import BrokenInputError
     from gpuclassify.jobs.input.parts import Limit, first_lines
     from gpuclassify.jobs.input.readers import table_of
-    from gpuclassify.jobs.input.schema import to_pandas
+    from gpuclassify.jobs.input.schema import project, to_pandas
 
     lines, _ = first_lines(stream, Limit(most))
     if lines.lstrip().startswith(b"{"):
-        return to_pandas(table_of(lines, "standard input"))
+        table = table_of(lines, "standard input")
+        return to_pandas(
+            table if fields is None else table.select(project(table.schema, fields).names)
+        )
     try:
         texts = [line.decode().rstrip("\r") for line in lines.split(b"\n") if line.strip()]
     except UnicodeDecodeError as err:
@@ -94,19 +105,19 @@ def first_texts(stream: BinaryIO, most: int, columns: Sequence[str]) -> pd.DataF
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """The classifiers, with a column of the confidence for each that can give one."""
+    """Make the classifiers, with a confidence column for each that supports one."""
     classifiers = []
-    for given, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
+    for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():
             label = mapper.options.label_field or next(iter(_confidence(mapper)))
-            given = {**given, "confidence_field": f"{label}_confidence"}
-        classifiers.append(given)
+            arguments = {**arguments, "confidence_field": f"{label}_confidence"}
+        classifiers.append(arguments)
     return replace(settings, classifiers=classifiers).mappers()
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """The columns of confidences by those of labels, where the mapper can give both."""
-    from gpuclassify.mapping.heads import CategoryHead
+    """Return confidence columns by label columns, where the mapper has both."""
+    from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
         head.label_field: head.options.confidence_field
@@ -116,71 +127,75 @@ def _confidence(mapper: TextMapper) -> dict[str, Any]:
 
 
 def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
-    """What language models are given of the first text."""
+    """Print the prompts that language models get for the first text."""
     from gpuclassify.questions.prompt_classifier import PromptClassifier
 
     for mapper in mappers:
         if isinstance(mapper, PromptClassifier):
             prompt = mapper.first_prompt(frame, TEXT_CHARS) or ""
             lines = [f"The first prompt of {mapper.options.model}:", *prompt.split("\n")]
-            click.echo("\n    ".join(map(_escaped, lines)) + "\n")
+            click.echo("\n    ".join(visible(line, "") for line in lines) + "\n")
 
 
-def _print_table(found: pd.DataFrame, chain: Chain, mappers: list[TextMapper], rows: int) -> None:
-    """One line a text, which gets the room that labels, confidences and numbers leave."""
+def _print_table(
+    table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
+) -> None:
+    """Print one line per text, as wide as labels, confidences and numbers leave room for."""
     import pyarrow as pa
     from rich.table import Table
     from rich.text import Text
 
-    from gpuclassify.mapping.heads import LABELS
+    from gpuclassify.mapping.label_heads import LABELS
 
     console, schema = open_console(), chain.schema()
-    cells = {str(name): list(_cells(found[name], console.width)) for name in found}
-    beside = set()  # confidences, which go after their labels
-    for mapper in mappers:
-        for label, confidence in _confidence(mapper).items():
+    scores = dict(pair for mapper in mappers for pair in _confidence(mapper).items())
+    beside = set(scores.values())  # shown after their labels
+    is_shown = [not pa.types.is_nested(kind) or kind == LABELS for kind in schema.types]
+    if not any(is_shown):  # scores by name are the only columns
+        is_shown = [pa.types.is_struct(kind) for kind in schema.types]
+    names = [*fields, *itertools.compress(schema.names, is_shown)]
+    names = [name for name in dict.fromkeys(names) if name not in {*beside, *chain.text_fields}]
+    shown = names[: MOST_COLUMNS + len(fields)]
+    cells = {
+        name: _cells(table[name], console.width) for name in {*chain.text_fields, *shown, *beside}
+    }
+    for label, confidence in scores.items():
+        if label in cells:
             pairs = zip(cells[label], cells[confidence], strict=True)
             cells[label] = [one if one == other else f"{one} {other}" for one, other in pairs]
-            beside.add(confidence)
-    is_shown = [not pa.types.is_nested(kind) or kind == LABELS for kind in schema.types]
-    if not any(is_shown):  # scores by name are all that there is
-        is_shown = [pa.types.is_struct(kind) for kind in schema.types]
-    new = list(itertools.compress(schema.names, is_shown))
-    new = [name for name in new if name not in beside][:MOST_COLUMNS]
-    most_width = console.width * 2 // 3 // max(1, len(new)) - 3  # of columns with their borders
-    table = Table(expand=True)
+    most_width = console.width * 2 // 3 // max(1, len(shown)) - 3  # of columns with their borders
+    drawn = Table(expand=True)
     for name in chain.text_fields:
-        table.add_column(Text(_escaped(name)), ratio=1, no_wrap=True)
-    for name in new:
-        table.add_column(Text(_escaped(name)), overflow="fold", max_width=most_width)
-    columns = [cells[name] for name in (*chain.text_fields, *new)]
-    for row in zip(*columns, strict=True):
-        table.add_row(*map(Text, row))
-    console.print(table)
-    lines = [f"{rows:,} rows read, {len(found):,} shown"]
-    if left := [name for name in schema.names if name not in {*new, *beside}]:
+        drawn.add_column(Text(visible(name, "")), ratio=1, no_wrap=True)
+    for name in shown:
+        drawn.add_column(Text(visible(name, "")), overflow="fold", max_width=most_width)
+    for row in zip(*(cells[name] for name in (*chain.text_fields, *shown)), strict=True):
+        drawn.add_row(*map(Text, row))
+    console.print(drawn)
+    lines = [f"{rows:,} rows read, {len(table):,} shown"]
+    if left := [name for name in schema.names if name not in {*shown, *beside}]:
         lines.append(f"Not shown: {', '.join(left)}; --json prints all")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _cells(values: pd.Series[Any], most_chars: int) -> Iterator[str]:
-    """Each value on one line, of a text what a terminal this wide can show."""
-    for value, is_null in zip(values, values.isna(), strict=True):
-        if is_null:
-            yield "null"
-        else:
-            value = value if isinstance(value, (str, float)) else _listed(value)
-            shown = f"{value:.3f}" if isinstance(value, float) else value[:most_chars]
-            yield _escaped(shown)
+def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
+    """Format each value on one line by its type, no longer than a terminal this wide can show."""
+    return [visible(_shown(value, column.type)[:most_chars], "") for value in column.to_pylist()]
 
 
-def _listed(value: Any) -> str:
-    """A list of labels without brackets, scores behind their names, any other value as a text."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {score:.3f}" for name, score in value.items())
-    return ", ".join(map(str, value)) if hasattr(value, "__len__") else str(value)
+def _shown(value: Any, kind: pa.DataType) -> str:
+    """Format a list without brackets, scores behind their names, other nested values as JSON."""
+    import pyarrow as pa
 
-
-def _escaped(text: str) -> str:
-    """The text on one line, without what would control the terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    types = pa.types
+    if value is None:
+        return "null"
+    if types.is_floating(kind):
+        return f"{value:.3f}"
+    if types.is_struct(kind) and all(types.is_floating(inner.type) for inner in kind):
+        return ", ".join(f"{name} {_shown(value[name], pa.float64())}" for name in value)
+    if types.is_list(kind) and not types.is_nested(kind.value_type):
+        return ", ".join(_shown(item, kind.value_type) for item in value)
+    return (
+        json.dumps(value, ensure_ascii=False, default=str) if types.is_nested(kind) else str(value)
+    )

@@ -1,17 +1,17 @@
-"""A job's settings as plain values: the one table that options and YAML files derive from."""
+"""A job's settings as plain values: the table from which options and YAML files derive."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpuclassify.jobs.quarantine import OnError
-from gpuclassify.jobs.storage import URL, redacted
+from gpuclassify.jobs.input.quarantine import OnError
 from gpuclassify.settings.checks import (
     Backend,
     check_names,
@@ -21,7 +21,8 @@ from gpuclassify.settings.checks import (
     setting_names,
     warn_once,
 )
-from gpuclassify.settings.options import NonFinite
+from gpuclassify.settings.options import NonFinite, Nulls, Surrogates
+from gpuclassify.stores.names import URL, redacted
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers.published import Published
@@ -33,25 +34,35 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "jsonl"]
 # Groups of options in the help.
 MODEL, ROWS, FILES, REPORT = "Classifiers", "Columns and rows", "Files", "Report"
-CLUSTER = "Cluster"  # of which a plan has no use
-# Settings of `ScoreBuckets` with edges that are there, and those of `AssignBuckets`.
+CLUSTER = "Cluster"  # without effect in a plan
+# Settings of `ScoreBuckets` with existing edges, and those of `AssignBuckets`.
 BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
 BUCKETS = ("scores", "weight", "by", "text_field", "n", *BUCKETS_OF_EDGES)
 EDGES = "edges"
+# Cluster options that a file may set: sizes and names. Any other option could run code in workers,
+# or let others connect to them, and so could a foreign scheduler.
+OF_FILES = {
+    *("backend", "n_workers", "threads_per_worker", "processes", "memory_limit", "cores", "memory"),
+    *("rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction"),
+    *("enable_cudf_spill", "device_memory_limit", "CUDA_VISIBLE_DEVICES", "gpus_per_job"),
+    *("partition", "queue", "account", "walltime", "leave_before", "name", "region", "workspace"),
+    *("worker_vm_types", "worker_cpu", "worker_memory", "worker_disk_size", "worker_gpu"),
+    *("worker_gpu_type", "spot_policy", "idle_timeout"),
+}
 
 
 def _about(what: str, group: str = "", least: int = 1, **option: Any) -> dict[str, Any]:
-    """Metadata of a setting: what to pass if it is no plain number or text, and its option."""
-    told = {"what": what} if what else {"least": least}
-    return {"group": group, "option": option, **told}
+    """Return a setting's metadata: its option, and how to write values that are no plain scalar."""
+    check = {"what": what} if what else {"least": least}
+    return {"group": group, "option": option, **check}
 
 
 # fmt: off
 @dataclass(frozen=True)
 class JobSettings:
-    """What a command does: the one table of settings, of options and of keys in YAML files.
+    """Settings of a command: the table of options and of keys in YAML files.
 
-    Raises TypeError if a value is of another kind, and ValueError if it is out of range or a token.
+    Raises TypeError if a value has a wrong type, and ValueError if it is out of range or a token.
     """
 
     input: list[str] = field(metadata=_about(
@@ -59,8 +70,8 @@ class JobSettings:
     output: str | None = field(default=None, metadata=_about("a directory or URL"))
     classifiers: list[dict[str, Any]] = field(default_factory=list, metadata=_about(
         "a list of settings, such as [{classifier: domain}]", MODEL, metavar="FAMILY",
-        help="See `gpuclassify models`; repeatable. Options that mean one of several begin with "
-        "its name: --filter-by domain:Games."))
+        help="See `gpuclassify models`; repeatable. With several, begin an option's value with "
+        "the name of one: --filter-by domain:Games."))
     buckets: dict[str, Any] | None = field(default=None, metadata=_about(
         "settings of AssignBuckets, such as {scores: [a, b], n: 20}, or {edges: edges.json}"))
     fields: list[str] | None = field(default=None, metadata=_about(
@@ -69,10 +80,17 @@ class JobSettings:
     types: dict[str, str] | None = field(default=None, metadata=_about(
         "columns and types, such as {price: double}", FILES, metavar="COLUMN=TYPE",
         help="Arrow type of a column of JSON lines that the files' beginnings, middles and ends "
-        "may not tell, such as price=double; repeatable."))
+        "may not show, such as price=double; repeatable."))
+    surrogates: Surrogates = field(default="refuse", metadata=_about(
+        "", FILES,
+        help="How to handle half a surrogate pair in JSON lines: refuse its line, or replace it "
+        "with U+FFFD."))
+    path_field: str | None = field(default=None, metadata=_about(
+        "", FILES, metavar="COLUMN",
+        help="Add a column of this name with the path or URL of each row's file."))
     limit: int | None = field(default=None, metadata=_about(
         "", ROWS, metavar="ROWS", flags=["-n", "--limit"],
-        help="Read only the first rows of the input, so many. Default: all; of `preview` 20."))
+        help="Read only this many first rows of the input. Default: all; for `preview` 20."))
     format: Format = field(default="parquet", metadata=_about(
         "", FILES, help=""))
     compression: str | None = field(default=None, metadata=_about(
@@ -80,36 +98,40 @@ class JobSettings:
         help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
     non_finite: NonFinite = field(default="null", metadata=_about(
         "", FILES,
-        help="What JSON lines have for infinities and NaN: null, literals as Python writes them, "
-        "which are no JSON, or their names as strings."))
+        help="How JSON lines represent infinities and NaN: null, literals as Python writes them, "
+        "which are no valid JSON, or their names as strings."))
+    nulls: Nulls = field(default="all", metadata=_about(
+        "", FILES,
+        help="Where JSON lines have null: for columns and for fields of objects that other lines "
+        "have, for columns alone, or nowhere."))
     partition_by: list[str] | None = field(default=None, metadata=_about(
         "a list of columns' names, such as [bucket]", FILES, metavar="COLUMN",
         help="Write rows into folders by the values of this column, such as OUTPUT/bucket=19/; "
         "repeatable."))
     staging: str | None = field(default=None, metadata=_about(
         "a directory or URL", FILES, metavar="DIRECTORY",
-        help="Where files are written before they are uploaded to an OUTPUT of hf://datasets/."))
+        help="Directory for files until they are uploaded to an OUTPUT of hf://datasets/."))
     part_size: int | str | None = field(default=None, metadata=_about(
         'bytes, or such as "16MB"', FILES,
         help='Input of one task, such as "16MB". Default: automatic.'))
     input_digest: bool = field(default=False, metadata=_about(
         "", FILES,
-        help="Tell by digests of their content whether input files have changed, and not by size "
-        "and time; reads all of them once more."))
+        help="Detect changed input files by digests of their content instead of size and time; "
+        "reads all of them once more."))
     backend: Backend = field(default="pandas", metadata=_about(
         "", FILES,
-        help="Frames that files are read as."))
+        help="Library of the frames that hold the rows."))
     on_error: OnError = field(default="raise", metadata=_about(
         "", FILES,
-        help="What files, lines and rows do that cannot be read or scored: stop the job, or be "
-        "left out and listed."))
+        help="How to handle files, lines and rows that cannot be read or scored: stop the job, or "
+        "leave them out and list them."))
     source_field: str | None = field(default=None, metadata=_about(
         "", REPORT, metavar="COLUMN",
         help="Count rows read and kept by the values of this column, such as url_host."))
     examples: int = field(default=2, metadata=_about(
         "", REPORT, least=0,
-        help="Texts that the report shows of the most and of the least certain of each label and "
-        "of what is dropped, 0 for none."))
+        help="Number of texts that the report shows of the most and of the least certain of each "
+        "label and of dropped rows, 0 for none."))
     cluster: str = field(default="auto", metadata=_about(
         "a kind of cluster, such as cpu", CLUSTER, metavar="KIND",
         help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. Default: "
@@ -134,46 +156,47 @@ class JobSettings:
         if buckets and not {"scores", EDGES} & {*buckets}:
             raise ValueError("buckets need scores, such as buckets: {scores: [a, b]}, or edges")
         if buckets and EDGES not in buckets and self.limit is not None:
-            raise ValueError("limit= reads the first rows alone, and buckets are those of all")
+            raise ValueError("limit= reads only the first rows, but buckets need all: leave it out")
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
-                    "a token is no setting of a job, whose settings are shown and kept: set "
+                    "a token is no setting of a job, because settings are shown and saved: set "
                     "HF_TOKEN, or log in to the Hub"
                 )
         _bytes(self.part_size)
-        if self.limit is not None and self.types:
+        other = "types" if self.types else "path_field" if self.path_field else ""
+        if self.limit is not None and other:
             raise ValueError(
-                "limit= reads the first rows as they are, and types= has no meaning for them: "
-                "leave one of them out"
+                f"limit= and previews read the first rows as they are, so {other}= has no effect: "
+                "leave out one of them"
             )
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
-        """Settings of plain values; a plan may do without an output.
+        """Make settings from plain values; a plan needs no output.
 
-        Raises as the class does, and ValueError if a name is unknown or one that is needed is
+        Raises the errors of the class, and ValueError if a name is unknown or a required one is
         missing.
         """
-        given = check_plain(values)
+        settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        if not given.get("buckets"):
+        if not settings.get("buckets"):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
-        missing = [name for name in needed if not given.get(name)]
+        missing = [name for name in needed if not settings.get(name)]
         if missing:
             options = " ".join(needed[name] for name in missing)
             raise ValueError(
-                f"a job's {' and '.join(missing)} must be given: {options}, or in a --config FILE"
+                f"a job needs {' and '.join(missing)}: pass {options}, or write a --config FILE"
             )
-        return cls(**given)
+        return cls(**settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, without those that are the default."""
-        defaults = {own.name: own.default for own in fields(self)}
+        """Return plain values, without the defaults."""
+        defaults = {setting.name: setting.default for setting in fields(self)}
         return {k: v for k, v in asdict(self).items() if v is not None and v != defaults[k]}
 
     def mappers(self) -> list[TextMapper]:
-        """The classifiers in their order."""
+        """Make the classifiers in their order."""
         made = []
         for settings in self.classifiers:
             arguments = dict(settings)
@@ -181,7 +204,7 @@ class JobSettings:
         return made
 
     def job(self) -> Pipeline:
-        """The job, without a writer if there is no output."""
+        """Make the job, without a writer if there is no output."""
         from gpuclassify.jobs.pipeline import OPTIONS, Pipeline
         from gpuclassify.scores.job import AssignBuckets
 
@@ -196,12 +219,18 @@ class JobSettings:
         stages: list[Any] = self.mappers()
         if self.buckets is not None and EDGES in self.buckets:
             stages.append(ScoreBuckets(**self.buckets))
-        read = None if self.fields is None else self._fields(stages)
+        read = self.fields_read(stages)
         if self.limit is None:
             reader: Any = self.reader(read)
         else:
+            from gpuclassify.jobs.input.files import find_files, with_linked
             from gpuclassify.jobs.input.readers import first_rows_lazily
+            from gpuclassify.jobs.input.sources import refuse_overlap
 
+            if self.output is not None:
+                files, writer = find_files(self.input, {}), self.writer()
+                paths, real = with_linked(self.input, files), (file.real for file in files)
+                refuse_overlap(writer.directory, writer.sample_name, real, paths, {})
             reader = first_rows_lazily(self.input, self.limit, read)
         stages.insert(0, reader)
         if self.output is not None:
@@ -209,70 +238,75 @@ class JobSettings:
         return stages
 
     def reader(self, fields: list[str] | None = None) -> FileReader:
-        """The reader of the input, of these columns or of all."""
+        """Make the reader of the input, of these columns or of all."""
         from gpuclassify.jobs.input.readers import FileReader, JsonlReader
 
         options: dict[str, Any] = {
             "fields": fields,
             "part_bytes": _bytes(self.part_size),
             "input_digest": self.input_digest,
+            "path_field": self.path_field,
         }
-        if self.types:
-            return JsonlReader(self.input, types=self.types, **options)
+        if self.types or self.surrogates != "refuse":
+            options |= {"types": self.types, "surrogates": self.surrogates}
+            return JsonlReader(self.input, **options)
         return FileReader(self.input, **options)
 
     def writer(self) -> FileWriter:
-        """The writer for the output: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``."""
-        from gpuclassify.hub.dataset_files import hub_uri
+        """Make the writer for a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``."""
         from gpuclassify.jobs.output.hub_writer import HubWriter
         from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+        from gpuclassify.stores.hub import hub_uri
 
         assert self.output is not None
-        options: dict[str, Any] = {"compression": self.compression, "non_finite": self.non_finite}
-        place = hub_uri(self.output)
-        if place is None:
+        names = ("compression", "non_finite", "nulls")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        repo = hub_uri(self.output)
+        if repo is None:
             if self.staging is not None:
                 raise ValueError(
-                    f"staging={self.staging!r} is for output to hf://datasets/OWNER/NAME only"
+                    f"staging={self.staging!r} is only for output to hf://datasets/OWNER/NAME"
                 )
             kind = ParquetWriter if self.format == "parquet" else JsonlWriter
             return kind(self.output, partition_by=self.partition_by, **options)
         if self.partition_by is not None:
             raise ValueError(
-                f"partition_by={self.partition_by} is for directories: files of {self.output} "
-                "have one folder"
+                f"partition_by={self.partition_by} is for directories, but {self.output} "
+                "has a single folder: leave out partition_by="
             )
-        if place.type != "dataset":
+        if repo.type != "dataset":
             raise ValueError(f"{self.output!r} is no dataset: write to hf://datasets/OWNER/NAME")
         if self.staging is None:
             raise ValueError(
-                f"{self.output} needs a directory that all workers see, where the files are "
-                "written before they are uploaded, so that a lost client loses no work: staging="
+                f"{self.output} needs a directory that all workers share, which keeps the files "
+                "until they are uploaded, so that a lost client loses no work: pass staging="
             )
         return HubWriter(
-            place.id,
+            repo.id,
             staging=self.staging,
-            path=place.path_in_repo or "data",
-            revision=place.revision or "main",
+            path=repo.path_in_repo or "data",
+            revision=repo.revision or "main",
             file_format=self.format,
             **options,
         )
 
-    def _fields(self, stages: list[Any]) -> list[str]:
-        """The columns that are read: what stages need of them, and those that are asked for."""
+    def fields_read(self, stages: list[Any]) -> list[str] | None:
+        """Return the columns to read: those that stages need or `fields` name; None for all."""
         from gpuclassify.jobs.stages import as_chain
         from gpuclassify.scores.job import AssignBuckets
 
-        names = [*as_chain(stages).text_fields, *(self.fields or ()), self.source_field]
+        if self.fields is None:
+            return None
+        names = [*as_chain(stages).text_fields, *self.fields, self.source_field]
         if self.buckets is not None:
             buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)
             written = as_chain(stages).schema().names
             names += [name for name in buckets.columns.needed if name not in written]
-        return [name for name in names if name is not None]
+        return [name for name in names if name not in (None, self.path_field)]
 
 
 def families() -> dict[str, Any]:
-    """Classes by the names that settings give them."""
+    """Return classes by their names in settings."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.classifiers.head_classifier import HeadClassifier
@@ -281,30 +315,42 @@ def families() -> dict[str, Any]:
 
 
 def find_family(name: str) -> type[TextMapper] | Published:
-    """The class or declaration of this name; ValueError with the nearest one if there is none."""
+    """Return the class or declaration of this name; ValueError suggests the nearest one."""
     from gpuclassify.classifiers.published import find_published
 
     return find_published(name, families())
 
 
-def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values that are not None, with a list where a setting may be one text of it.
+def family_name(name: str) -> str:
+    """Return the name in `families` of a class in any spelling; other names are unchanged."""
+    from gpuclassify.classifiers.published import full_name
 
-    Raises TypeError or ValueError unless every name is that of a setting, and its value fits.
+    return full_name(name, families())
+
+
+def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values that are not None; a single text becomes a list where one is needed.
+
+    Raises TypeError or ValueError if a name is no setting, or its value is wrong.
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
-    given = {name: value for name, value in values.items() if value is not None}
-    for name in {"input", "fields", "partition_by"} & given.keys():
-        given[name] = [given[name]] if isinstance(given[name], str) else given[name]
-    check_values(JobSettings, given)
-    for settings in given.get("classifiers", ()):
+    passed = {name: value for name, value in values.items() if value is not None}
+    for name in {"input", "fields", "partition_by"} & passed.keys():
+        passed[name] = [passed[name]] if isinstance(passed[name], str) else passed[name]
+    check_values(JobSettings, passed)
+    for settings in passed.get("classifiers", ()):
         if settings.get("classifier") is None:
             near = nearest("classifier", map(str, settings)) and f", but {list(settings)}"
             raise ValueError(
                 f"one of the classifiers has no name{near}: begin it with classifier: and one of "
                 f"{', '.join(families())}"
             )
-    return given
+    if "classifiers" in passed:
+        passed["classifiers"] = [
+            settings | {"classifier": family_name(settings["classifier"])}
+            for settings in passed["classifiers"]
+        ]
+    return passed
 
 
 def _bytes(size: int | str | None) -> int | None:
@@ -320,10 +366,10 @@ def _bytes(size: int | str | None) -> int | None:
 
 
 def load_settings(path: str) -> dict[str, Any]:
-    """The settings in a YAML file.
+    """Load the settings in a YAML file.
 
-    Raises ValueError if it cannot be read, is no YAML, or no mapping of settings' names to values,
-    and TypeError if a value is of another kind.
+    Raises ValueError if it cannot be read, is no YAML, or does not map settings' names to values,
+    and TypeError if a value has a wrong type.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -349,10 +395,27 @@ def load_settings(path: str) -> dict[str, Any]:
         raise type(err)(f"{path}: {err}") from err
 
 
-def dump_settings(settings: JobSettings, path: str) -> None:
-    """Write settings to a YAML file that only its owner may read, without passwords of URLs.
+def refuse_code(values: Mapping[str, Any], path: str) -> None:
+    """Raise ValueError if a file's settings name a scheduler, or an option that may run code."""
+    for name, value in (values.get("cluster_options") or {}).items():
+        if name not in OF_FILES or re.search("[\n\r]", str(value)):
+            raise ValueError(
+                f"{path} has the cluster option {name}, which may run code or open the cluster to "
+                "others: if you want that, remove it from the file, and pass "
+                f"--cluster-option {name}=VALUE beside --config"
+            )
+    if values.get("scheduler") is not None:
+        raise ValueError(
+            f"{path} names the scheduler {values['scheduler']}, whose owner could run code here "
+            "and gets the Hub's token: if you want that, remove it from the file, and pass "
+            "--scheduler beside --config"
+        )
 
-    Warns if URLs had a password, or a query, which may be a signature.
+
+def dump_settings(settings: JobSettings, path: str) -> None:
+    """Write settings to a YAML file that only its owner may read, without passwords in URLs.
+
+    Warns if a URL had a password, or a query, which may be a signature.
     """
     import yaml
 
@@ -360,30 +423,32 @@ def dump_settings(settings: JobSettings, path: str) -> None:
     shown = _without_secrets(settings.as_dict(), hidden)
     content = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
     if hidden:
-        told = (
-            f"left out passwords and queries of {', '.join(hidden)}: give these URLs whole on the "
-            "command line, beside --config"
+        warning = (
+            f"left out passwords and queries of {', '.join(hidden)}: pass these URLs in full "
+            "on the command line, beside --config"
         )
-        warn_once(f"{path}: {told}")
-        content = f"# {told}\n{content}"
+        warn_once(f"{path}: {warning}")
+        content = f"# {warning}\n{content}"
     try:
         for_its_owner = functools.partial(os.open, mode=0o600)
         with open(path, "w", encoding="utf-8", opener=for_its_owner) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # an older file may be open to all
+                os.fchmod(file.fileno(), 0o600)
             file.write(content)
     except OSError as err:
         raise ValueError(
-            f"the settings cannot be written to {path}: {err.strerror}. Name a file in a directory "
-            "that is there"
+            f"the settings cannot be written to {path}: {err.strerror}. Name a file in an "
+            "existing directory"
         ) from err
 
 
 def _without_secrets(value: Any, hidden: list[str]) -> Any:
-    """The value with URLs as they may be shown; `hidden` gets those that say less then."""
+    """Return the value with secrets removed from URLs, which are added to `hidden`."""
     if isinstance(value, dict):
-        return {name: _without_secrets(each, hidden) for name, each in value.items()}
+        return {name: _without_secrets(item, hidden) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_secrets(each, hidden) for each in value]
-    # What goes before the URL names a cache, as in simplecache::https://...
+        return [_without_secrets(item, hidden) for item in value]
+    # A prefix of the URL names a cache, as in simplecache::https://...
     is_url = isinstance(value, str) and URL.match(value.rpartition("::")[2])
     if not is_url or redacted(value) == value:
         return value
@@ -393,9 +458,9 @@ def _without_secrets(value: Any, hidden: list[str]) -> Any:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """A safe loader that refuses a name set twice.
+    """Return a safe loader that refuses a name set twice.
 
-    A time limit such as 8:00:00 is a text to it, and no number of base 60.
+    It reads a time limit such as 8:00:00 as text, not as a number of base 60.
     """
     import yaml
 
@@ -405,15 +470,15 @@ def _yaml_loader() -> Any:
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {first: [text, *others] for first, others in known}
 
-        def compose_mapping_node(self, anchor: Any) -> Any:
+        def compose_mapping_node(self, anchor: object) -> Any:
             node = super().compose_mapping_node(anchor)
             lines: dict[str, int] = {}
-            for key, _ in node.value:  # YAML itself would take the last of a key that is repeated
+            for key, _ in node.value:  # YAML would use the last value of a repeated key
                 line, name = key.start_mark.line + 1, str(key.value)
                 if name in lines:
                     raise ValueError(
                         f"{name} is set on line {lines[name]} and again on line {line}: "
-                        "leave one of them"
+                        "remove one of them"
                     )
                 lines[name] = line
             return node

@@ -1,7 +1,4 @@
-"""``gpuclassify slurm-script``: one sbatch file that runs a job on nodes of its own.
-
-In it are the scheduler, the workers and the command.
-"""
+"""``gpuclassify slurm-script``: an sbatch file that runs a job and its Dask cluster on nodes."""
 
 from __future__ import annotations
 
@@ -16,55 +13,59 @@ from typing import Any
 
 import click
 
-from gpuclassify.cluster.security import FILES, certificate_files
 from gpuclassify.cluster.sizing import CORES_PER_WORKER, one_for_each_gpu, parse_walltime
 from gpuclassify.commands.classify import classify
 from gpuclassify.commands.console import wrong_call_exits
 from gpuclassify.commands.options import GroupedOption, JobCommand, option_of
 from gpuclassify.settings.checks import check_settings
 
-# The file has a cluster of its own, and starts the command again to go on.
+# Settings of a job that the file sets, because it starts a cluster and repeats the command.
 ELSEWHERE = {
-    "cluster": "the file starts its own cluster",
+    "cluster": "the file starts a cluster",
     "workers": "use --nodes, --gpus-per-node and --workers-per-node",
-    "scheduler": "the file starts its own scheduler",
+    "scheduler": "the file starts a scheduler",
 }
-# Tokens of the Hub, and settings of variables that hold one.
-SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\b(HF_TOKEN|HUGGING_FACE_HUB_TOKEN)\s*=\s*\S")
+# Hub tokens, and variables that are set to a secret rather than to its location.
+SECRET = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|"
+    r"\b[A-Z0-9_]*(TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY|API_KEY)\s*=\s*[\"']?[^\s\"'$]"
+)
 YAML_END = "END_OF_SETTINGS"
+MORE_THAN_A_LINE = re.compile(r"[\n\r\0]")
 
 HEADER = """\
 #!/usr/bin/env bash
 # A Slurm job that runs `gpuclassify classify`: a Dask scheduler on the first node, a worker in each
-# task, with a GPU of its own where it asks for one, and the command itself.
-# Written by `gpuclassify slurm-script` to be read and edited. Submit it with sbatch.
+# task, and the command.
+# Written by `gpuclassify slurm-script` for you to read and edit. Submit it with sbatch.
 #
-# Paths mean the folder that sbatch is called in. All nodes must share it, the input and the output.
-# Nothing secret belongs in here: sbatch hands HF_TOKEN on from your environment, and a login to the
-# Hub (`hf auth login`) holds on every node that shares your home.
+# Paths are relative to the folder where you call sbatch. All nodes must share it, the input, the
+# output, and the environment of PYTHON below: gpuclassify, dask, and all that the models import.
+# Write no secrets in here: sbatch passes HF_TOKEN on from your environment, and a Hub login
+# (`hf auth login`) works on every node that shares your home.
 """
 
 RESTARTS = """\
 
-# After preemption or the loss of a node the job waits in the queue again and goes on in its log.
-# Slurm lets it wait two minutes at least.
+# After preemption or the loss of a node the job is requeued and continues its log. Slurm makes it
+# wait for at least two minutes.
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# This script (B:) gets USR1 so many seconds before the time limit; see `requeue` below.
+# This script (B:) gets USR1 this many seconds before the time limit; see `requeue` below.
 #SBATCH --signal=B:USR1@{requeue_before_seconds}
 """
 
 SETTINGS = """\
 
 PYTHON={python}
-MOST_RESTARTS={most_restarts} # so that a job that gets nowhere ends some day
+MOST_RESTARTS={most_restarts} # so that a job that never completes a part ends
 """
 
 DASK = """\
 
-# Nodes that all read their packages at once from a shared file system answer late.
+# Nodes respond late if all read their packages at once from a shared file system.
 export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=120s DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=120s
-# The scheduler's patience, and threads and memory of workers, each with $SLURM_CPUS_PER_TASK.
+# Sets timeouts of the scheduler, and threads and memory of workers with $SLURM_CPUS_PER_TASK.
 PRELOAD=gpuclassify.cluster.preload
 """
 
@@ -74,25 +75,25 @@ MEMORY_LIMIT=auto
 if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then
     MEMORY_LIMIT=$((SLURM_MEM_PER_NODE / SLURM_NTASKS_PER_NODE))MiB
 fi
-# How workers and the command find the scheduler; a name of its own after every restart.
-rm -rf "$PWD/.gpuclassify-$SLURM_JOB_ID-"* # of runs that Slurm gave no time to finish
+# How workers and the command find the scheduler; the name is new after every restart.
+rm -rf "$PWD/.gpuclassify-$SLURM_JOB_ID-"* # of runs that Slurm killed
 SHARED=$PWD/.gpuclassify-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
 SCHEDULER_FILE=$SHARED.json
 
-requeue() { # The time limit is near. What is written stays, so the next run goes on from there.
-    trap '' USR1 TERM # Slurm sends TERM to a job that it puts back into the queue
+requeue() { # The time limit is near. Written parts stay, so the next run continues from there.
+    trap '' USR1 TERM # Slurm sends TERM to a job that it requeues
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "$MOST_RESTARTS" ]; then
-        echo "restarted $MOST_RESTARTS times; submit this file again to go on" >&2
+        echo "restarted $MOST_RESTARTS times; submit this file again to continue" >&2
     elif scontrol requeue "$SLURM_JOB_ID"; then
-        echo "the time limit is near: the job waits in the queue again" >&2
+        echo "the time limit is near: the job is in the queue again" >&2
         exit 0
     else
-        echo "Slurm does not requeue this job; submit this file again to go on" >&2
+        echo "Slurm does not requeue this job; submit this file again to continue" >&2
     fi
     exit 1
 }
 
-finish() { # However the script ends: the scheduler ends, and workers leave with it.
+finish() { # Runs whenever the script ends: stops the scheduler, and workers with it.
     trap '' USR1 TERM
     kill $COMMAND $SCHEDULER 2>/dev/null
     wait
@@ -104,7 +105,7 @@ trap finish EXIT
 
 TLS = """\
 
-# Every connection has TLS: who can connect to the scheduler runs code as you, and reads tokens.
+# Every connection uses TLS: who connects to the scheduler can run code as you and read tokens.
 {certificates}
 export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=true
 export DASK_DISTRIBUTED__COMM__TLS__CA_FILE=$TLS/{authority}
@@ -114,13 +115,13 @@ for ROLE in SCHEDULER WORKER CLIENT; do
 done
 """
 MADE_HERE = """\
-# The certificate is made for this run, in a folder that nobody else may read.
+# The certificate is made for this run, in a folder that only you may read.
 TLS=$SHARED.tls
 "$PYTHON" -m gpuclassify.cluster.security "$TLS" || exit 1"""
 
 SCHEDULER = """\
 
-# The dashboard has no TLS, and listens on this node alone: ssh -L 8787:127.0.0.1:8787 NODE
+# The dashboard has no TLS, and listens on this node only: ssh -L 8787:127.0.0.1:8787 NODE
 export DASK_LOGGING__DISTRIBUTED=info # with the dashboard's port
 "$PYTHON" -m dask scheduler --port 0 --scheduler-file "$SCHEDULER_FILE" \\
     --protocol {protocol}:// --dashboard-address 127.0.0.1:8787 --preload "$PRELOAD"{interface} &
@@ -137,9 +138,9 @@ export DASK_LOGGING__DISTRIBUTED=warning
 
 COMMAND = """\
 
-# The same command continues what an earlier run left. Its exit code is the job's: 0 done, 1 failed,
-# 2 wrong call, 3 done with something left out in quarantine. It runs in the background, because a
-# shell hears signals only while it waits.
+# The same command continues an earlier run. Its exit code is the job's: 0 done, 1 failed, 2 wrong
+# call, 3 done with something left out in quarantine. It runs in the background, because a shell
+# handles signals only while it waits.
 "$PYTHON" -m gpuclassify classify {arguments} \\
     --scheduler "$SCHEDULER_FILE"{redirect} &
 {settings}COMMAND=$!
@@ -148,9 +149,9 @@ COMMAND = """\
 WORKERS = """\
 
 # {comment}
-# Without --name: workers of one name are refused. If all of them end, so does the command.
+# Without --name: workers of the same name are refused. If all of them end, so does the command.
 (
-    trap : TERM # so as to wait for srun, whose own end Slurm sees to
+    trap : TERM # to wait for srun, which Slurm ends
     srun {binding}--cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 \\
         "$PYTHON" -m dask {worker} --scheduler-file "$SCHEDULER_FILE" \\
         --nthreads {threads} --memory-limit "$MEMORY_LIMIT" --death-timeout 900 \\
@@ -162,32 +163,34 @@ wait $COMMAND
 """
 
 
-def _option(default: Any, shown: str, *, least: int = 1, **option: Any) -> Any:
-    """A setting with what `option_of` takes of its option."""
+def _option(default: object, shown: str, *, least: int = 1, **option: Any) -> Any:
+    """Make a setting with the arguments of `option_of` for its option."""
     metadata = {"option": {"help": shown, **option}, "least": least}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class ScriptSettings:
-    """What the file says: `arguments` of ``gpuclassify classify``, YAML of a job, and the options.
+    """Content of the file: `arguments` of ``gpuclassify classify``, YAML of a job, and the options.
 
-    ValueError: a setting is out of range, contradicts another one, or would show something secret.
+    Raises ValueError if a setting is out of range, contradicts another one, or shows a secret.
     """
 
     arguments: tuple[str, ...] = ()
     config: str = field(default="", metadata={"least": 0})
     nodes: int = _option(1, "Nodes.")
-    gpus_per_node: int = _option(0, "Each gets a worker. Default: CPUs.", least=0)
+    gpus_per_node: int = _option(
+        0, "GPUs of a node, each with a worker. Default: none, CPUs.", least=0
+    )
     workers_per_node: int | None = _option(None, "CPU workers of a node. Default: 1.")
     cpus_per_task: int = _option(CORES_PER_WORKER, "CPUs of a worker.")
     memory: str | None = _option(None, 'Of each node, such as "64G". Default: the cluster\'s.')
     walltime: str = _option("01:00:00", "Time limit.")
     partition: str | None = _option(None, "Default: the cluster's.")
-    account: str | None = _option(None, "Who pays. Default: the cluster's.")
+    account: str | None = _option(None, "Account to charge. Default: the cluster's.")
     job_extra: tuple[str, ...] = _option((), "Any option of sbatch; repeatable.")
-    prologue: tuple[str, ...] = _option((), 'Shell line, as "module load cuda"; repeatable.')
-    python: str = _option(sys.executable, "On the nodes. Default: the one here.")
+    prologue: tuple[str, ...] = _option((), 'Shell line, such as "module load cuda"; repeatable.')
+    python: str = _option(sys.executable, "Interpreter on the nodes. Default: the one here.")
     interface: str | None = _option(
         None, "Network interface of the nodes, such as ib0. Default: all."
     )
@@ -196,8 +199,7 @@ class ScriptSettings:
     )
     certificates: str | None = _option(
         None,
-        "With ca.pem, cert.pem and key.pem. Default: the job makes its own, on nodes that have "
-        "gpuclassify[tls].",
+        "With ca.pem, cert.pem and key.pem. Default: the job makes them.",
         metavar="DIRECTORY",
     )
     worker_options: str = _option("", "More options of dask (cuda) worker.", least=0)
@@ -206,7 +208,7 @@ class ScriptSettings:
         "Seconds before the time limit at which the job goes back to the queue.",
         flags=["--requeue-before"],
     )
-    most_restarts: int = _option(100, "Then the job gives up.", least=0)
+    most_restarts: int = _option(100, "Restarts after which the job gives up.", least=0)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -215,7 +217,11 @@ class ScriptSettings:
         )
         if self.certificates is not None:
             if not self.tls:
-                raise ValueError("certificates= have no use with tls=False: leave one of them out")
+                raise ValueError(
+                    "certificates= has no effect with tls=False: leave out one of them"
+                )
+            from gpuclassify.cluster.security import certificate_files
+
             certificate_files(self.certificates)
         limit = parse_walltime(self.walltime)
         if limit is not None and limit <= self.requeue_before_seconds:
@@ -225,25 +231,38 @@ class ScriptSettings:
             )
         if SECRET.search(str(astuple(self))):
             raise ValueError(
-                "there is a token in the settings, and others may read a job's file: set HF_TOKEN "
-                "where you call sbatch, or log in to the Hub with hf auth login"
+                "the settings contain a token or password, but others may read a job's file: "
+                "set its variable, such as HF_TOKEN, where you call sbatch, or log in to the Hub "
+                "with hf auth login"
             )
+        for name, value in vars(self).items():
+            if name not in ("arguments", "config") and any(
+                map(MORE_THAN_A_LINE.search, _texts(value))
+            ):
+                raise ValueError(
+                    f"{name}={value!r} has a line break, and the file would run the next line as a "
+                    "command: pass a single line, or repeat the option if it is repeatable"
+                )
 
     @property
     def tasks_per_node(self) -> int:
-        """Workers of a node."""
+        """Number of workers of a node."""
         return self.workers_per_node or self.gpus_per_node or 1
 
 
+def _texts(value: object) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (str(value),)
+
+
 def sbatch_script(settings: ScriptSettings) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     interface = f" --interface {shlex.quote(settings.interface)}" if settings.interface else ""
     prologue = "".join(f"{line}\n" for line in settings.prologue)
     parts = [
         _header(settings),
         RESTARTS.format(requeue_before_seconds=settings.requeue_before_seconds),
         SETTINGS.format(python=shlex.quote(settings.python), most_restarts=settings.most_restarts),
-        f"\n# The environment; srun hands it on to the workers.\n{prologue}" if prologue else "",
+        f"\n# The environment; srun passes it on to the workers.\n{prologue}" if prologue else "",
         DASK,
         FUNCTIONS,
         _tls(settings),
@@ -272,6 +291,8 @@ def _header(settings: ScriptSettings) -> str:
 
 
 def _tls(settings: ScriptSettings) -> str:
+    from gpuclassify.cluster.security import FILES, certificate_files
+
     if not settings.tls:
         return ""
     (authority, certificate, key), made = FILES[0], MADE_HERE
@@ -286,20 +307,24 @@ def _command(settings: ScriptSettings) -> str:
     arguments = [shlex.quote(argument) for argument in settings.arguments]
     if not settings.config:
         return COMMAND.format(arguments=" ".join(arguments), redirect="", settings="")
+    end = YAML_END
+    while end in settings.config:  # a line equal to the end would turn the rest into commands
+        end += "_"
     return COMMAND.format(
         arguments=" ".join(["--config", "/dev/stdin", *arguments]),
-        redirect=f" <<'{YAML_END}'",
-        settings=f"{settings.config.rstrip()}\n{YAML_END}\n",
+        redirect=f" <<'{end}'",
+        settings=f"{settings.config.rstrip()}\n{end}\n",
     )
 
 
 def _workers(settings: ScriptSettings, interface: str) -> str:
-    extra = f" \\\n        {settings.worker_options}" if settings.worker_options else ""
+    options = shlex.join(shlex.split(settings.worker_options))
+    extra = f" \\\n        {options}" if options else ""
     comment, binding, worker, threads = "One worker in each task.", "", "worker", 1
     if settings.gpus_per_node:
         comment = (
             "Each task sees one GPU, and has one worker, which reads and tokenizes one part while "
-            "it\n# runs another. For frames of cudf: --nthreads 1, and a pool, such as\n"
+            "it\n# runs another. For cudf frames: --nthreads 1, and a pool, such as\n"
             "# --rmm-pool-size 0.3 --rmm-maximum-pool-size 0.5; without one, torch may take all."
         )
         binding, worker, threads = "--gpus-per-task=1 ", "cuda worker", 2
@@ -316,10 +341,10 @@ def _options() -> list[GroupedOption]:
     of_job = GroupedOption(
         ["--config"], metavar="FILE", help="Settings of the job, written into the file."
     )
-    told = [own for own in fields(ScriptSettings) if "option" in own.metadata]
+    settings = [setting for setting in fields(ScriptSettings) if "option" in setting.metadata]
     return [of_job] + [
-        option_of(ScriptSettings, own.name, has_default=True, **own.metadata["option"])
-        for own in told
+        option_of(ScriptSettings, setting.name, has_default=True, **setting.metadata["option"])
+        for setting in settings
     ]
 
 
@@ -327,52 +352,58 @@ def _options() -> list[GroupedOption]:
     "slurm-script",
     cls=JobCommand,
     options=_options,
-    short_help="Write a file for sbatch that runs a job.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- CLASSIFY ARGUMENTS]")
 @click.pass_context
-def slurm_script(context: click.Context, arguments: tuple[str, ...], **given: Any) -> None:
-    """Print a file for sbatch that runs `gpuclassify classify` on nodes of its own.
+def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: Any) -> None:
+    """Print a file for sbatch that runs `gpuclassify classify` on nodes of a Slurm cluster.
 
-    What the command is to do follows after `--`, or is in a YAML file:
+    Pass the arguments of `classify` after `--`, or in a YAML file:
 
     \b
     gpuclassify slurm-script --nodes 2 --gpus-per-node 4 --walltime 8:00:00 \\
         -- 'crawl/*.jsonl' out/ --classifier quality > job.sh
     sbatch job.sh
 
-    The job goes on by itself after preemption and at its time limit; submitting the file again
-    continues it too. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords and
-    signatures of URLs are refused.
+    The job continues automatically after preemption and at its time limit; submitting the file
+    again continues it too. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords
+    and signatures in URLs are refused.
     """
-    from gpuclassify.jobs.storage import URL
+    from gpuclassify.jobs.execution import may_use_gpu
+    from gpuclassify.stores.names import URL
 
     with wrong_call_exits():
-        path = given.pop("config")
+        path = options.pop("config")
         config = Path(path).read_text(encoding="utf-8") if path else ""
-        text = sbatch_script(ScriptSettings(arguments=arguments, config=config, **given))
+        text = sbatch_script(ScriptSettings(arguments=arguments, config=config, **options))
         _refuse_secrets([*arguments, *URL.findall(text)])
-        _check_job(context, arguments, path)
+        job = _check_job(context, arguments, path)
+        if options["gpus_per_node"] and not may_use_gpu(job.mappers(), job.backend):
+            raise ValueError(
+                "no stage of the job can use the GPUs of "
+                f"gpus_per_node={options['gpus_per_node']}: leave it out, or start several "
+                "CPU workers a node (workers_per_node=8)"
+            )
     click.echo(text, nl=False)
 
 
 def _refuse_secrets(urls: Iterable[str]) -> None:
-    """Raise ValueError if one has a password or what may be a signature."""
-    from gpuclassify.jobs.storage import redacted
+    """Raise ValueError if a URL has a password or what may be a signature."""
+    from gpuclassify.stores.names import redacted
 
     for url in urls:
         if redacted(url) != url:
             raise ValueError(
                 f"the URL of {redacted(url)} has a password, or a query, which may be a signature, "
-                "and others may read a job's file: give credentials in the environment of sbatch "
-                "(AWS_ACCESS_KEY_ID, FSSPEC_SFTP_PASSWORD, ...), or in a file of fsspec's own on "
+                "but others may read a job's file: put credentials in the environment of sbatch "
+                "(AWS_ACCESS_KEY_ID, FSSPEC_SFTP_PASSWORD, ...), or in fsspec's configuration on "
                 "the nodes, such as ~/.config/fsspec/conf.json"
             )
 
 
-def _check_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> None:
-    """Find mistakes of the job here, and not after a night in the queue."""
-    from gpuclassify.commands.settings import load_settings
+def _check_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
+    """Return the job's settings; mistakes fail here, not after a night in the queue."""
+    from gpuclassify.commands.settings import JobSettings, load_settings
 
     words = [*(["--config", config] if config else []), *arguments]
     with tempfile.TemporaryDirectory() as folder:
@@ -384,11 +415,16 @@ def _check_job(context: click.Context, arguments: tuple[str, ...], config: str |
         )  # fmt: skip
         with job_context as job:
             if job.params["config"] != config:
-                raise ValueError("give --config before the --: it is written into the file")
+                raise ValueError(
+                    "pass --config before the --: its content is written into the file"
+                )
             if job.params["restart"]:
-                raise ValueError("--restart would begin anew whenever Slurm restarts the job")
+                raise ValueError(
+                    "--restart would start over whenever Slurm restarts the job: leave it out"
+                )
             classify.invoke(job)
         settings = load_settings(dumped)
     for name, cure in ELSEWHERE.items():
         if name in settings:
             raise ValueError(f"leave out the job's setting {name}={settings[name]!r}: {cure}")
+    return JobSettings.of(settings)

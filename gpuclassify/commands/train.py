@@ -17,43 +17,42 @@ from gpuclassify.commands.console import (
 from gpuclassify.commands.options import (
     TRAINING,
     JobCommand,
-    given_settings,
     options_of,
     setting_options,
+    settings_from_options,
 )
 from gpuclassify.commands.settings import CLUSTER, JobSettings
 
 if TYPE_CHECKING:
-    from gpuclassify.training.trained_head import Head
+    from gpuclassify.training.trained_head import TrainedHead
 
 NAMES = (
     *("label_field", "backbone", "text_field", "kind", "task", "group", "embeddings", "balanced"),
-    *("hidden_size", "epochs", "learning_rate", "seed"),
+    *("hidden_size", "epochs", "learning_rate", "seed", "class_weight", "validation"),
 )
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.training.trained_head import Head
+    from gpuclassify.training.trained_head import TrainedHead
 
     metavars = {"backbone": "NAME", "group": "COLUMN", "embeddings": "DIRECTORY"}
-    own = {name: {"metavar": metavar} for name, metavar in metavars.items()}
-    fitted = options_of(Head.fit, TRAINING, *NAMES, has_defaults=True, **own)
+    attributes: dict[str, Any] = {name: {"metavar": metavar} for name, metavar in metavars.items()}
+    many = {"class_weight": "balanced|LABEL=NUMBER", "validation": "PATH"}
+    attributes |= {name: {"multiple": True, "metavar": metavar} for name, metavar in many.items()}
+    fitted = options_of(TrainedHead.fit, TRAINING, *NAMES, has_defaults=True, **attributes)
     return [*fitted, *setting_options(CLUSTER)]
 
 
-@click.command(
-    cls=JobCommand, options=_options, short_help="Train a classifier's head on annotated texts."
-)
+@click.command(cls=JobCommand, options=_options)
 @click.argument("paths", nargs=-1, required=True, metavar="ANNOTATED... DIRECTORY")
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
-def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def train(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train a head on ANNOTATED files (Parquet or JSON lines), and save it in DIRECTORY.
 
-    A tenth of the texts is held out. How the head does on them is printed, and shown by
-    DIRECTORY/evaluation.html; if they are fewer than 400, such heads are judged by
-    cross-validation over all texts instead. `gpuclassify classify --classifier heads
-    --heads NAME=DIRECTORY` runs the head; a pooler is run by `--classifier fineweb-edu
-    --model DIRECTORY`.
+    A tenth of the texts is held out to evaluate the head. The result is printed, and written to
+    DIRECTORY/evaluation.html. If fewer than 400 texts are held out, cross-validation over all
+    texts is used instead. Run the head with `gpuclassify classify --classifier heads
+    --heads NAME=DIRECTORY`, a pooler with `--classifier fineweb-edu --model DIRECTORY`.
 
     \b
     gpuclassify train 'annotated/*.jsonl' heads/quality --label-field quality \\
@@ -63,7 +62,7 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """
     quiet_dask()
     *inputs, directory = paths
-    head = _train(inputs, directory, given)
+    head = _train(inputs, directory, options)
     if as_json:
         click.echo(json.dumps(head.evaluation.as_dict()))
         return
@@ -76,29 +75,51 @@ def train(paths: tuple[str, ...], as_json: bool, **given: Any) -> None:
     if left_out := data["null_texts"] + data["null_labels"]:
         lines.append(f"{left_out:,} rows without a text or a label left out")
     if head.evaluation.folds:
-        lines.append(f"{held_out:,} are too few to judge by: figures are by cross-validation")
+        lines.append(
+            f"{held_out:,} texts are too few for an evaluation: figures are by cross-validation"
+        )
     lines += [str(head.evaluation), f"Page: {directory}/evaluation.html"]
     open_console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _train(inputs: list[str], directory: str, given: dict[str, Any]) -> Head:
+def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> TrainedHead:
     from gpuclassify.jobs.input.readers import read_files
-    from gpuclassify.jobs.storage import open_directory
-    from gpuclassify.training.trained_head import Head, check_directory
+    from gpuclassify.stores.opening import open_store
+    from gpuclassify.training.trained_head import TrainedHead, check_directory
 
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             if not inputs:
                 raise ValueError("name the annotated files, and then the head's directory")
-            open_directory(directory).refuse_file()
-            check_directory(directory, given["kind"])
-            cluster = vars(JobSettings(input=[], **given_settings(given)))
-            wanted = {given[name] for name in ("text_field", "label_field", "group")} - {None}
+            open_store(directory).refuse_file()
+            check_directory(directory, options["kind"])
+            cluster = vars(JobSettings(input=[], **settings_from_options(options)))
+            wanted = {options[name] for name in ("text_field", "label_field", "group")} - {None}
             annotated = read_files(inputs, fields=sorted(wanted))
+            settings = {name: options[name] for name in NAMES}
+            settings["class_weight"] = _class_weight(options["class_weight"])
+            paths = options["validation"]
+            fields = [options["text_field"], options["label_field"]]
+            settings["validation"] = read_files(paths, fields=fields) if paths else None
             client = open_client(cluster, progress, annotated.npartitions)
         with client:
             progress.waiting("Embedding, and then training")
             with wrong_call_exits():
-                head = Head.fit(annotated, **{name: given[name] for name in NAMES})
+                head = TrainedHead.fit(annotated, **settings)
                 head.save(directory)
     return head
+
+
+def _class_weight(values: tuple[str, ...]) -> str | dict[str, float] | None:
+    """Parse ``balanced``, or any number of ``LABEL=NUMBER``, for `Head.fit`."""
+    if values in ((), ("balanced",)):
+        return "balanced" if values else None
+    try:
+        return {
+            label: float(number)
+            for label, _, number in (weight.rpartition("=") for weight in values)
+        }
+    except ValueError as err:
+        raise ValueError(
+            f"--class-weight {' '.join(values)}: pass balanced, or LABEL=NUMBER for each label"
+        ) from err

@@ -1,10 +1,11 @@
-"""NeMo Curator's names: scripts run after a change of imports; read `documents.py` first.
+"""NeMo Curator's names, for published scripts and those like them; read `documents.py` first.
 
 ``from nemo_curator... import X`` becomes ``from gpuclassify.curator import X``, whichever module of
 either generation `X` was in. What was written on CrossFit itself is in
 `gpuclassify.curator.crossfit`: ``HFModel``, and the ``DistributedDataClassifier`` that takes one.
 """
 
+from gpuclassify._version import __version__
 from gpuclassify.classifiers import (
     AegisClassifier,
     ContentTypeClassifier,
@@ -17,6 +18,13 @@ from gpuclassify.classifiers import (
     MultilingualDomainClassifier,
     PromptTaskComplexityClassifier,
     QualityClassifier,
+)
+from gpuclassify.curator.deduplication import (
+    ExactDuplicates,
+    FuzzyDuplicates,
+    FuzzyDuplicatesConfig,
+    SemDedup,
+    SemDedupConfig,
 )
 from gpuclassify.curator.documents import DocumentDataset, Sequential, get_client
 from gpuclassify.curator.pipeline import (
@@ -32,14 +40,16 @@ from gpuclassify.curator.pipeline import (
     WorkerMetadata,
     XennaExecutor,
 )
+from gpuclassify.curator.scripts import ArgumentHelper, RayClient, get_all_file_paths_under
 from gpuclassify.jobs.stages import ToBackend
 
 __all__ = [
-    "AegisClassifier", "ContentTypeClassifier", "DistributedDataClassifier", "DocumentDataset",
-    "DomainClassifier", "FineWebEduClassifier", "FineWebMixtralEduClassifier",
-    "FineWebNemotronEduClassifier", "InstructionDataGuardClassifier", "JsonlReader", "JsonlWriter",
+    "AegisClassifier", "ArgumentHelper", "ContentTypeClassifier", "DistributedDataClassifier",
+    "DocumentDataset", "DomainClassifier", "ExactDuplicates", "FineWebEduClassifier",
+    "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "FuzzyDuplicates",
+    "FuzzyDuplicatesConfig", "InstructionDataGuardClassifier", "JsonlReader", "JsonlWriter",
     "ModelStage", "MultilingualDomainClassifier", "ParquetReader", "ParquetWriter", "Pipeline",
-    "PromptTaskComplexityClassifier", "QualityClassifier", "RayActorPoolExecutor",
-    "RayDataExecutor", "Sequential", "ToBackend", "TokenizerStage", "WorkerMetadata",
-    "XennaExecutor", "get_client",
+    "PromptTaskComplexityClassifier", "QualityClassifier", "RayActorPoolExecutor", "RayClient",
+    "RayDataExecutor", "SemDedup", "SemDedupConfig", "Sequential", "ToBackend", "TokenizerStage",
+    "WorkerMetadata", "XennaExecutor", "__version__", "get_all_file_paths_under", "get_client",
 ]  # fmt: skip

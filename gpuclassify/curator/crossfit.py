@@ -1,4 +1,4 @@
-"""Models of one's own in the form of CrossFit, and the Dask generation's classifiers of them."""
+"""Custom models in the form of CrossFit, and the Dask generation's classifiers of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gpuclassify import hub
 from gpuclassify.curator.documents import DocumentDataset
 from gpuclassify.curator.pipeline import LoadedByUser
-from gpuclassify.mapping.heads import CategoryHead, Columns
+from gpuclassify.frames import Frame
+from gpuclassify.mapping.heads import Columns
+from gpuclassify.mapping.label_heads import CategoryHead
 from gpuclassify.models.checkpoint import Checkpoint
 from gpuclassify.settings.options import ClassifierOptions
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HFModel(ABC):
-    """How a model is loaded: a subclass writes ``load_model``, and ``load_tokenizer`` if it must.
+    """Way to load a model: a subclass writes ``load_model``, and ``load_tokenizer`` if it must.
 
     The module takes one dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
     gives (texts, outputs). The subclass's code decides what its weights are read from.
@@ -37,8 +40,8 @@ class HFModel(ABC):
         self,
         path_or_name: str,
         max_mem_gb: int | None = None,
-        model_output_type: Any = "numeric",
-        **trial_runs: Any,
+        model_output_type: object = "numeric",
+        **trial_runs: object,
     ) -> None:
         if model_output_type != "numeric":
             raise TypeError(
@@ -49,52 +52,53 @@ class HFModel(ABC):
 
     @abstractmethod
     def load_model(self, device: str = "cuda") -> nn.Module:
-        """The module with its weights."""
+        """Load the module with its weights."""
 
     def load_tokenizer(self) -> Any:
-        """A fresh tokenizer of transformers."""
-        from transformers import AutoTokenizer
+        """Load a fresh tokenizer of transformers, with the tokens of the model's file."""
+        from gpuclassify.models.tokenizer_files import read_tokenizer
 
-        return AutoTokenizer.from_pretrained(self.path_or_name)
+        name = self.path_or_name
+        return read_tokenizer(name, hub.download(hub.resolve(name), has_weights=False))
 
     def max_seq_length(self) -> int | None:
-        """Most tokens of a text; None goes by the tokenizer and the configuration."""
+        """Return the most tokens of a text; None goes by the tokenizer and the configuration."""
         return None
 
 
 class HFHead(CategoryHead):
-    """The label of the largest output, and the outputs as they are."""
+    """Head for the label of the largest output, and the outputs as they are."""
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """The outputs: a softmax is the module's."""
+        """Return the outputs unchanged: a softmax is the module's."""
         return outputs
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """The module may be any: its outputs are counted when there are some."""
+        """Accept any module: its outputs are counted when there are some."""
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for outputs, float32 (texts, labels), of which there are as many as labels."""
+        """Make columns from outputs, float32 (texts, labels), which are as many as labels."""
         if values.shape[1] != len(self.labels):
             raise ValueError(
                 f"the model gives {values.shape[1]} outputs a text, and {len(self.labels)} labels "
-                f"are given, {self.labels}: out_dim must be the number of labels"
+                f"were passed, {self.labels}: out_dim must be the number of labels"
             )
         return super().columns(values)
 
 
 class HFClassifier(LoadedByUser):
-    """Gives the label of the largest output of an `HFModel`."""
+    """Classifier that gives the label of the largest output of an `HFModel`."""
 
     Options = ClassifierOptions
     head_type = HFHead
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """The module, by the user's code."""
+        """Load the module, by the user's code."""
         device, _dtype = self.runner.device_and_dtype()
         return self.source.load_model(device=str(device))
 
     def new_tokenizer(self) -> Any:
-        """By the user's code, as it may be another one than that of `path_or_name`."""
+        """Load a tokenizer by the user's code, as it may be another than that of `path_or_name`."""
         return self.source.load_tokenizer()
 
 
@@ -116,7 +120,7 @@ class DistributedDataClassifier:
     pred_column : str
     max_chars : int, optional
     device_type, autocast : optional
-        Without effect: a GPU is used where there is one, and the module's own code decides.
+        Without effect: a GPU is used where there is one, and the module's code decides.
     """
 
     text_field: ClassVar[str] = "text"
@@ -140,7 +144,7 @@ class DistributedDataClassifier:
             )
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """The dataset with labels, and without the rows that `filter_by` does not name."""
+        """Return the dataset with labels, and without rows that `filter_by` does not name."""
         result = self._run_classifier(dataset)
         if self.filter_by is None:
             return result
@@ -162,9 +166,9 @@ class DistributedDataClassifier:
 
 
 def _run_classifier_helper(
-    df: Any, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
+    df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """The frame with a column of labels, and one of the model's outputs if it has a name."""
+    """Return the frame with a column of labels, and one of the model's outputs if it has a name."""
     classifier = HFClassifier(
         model,
         model=model.path_or_name,
@@ -172,7 +176,7 @@ def _run_classifier_helper(
         label_field=label_col,
         score_field=prob_col,
         unpack_inference_batch=False,
-        autocast=False,  # the module's own code decides
+        autocast=False,  # the module's code decides
         **options,
     )
     return classifier(df)

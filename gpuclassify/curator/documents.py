@@ -1,21 +1,38 @@
-"""The Dask generation's dataset, its sequence of modules and its client."""
+"""Dataset, sequence of modules and client of the Dask generation."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable
+import functools
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gpuclassify import cluster
+from gpuclassify.curator.pipeline import current_client
+from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.jobs.input.readers import read_files
 from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
+from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.old_spellings import modern_spellings
+from gpuclassify.stores.store import Store
+
+_COPY, _PARTS = "copy of file name", "_parts_of_files"  # the folder of what is not joined yet
+_SUFFIXES = re.compile(r"(\.(jsonl|json|parquet|gz|part|snappy))+$")
+_OF_GPUS = (
+    *("protocol", "enable_cudf_spill", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async"),
+    *("rmm_managed_memory", "rmm_release_threshold"),
+)
 
 
 class DocumentDataset:
-    """A Dask frame of documents, as `df`; what it does not have itself is the frame's.
+    """Dask frame of documents, as `df`; what it does not have itself is the frame's.
 
     Parameters
     ----------
@@ -27,22 +44,34 @@ class DocumentDataset:
 
     @classmethod
     def read_json(
-        cls, input_files: str | list[str], backend: str = "pandas", **arguments: Any
+        cls,
+        input_files: str | list[str],
+        backend: str = "pandas",
+        *,
+        add_filename: bool | str = False,
+        **arguments: Any,
     ) -> DocumentDataset:
-        """Files of JSON lines or Parquet, by what `gpuclassify.read_files` takes.
+        """Read files of JSON lines or Parquet, by what `gpuclassify.read_files` takes.
 
-        Of Curator's arguments, ``columns`` and ``blocksize`` are taken as well, and
-        ``files_per_partition`` has no effect; what would change the result is a TypeError.
+        Of Curator's arguments, ``columns``, ``blocksize`` and `add_filename`, True for a column
+        ``file_name``, are taken as well; what would change the result is a TypeError.
         """
-        arguments = {"input_files": input_files, **arguments}
-        given = modern_spellings(cls.__qualname__, "reader", arguments)
-        return cls(ToBackend(backend)(read_files(given.pop("paths"), **given)))
+        settings = modern_spellings(cls.__qualname__, "reader", arguments)
+        name: Any = "file_name" if add_filename is True else add_filename
+        if name:
+            settings |= {"files_per_partition": settings.get("files_per_partition") or 1}
+        frame = read_files(input_files, path_field=name or None, **settings)
+        if name:
+            frame[name] = frame[name].str.replace("^.*/", "", regex=True)
+        return cls(ToBackend(backend)(frame))
 
     read_parquet = read_json
 
     @classmethod
-    def from_pandas(cls, data: Any, npartitions: int | None = 1, **options: Any) -> DocumentDataset:
-        """A dataset of a pandas frame; `options` are those of Dask's ``from_pandas``."""
+    def from_pandas(
+        cls, data: Frame, npartitions: int | None = 1, **options: Any
+    ) -> DocumentDataset:
+        """Make a dataset of a pandas frame; `options` are those of Dask's ``from_pandas``."""
         import dask.dataframe as dd
 
         return cls(dd.from_pandas(data, npartitions=npartitions, **options))
@@ -51,29 +80,45 @@ class DocumentDataset:
         """Compute a pandas frame."""
         return ToBackend("pandas")(self.df).compute()
 
-    def to_json(self, output_path: str, compression: str | None = None, **arguments: Any) -> None:
-        """Write JSON lines, one file a partition, as a job that can be continued."""
-        self._write(JsonlWriter, output_path, arguments, compression=compression)
-
-    def to_parquet(self, output_path: str, **arguments: Any) -> None:
-        """Write Parquet files, one a partition, as `to_json` does."""
-        self._write(ParquetWriter, output_path, arguments)
-
     def _write(
-        self, kind: type[FileWriter], output_path: str, arguments: dict[str, Any], **options: Any
+        self,
+        kind: type[FileWriter],
+        output_path: str,
+        write_to_filename: bool | str = False,
+        keep_filename_column: bool = False,
+        partition_on: str | None = None,
+        compression: str | None = None,
     ) -> None:
-        """Run the job, which shows its progress and counts rows."""
-        arguments = {"output_path": output_path, **arguments}
-        given = modern_spellings(type(self).__qualname__, "writer", arguments)
-        client = None
-        with contextlib.suppress(ValueError):  # there is none
-            from distributed import get_client as current_client
+        """Write files, one a partition, as a job that can be continued and shows its progress.
 
-            client = current_client()
-        Pipeline([self.df, kind(**given, **options)]).run(client)
+        Values of `partition_on` become folders, and those of `write_to_filename` files instead.
+        """
+        name = "file_name" if write_to_filename is True else write_to_filename
+        if not name:
+            writer = kind(output_path, partition_by=partition_on, compression=compression)
+            Pipeline([self.df, writer]).run(current_client())
+            return
+        if partition_on is not None:
+            raise ValueError("write_to_filename and partition_on both say where rows go: pass one")
+        frame, column = self.df, name
+        if keep_filename_column:  # which the names of folders take the place of
+            frame, column = frame.assign(**{_COPY: frame[name]}), _COPY
+        folder, output = posixpath.join(output_path, _PARTS), kind(output_path).directory
+        writer = kind(folder, partition_by=column, compression=compression)
+        files: dict[str, list[str]] = {}
+        for part in Pipeline([frame, writer]).run(current_client()).files:
+            value = unquote(posixpath.basename(posixpath.dirname(part)).partition("=")[2])
+            stem = _SUFFIXES.sub("", posixpath.basename(value))
+            files.setdefault(stem + writer.encoding.suffix, []).append(part)
+        for file, parts in files.items():
+            _join(output, file, parts)
+        output.remove_folder(_PARTS)
 
-    def mapped_by(self, mapper: Any) -> DocumentDataset:
-        """What a classifier or `ToBackend` that is called with the dataset gives."""
+    to_json = functools.partialmethod(_write, JsonlWriter)
+    to_parquet = functools.partialmethod(_write, ParquetWriter)
+
+    def mapped_by(self, mapper: Callable[[Frame | LazyFrame], Any]) -> DocumentDataset:
+        """Apply a classifier or `ToBackend` that is called with the dataset."""
         return type(self)(mapper(self.df))
 
     def persist(self) -> DocumentDataset:
@@ -81,13 +126,13 @@ class DocumentDataset:
         return type(self)(self.df.persist())
 
     def repartition(self, *args: Any, **options: Any) -> DocumentDataset:
-        """The same rows in other partitions."""
+        """Return the same rows in other partitions."""
         return type(self)(self.df.repartition(*args, **options))
 
     def __len__(self) -> int:
         return len(self.df)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         chosen = self.df[key]
         return type(self)(chosen) if chosen.ndim == 2 else chosen
 
@@ -98,7 +143,7 @@ class DocumentDataset:
 
 
 class Sequential:
-    """Modules one after another, each called with what the one before it gives.
+    """Modules one after another, each called with what the one before it returns.
 
     Parameters
     ----------
@@ -107,15 +152,31 @@ class Sequential:
     """
 
     def __init__(self, modules: Iterable[Callable[[Any], Any]]) -> None:
+        check_ordered("modules", modules)
         self.modules = list(modules)
 
-    def __call__(self, dataset: Any) -> Any:
-        """What the last module gives."""
-        for module in self.modules:
-            dataset = module(dataset)
-        return dataset
+    def __call__(self, dataset: Frame | LazyFrame) -> Any:
+        """Return what the last module returns."""
+        return functools.reduce(lambda frame, module: module(frame), self.modules, dataset)
 
 
 def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
-    """The client of a cluster: `gpuclassify.get_client` by the Dask generation's options."""
-    return cluster.get_client(cluster_type, **modern_spellings("get_client", "cluster", options))
+    """Return a client, by the Dask generation's options; those of other clusters have no effect."""
+    settings = modern_spellings("get_client", "cluster", options)
+    for name in ("address", "scheduler_file"):
+        if (running := settings.pop(name, None)) is not None:
+            return cluster.get_client("auto", **{name: running})
+    for name in _OF_GPUS if cluster_type == "cpu" else ("n_workers", "threads_per_worker"):
+        settings.pop(name, None)
+    return cluster.get_client(cluster_type, **settings)
+
+
+def _join(output: Store, name: str, parts: Sequence[str]) -> None:
+    """Write a file that has the rows of several, in place of an earlier one."""
+    contents = map(output.filesystem.cat_file, parts)
+    with output.replacing(output.path(name)) as sink:
+        if name.endswith(".parquet"):
+            tables = [pq.read_table(pa.BufferReader(content)) for content in contents]
+            pq.write_table(pa.concat_tables(tables), sink, compression="zstd")
+        else:
+            sink.writelines(contents)

@@ -1,28 +1,35 @@
-"""Pipelines of NeMo Curator 1.x: its executors, readers, writers, and stages of one's own."""
+"""Pipelines of NeMo Curator 1.x: its executors, readers, writers, and custom stages."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, fields
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify import hub, jobs
+from gpuclassify import hub
+from gpuclassify.frames import Frame
+from gpuclassify.jobs import pipeline
 from gpuclassify.jobs.input import readers
 from gpuclassify.jobs.output import writers
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.mapping.heads import Columns, Head, OwnColumns, check_column_types
+from gpuclassify.mapping.columns import DeclaredColumns, check_column_types
+from gpuclassify.mapping.heads import Columns, Head
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import EncoderRunner, Runner
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import OwnModule
-from gpuclassify.settings.checks import warn_once
+from gpuclassify.settings.checks import check_choice, check_ordered, warn_once
 from gpuclassify.settings.old_spellings import modern_spellings
+from gpuclassify.settings.options import ModelOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,9 +38,9 @@ WorkerMetadata = Any  # which scripts import for annotations
 
 
 class XennaExecutor:
-    """Stands for each of Curator's executors, whose settings have no effect here."""
+    """Stand-in for each of Curator's executors, whose settings have no effect here."""
 
-    def __init__(self, config: dict[str, Any] | None = None, **_options: Any) -> None:
+    def __init__(self, config: dict[str, Any] | None = None, **_options: object) -> None:
         self.config = dict(config or {})
         if self.config.get("ignore_failures"):
             raise TypeError(
@@ -45,7 +52,7 @@ class XennaExecutor:
 RayDataExecutor = RayActorPoolExecutor = XennaExecutor
 
 
-class Pipeline(jobs.pipeline.Pipeline):
+class Pipeline(pipeline.Pipeline):
     """A `gpuclassify.Pipeline` that has a name.
 
     Parameters
@@ -72,10 +79,11 @@ class Pipeline(jobs.pipeline.Pipeline):
         self.name = name
         self.description = description
         self.config = dict(config or {})
+        check_ordered("stages", stages)
         for stage in stages or ():
             self.add_stage(stage)
 
-    def add_stage(self, stage: Any) -> Pipeline:
+    def add_stage(self, stage: object) -> Pipeline:
         """Append a stage, and return the pipeline."""
         if isinstance(stage, ModelStage):
             has_tokenizer = bool(self.stages) and isinstance(self.stages[-1], TokenizerStage)
@@ -85,71 +93,89 @@ class Pipeline(jobs.pipeline.Pipeline):
 
     def run(  # type: ignore[override]  # Curator's arguments come first
         self,
-        executor: Any = None,
+        executor: object = None,
         initial_tasks: None = None,
-        checkpoint_path: Any = None,
+        checkpoint_path: object = None,
         **options: Any,
-    ) -> JobSummary:
+    ) -> Results:
         """Run the job, or continue it, by the `options` of `gpuclassify.Pipeline.run`.
 
-        It runs on a cluster where `executor` is its client, and else in this process.
+        It runs by `executor` if that is a client, else by the current one, or in this process.
         """
         if initial_tasks is not None:
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
         if checkpoint_path is not None:
-            _warn(f"checkpoint_path={str(checkpoint_path)!r}", "the output knows what is done")
+            argument = f"checkpoint_path={str(checkpoint_path)!r}"
+            warn_once(f"Pipeline: {argument} has no effect: the output records what is done")
         if isinstance(executor, XennaExecutor):
             settings = self.config | executor.config
             if settings:
-                cure = "run(get_client()) runs the job on a cluster, and run() in this process"
-                _warn(f"the executor's {settings}", cure)
+                warn_once(f"Pipeline: the executor's {settings} has no effect: use get_client()")
             executor = None
-        return super().run(executor, **options)
+        if getattr(self.stages[-1], "mode", None) == "overwrite":
+            options = {"restart": True} | options
+        summary = super().run(current_client() if executor is None else executor, **options)
+        return Results(**vars(summary))
 
 
-def _warn(given: str, reason: str) -> None:
-    warn_once(f"Pipeline: {given} has no effect: {reason}")
+class Results(JobSummary):
+    """Summary of a job and list of its files, of which each item has one as ``data[0]``."""
+
+    def __getitem__(self, place: int) -> SimpleNamespace:
+        return SimpleNamespace(data=[self.files[place]])
+
+
+def current_client() -> Any:
+    """Return the client that a script has started, or None."""
+    distributed = sys.modules.get("distributed")
+    with contextlib.suppress(ValueError):  # there is none
+        return distributed and distributed.default_client()
+    return None
 
 
 class _OfFiles:
     family = "reader"  # of older spellings of arguments
 
     def __init__(self, *path: Any, **arguments: Any) -> None:
-        given = modern_spellings(type(self).__qualname__, self.family, arguments)
-        super().__init__(*path, **given)
+        settings = modern_spellings(type(self).__qualname__, self.family, arguments)
+        super().__init__(*path, **settings)
 
 
 class JsonlReader(_OfFiles, readers.JsonlReader):
-    """`gpuclassify.JsonlReader` by its own arguments or Curator's.
+    """Counterpart of `gpuclassify.JsonlReader` with either arguments or Curator's.
 
-    These are ``file_paths``, ``fields``, ``blocksize`` and
-    ``read_kwargs={"storage_options": ...}``; ``files_per_partition`` has no effect, and what would
-    change the result is a TypeError.
+    These are ``file_paths``, ``fields``, ``blocksize``, ``files_per_partition`` and
+    ``read_kwargs={"storage_options": ...}``; what would change the result is a TypeError.
     """
 
 
 class ParquetReader(_OfFiles, readers.ParquetReader):
-    """`gpuclassify.ParquetReader` by its own arguments or Curator's; see `JsonlReader`."""
+    """Counterpart of `gpuclassify.ParquetReader`; for arguments see `JsonlReader`."""
 
 
-class JsonlWriter(_OfFiles, writers.JsonlWriter):
-    """`gpuclassify.JsonlWriter` by its own arguments or Curator's.
+class _OfOutput(_OfFiles):
+    family = "writer"
 
-    These are ``path`` and ``write_kwargs={"storage_options": ...}``; what would change the result
-    is a TypeError.
+    def __init__(self, *path: Any, mode: str = "ignore", **arguments: Any) -> None:
+        check_choice("mode", mode, ("ignore", "overwrite"))
+        super().__init__(*path, **arguments)
+        self.mode = mode
+
+
+class JsonlWriter(_OfOutput, writers.JsonlWriter):
+    """Counterpart of `gpuclassify.JsonlWriter` with either arguments or Curator's.
+
+    These are ``path``, ``write_kwargs={"storage_options": ...}`` and ``mode``, whose "overwrite"
+    starts over in every run and removes the output of earlier jobs.
     """
 
-    family = "writer"
+
+class ParquetWriter(_OfOutput, writers.ParquetWriter):
+    """Counterpart of `gpuclassify.ParquetWriter`; for arguments see `JsonlWriter`."""
 
 
-class ParquetWriter(_OfFiles, writers.ParquetWriter):
-    """`gpuclassify.ParquetWriter` by its own arguments or Curator's; see `JsonlWriter`."""
-
-    family = "writer"
-
-
-class LoadedByUser(TextMapper):
-    """Runs the torch module that the user's own code, `source`, loads with its weights."""
+class LoadedByUser(TextMapper[ModelOptions]):
+    """Mapper that runs a torch module that the user's code `source` loads with its weights."""
 
     new_tokenizer: Callable[[], Any] | None = None  # if it is not that of the model's files
 
@@ -159,28 +185,27 @@ class LoadedByUser(TextMapper):
 
     @property
     def __name__(self) -> str:
-        """That of the user's class, on Dask's dashboard and in messages."""
+        """Name of the user's class, on Dask's dashboard and in messages."""
         return type(self.source).__qualname__
 
     @abstractmethod
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """The module with its weights, on any device."""
+        """Load the module with its weights, on any device."""
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """The files that the settings name."""
+        """Files that the settings name."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
-    @functools.cached_property
-    def runner(self) -> Runner:
-        """Texts to outputs, by the user's module and tokenizer."""
-        own = OwnModule(self.load, self._definition, True, self.new_tokenizer)
-        return EncoderRunner(self.options, self.model, own)
+    def make_runner(self) -> Runner:
+        """Return the runner of texts, by the user's module and tokenizer."""
+        module = OwnModule(self.load, self._definition, True, self.new_tokenizer)
+        return EncoderRunner(self.options, self.model, module)
 
 
 @dataclass(frozen=True)
 class TokenizerStage:
-    """How texts are cut for the `ModelStage` that follows; tokens never become columns.
+    """Settings by which texts are cut for the next `ModelStage`; tokens never become columns.
 
     `sort_by_length` and `unk_token` have no effect on results; a TypeError is raised for
     `transformers_init_kwargs`.
@@ -209,7 +234,7 @@ class TokenizerStage:
 
 @dataclass(eq=False)
 class ModelStage(ABC):
-    """Base class for a model of one's own, in the form of NeMo Curator 1.x.
+    """Base class for a custom model, in the form of NeMo Curator 1.x.
 
     A subclass's ``setup`` (or ``_setup``) loads ``self.model``, whose outputs are (texts, outputs)
     or have such ``logits``. ``process_model_output``, ``collect_outputs`` and
@@ -252,7 +277,7 @@ class ModelStage(ABC):
 
     @abstractmethod
     def outputs(self) -> tuple[list[str], list[str]]:
-        """``["data"]`` and the names of the new columns."""
+        """Return ``["data"]`` and the names of the new columns."""
 
     def setup(self, _worker: WorkerMetadata | None = None) -> None:
         """Load ``self.model``."""
@@ -262,20 +287,22 @@ class ModelStage(ABC):
         raise NotImplementedError(f"{type(self).__qualname__} has no setup(): write it")
 
     @abstractmethod
-    def process_model_output(self, outputs: Any, model_input_batch: Any = None) -> dict[str, Any]:
-        """Arrays by name, one value a text, of the model's outputs."""
+    def process_model_output(
+        self, outputs: Any, model_input_batch: object = None
+    ) -> dict[str, Any]:
+        """Return arrays by name, one value a text, of the model's outputs."""
 
     def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """The arrays of all batches together."""
+        """Concatenate the arrays of all batches."""
         names = processed_outputs[0]
         return {name: np.concatenate([part[name] for part in processed_outputs]) for name in names}
 
     @abstractmethod
-    def create_output_dataframe(self, df_cpu: Any, collected_output: dict[str, Any]) -> Any:
-        """The frame with the new columns."""
+    def create_output_dataframe(self, df_cpu: Frame, collected_output: dict[str, Any]) -> Any:
+        """Return the frame with the new columns."""
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
-        """The mapper that runs this stage, on texts cut as `tokenizer` says."""
+        """Make the mapper that runs this stage, on texts cut as `tokenizer` says."""
         tokenizer = tokenizer or TokenizerStage(self.model_identifier)
         if tokenizer.model_identifier != self.model_identifier:
             raise ValueError(
@@ -290,10 +317,10 @@ class ModelStage(ABC):
 
 
 class StageMapper(LoadedByUser):
-    """Runs a `ModelStage`."""
+    """Mapper that runs a `ModelStage`."""
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """The model that the stage's ``setup`` loads, from the revision that is pinned."""
+        """Load the model that the stage's ``setup`` loads, from the revision that is pinned."""
         stage = copy.copy(self.source)  # which keeps no model
         directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
         stage.model_identifier = str(directory)
@@ -301,14 +328,14 @@ class StageMapper(LoadedByUser):
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """The stage's columns, of declared kinds or those that they turn out to be."""
+        """Make a head of the stage's columns, of declared kinds or those that the stage makes."""
         declared = self.source.new_columns or self._kinds()
         check_column_types(self.__name__, declared)
         parts = (self.__name__, self.options, self.model)
-        return (OwnColumns(*parts, declared=declared, compute=self._columns),)
+        return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """The kinds of columns that the stage makes of zeros."""
+        """Return the kinds of columns that the stage makes of zeros."""
         labels = self.model.checkpoint.config.get("id2label")
         try:
             made = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
@@ -320,7 +347,7 @@ class StageMapper(LoadedByUser):
             ) from err
 
     def _columns(self, values: np.ndarray) -> Columns:
-        """The stage's columns for outputs, float32 (texts, outputs)."""
+        """Return the stage's columns for outputs, float32 (texts, outputs)."""
         import pandas as pd
         import torch
 

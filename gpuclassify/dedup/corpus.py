@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import dask
@@ -27,7 +31,7 @@ KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents to look at, and those of an earlier corpus that they are compared with.
+    """Documents to look at, and those of an earlier corpus that they are compared with.
 
     Partitions of the earlier one are numbered after those of the dataset.
     """
@@ -46,7 +50,7 @@ class Corpus:
         return self.own_partitions + (0 if self.earlier is None else self.earlier.npartitions)
 
     def empty(self, columns: Sequence[str]) -> pd.DataFrame:
-        """A frame without rows with these columns, in pandas also where the dataset is in cudf."""
+        """Return a pandas frame without rows with these columns, even if the dataset is in cudf."""
         meta = self.dataset._meta[list(dict.fromkeys(columns))]
         return to_pandas(meta)
 
@@ -58,9 +62,9 @@ class Corpus:
         meta: pd.DataFrame,
         **options: Any,
     ) -> dd.DataFrame:
-        """A lazy frame of ``function(frame, partition, *each[partition], **options)``.
+        """Return a lazy frame of ``function(frame, partition, *each[partition], **options)``.
 
-        Files are read anew for every call: see `read_apart`. The function gets a partition with
+        Every call reads the files again: see `read_apart`. The function gets a partition with
         `columns`, in the dataset's own library, its number, and of `each` (such as delayed values)
         the item of this number; it returns a pandas frame, without rows equal to `meta`.
         """
@@ -75,27 +79,80 @@ class Corpus:
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
-    """The result in the kind of frame that `dataset` is: computed for a plain one."""
+    """Return the result in the kind of frame that `dataset` is: computed for a plain one."""
     is_lazy = isinstance(dataset, dd.DataFrame)
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
         result = result.to_backend(backend.__name__.rpartition(".")[2])
-    return result if is_lazy else result.compute(scheduler="sync")
+    return result if is_lazy else backend.with_views(result.compute(scheduler="sync"), dataset)
 
 
 def document_numbers(partition: int, rows: int) -> np.ndarray:
-    """Numbers of a partition's documents, int64 (rows,)."""
+    """Return the numbers of a partition's documents, int64 (rows,)."""
     return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
+def partitioning(partitions: int, rows: Any) -> Any:
+    """Return a number that identifies a partitioning: the count of partitions, and one's rows."""
+    return (partitions << ROW_BITS) + rows
+
+
+def value_texts(values: pd.Series) -> np.ndarray:
+    """Return a text per value, (rows,), None for null: equal where values are, of any type.
+
+    A type of fractions holds 5 as 5.0, and one of times a day in seconds or in nanoseconds.
+    """
+    codes, distinct = pd.factorize(values)
+    return np.array([*map(_text_of, distinct), None], object)[codes]  # null has the code -1
+
+
+def _text_of(value: object) -> str | None:
+    if isinstance(value, date):  # a time is one, and a day begins at midnight
+        time = pd.Timestamp(value)
+        return (time if time.tz is None else time.tz_convert("UTC")).isoformat()
+    if isinstance(value, timedelta):
+        return pd.Timedelta(value).isoformat()
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real | Decimal):
+        return str(value)
+    if not math.isfinite(value):
+        return None if math.isnan(value) else str(float(value))
+    whole = round(value)
+    return str(whole) if whole == value else format(Decimal(str(value)), "f").rstrip("0")
+
+
+def are_rounded(*dtypes: Any) -> bool:
+    """Return whether integers of these types become fractions where both are in one column."""
+    together = pd.concat([pd.Series([], dtype=dtype) for dtype in dtypes])
+    return together.dtype.kind == "f" and any(map(pd.api.types.is_integer_dtype, dtypes))
+
+
+def check_comparable(
+    name: str, ours: object, theirs: object, here: str, there: str, *, are_ids: bool = False
+) -> None:
+    """Raise TypeError unless values of two types, here and there, may be equal and stay so."""
+    if _kind_of(ours) != _kind_of(theirs) or (are_ids and are_rounded(ours, theirs)):
+        raise TypeError(
+            f"column {name!r} holds {ours} {here} and {theirs} {there}: convert one of them"
+        )
+
+
+def _kind_of(dtype: Any) -> tuple[str, bool]:
+    """Return the kind of a type: one for numbers of any width, another for times with a zone."""
+    if isinstance(dtype, pd.CategoricalDtype):
+        dtype = dtype.categories.dtype
+    kind = getattr(dtype, "kind", "")  # none of a column that is not there
+    is_zoned = getattr(getattr(dtype, "pyarrow_dtype", dtype), "tz", None) is not None
+    return "i" if kind != "b" and pd.api.types.is_numeric_dtype(dtype) else kind, is_zoned
+
+
 def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
-    """The rows of `frame` in the partitions that its column ``document`` names, as the index."""
+    """Move the rows of `frame` to the partitions of its column ``document``, as the index."""
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
     return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
 
 
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
-    """The rows with equal values of `column` in one partition; `gathered` partitions become one.
+    """Move rows with equal values of `column` to one partition; `gathered` partitions become one.
 
     Rows of keys are few bytes each: shuffled in as many partitions as there are of texts, most of
     the time would go into tasks.
@@ -105,7 +162,7 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
 
 
 def choose_shuffle() -> str | None:
-    """What Dask shuffles with: its own choice on a cluster, else in memory."""
+    """Return Dask's method to shuffle with: its default on a cluster, else in memory."""
     try:
         from distributed import get_client
 
@@ -115,8 +172,8 @@ def choose_shuffle() -> str | None:
     return None
 
 
-def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: Any) -> list[Any]:
-    """The partitions as the frame has them, delayed: Dask would join small ones when it optimises.
+def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
+    """Return the frame's partitions, delayed and unoptimised: Dask would join small ones.
 
     Where the frame is read from files and nothing else, the tasks are copies for this purpose
     (anything that Dask can tokenize), so that no partition is kept in memory for another reader.

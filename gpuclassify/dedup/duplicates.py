@@ -1,4 +1,4 @@
-"""What the three ways to find duplicates share: settings, the call, and the removal."""
+"""Base of the three ways to find duplicates: settings, the call, and the removal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
-from gpuclassify.dedup.corpus import MEMBERS_GATHERED, Corpus, by_partition, like, shuffle
-from gpuclassify.dedup.groups import LENGTH, Verification, decide, listed, take_members
+from gpuclassify.dedup.corpus import (
+    MEMBERS_GATHERED,
+    Corpus,
+    are_rounded,
+    by_partition,
+    check_comparable,
+    like,
+    shuffle,
+    value_texts,
+)
+from gpuclassify.dedup.groups import LENGTH, decide, listed, take_members
+from gpuclassify.dedup.normalizing import normalized, step_names
 from gpuclassify.dedup.removal import (
     ID,
+    PARTITIONS,
     POSITIONS,
     check_single,
     drop_documents,
@@ -32,8 +43,9 @@ from gpuclassify.dedup.summary import (
     refuse,
     summarize,
 )
-from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.jobs.execution import as_dask
+from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import (
     SHARE,
@@ -49,12 +61,12 @@ from gpuclassify.settings.signatures import Public, show_settings
 Settings = TypeVar("Settings", bound="type[Duplicates]")
 # ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
 Keep = Callable[[str, dd.DataFrame], dd.DataFrame]
-RESULT_FIELDS = ("group", "keep", "similarity", "is_earlier")
+RESULT_FIELDS = ("group", "keep", "similarity", "is_earlier", PARTITIONS)
 SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a class of settings take `gpuclassify.settings.old_spellings`; it shows today's alone."""
+    """Let a settings class take `gpuclassify.settings.old_spellings`; it shows only today's."""
 
     def decorate(settings: Settings) -> Settings:
         create = settings.__init__
@@ -79,9 +91,10 @@ class Duplicates(Public):
     text_field : str
         Column of the text. Null and empty texts are no duplicates of anything.
     id_field : str, optional
-        Column that tells documents apart: strings or integers, none null, none twice. Default:
+        Column that identifies documents: strings or integers, none null, none twice. Default:
         ``id``, if the frame has such a column, else positions in the frame. Those are
-        ``partition << 40 | row``, in a column ``id``. A column ``id`` of another type is left
+        ``partition << 40 | row``, in a column ``id``, with a column ``partitions`` by which
+        `remove_duplicates` knows the partitions. A column ``id`` of another type is left
         alone, and positions stand in a column ``position``; so they do where its values do not
         tell documents apart, which is seen at the call of a plain frame, and before anything else
         in a job of files. Of a lazy frame it is seen when the result is computed, and refused.
@@ -92,7 +105,7 @@ class Duplicates(Public):
     by : str, optional
         Column within whose values duplicates are looked for, such as a source or a language.
     source_field : str, optional
-        Column of which a summary tells the share removed by value. Default: `by`.
+        Column by whose values a summary shows the share removed. Default: `by`.
     max_removed_share : float, optional
         Share of the documents, 0 to 1, above which the result is refused; also of each source
         that has 1,000 documents or more.
@@ -113,8 +126,8 @@ class Duplicates(Public):
     libraries: ClassVar[tuple[str, ...]] = ()  # that only this class needs
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            object.__setattr__(self, own.name, plain_value(getattr(self, own.name)))
+        for setting in fields(self):
+            object.__setattr__(self, setting.name, plain_value(getattr(self, setting.name)))
         check_settings(self)
         keep_by = (self.keep_by,) if isinstance(self.keep_by, str) else tuple(self.keep_by)
         for name in keep_by:
@@ -129,20 +142,28 @@ class Duplicates(Public):
             object.__setattr__(self, "source_field", self.by)
 
     def __repr__(self) -> str:
-        given = ((own.name, getattr(self, own.name), own.default) for own in fields(self))
-        shown = ", ".join(f"{name}={value!r}" for name, value, default in given if value != default)
+        settings = (
+            (setting.name, getattr(self, setting.name), setting.default) for setting in fields(self)
+        )
+        shown = ", ".join(
+            f"{name}={getattr(value, '__qualname__', None) or repr(value)}"
+            for name, value, default in settings
+            if value != default
+        )
         return f"{type(self).__name__}({shown})"
 
     @abstractmethod
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Sets of documents that may be duplicates.
+        """Find sets of documents that may be duplicates.
 
         Columns are ``document`` and ``root`` (int64), where equal roots make a set; with a column
         ``similarity``, the root is the document that stays, and nothing is left to decide.
         """
 
-    def __call__(self, dataset: Any, *, against: Any = None) -> Any:
-        """The duplicates in `dataset`.
+    def __call__(
+        self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
+    ) -> Any:
+        """Find the duplicates in `dataset`.
 
         When the result is computed, a frame that comes straight from files is read for signatures
         and again for comparisons. Any other is computed once, and its partitions are kept between:
@@ -171,11 +192,13 @@ class Duplicates(Public):
             than `max_removed_share` and `max_group_size` allow.
         """
         corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
-        found = like(dataset, chosen.listing(corpus, chosen._approved(corpus)))
-        return found if isinstance(dataset, dd.DataFrame) else found.reset_index(drop=True)
+        listing = like(dataset, chosen.listing(corpus, chosen._approved(corpus)))
+        return listing if isinstance(dataset, dd.DataFrame) else listing.reset_index(drop=True)
 
-    def remove(self, dataset: Any, *, against: Any = None) -> Any:
-        """`dataset` without the duplicates that are not kept; nothing else changes.
+    def remove(
+        self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
+    ) -> Any:
+        """Return `dataset` without the duplicates that are not kept; nothing else changes.
 
         Parameters and errors are those of the call; files are read once more.
         """
@@ -184,14 +207,16 @@ class Duplicates(Public):
         gone = decisions.map_partitions(removed, meta=removed(decisions._meta))
         return like(dataset, drop_documents(corpus.dataset, gone))
 
-    def summarize(self, dataset: Any, *, against: Any = None) -> DuplicatesSummary:
-        """Counts of what would be removed, by source, and the largest groups; computed at once."""
+    def summarize(
+        self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
+    ) -> DuplicatesSummary:
+        """Count at once what would be removed, by source, and list the largest groups."""
         corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
         counted = chosen.count(corpus, chosen.decisions(corpus))
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
-        """The documents of a frame and of an earlier one, with all that is needed checked."""
+        """Return the documents of a frame and of an earlier one; check all that is needed."""
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
@@ -199,15 +224,15 @@ class Duplicates(Public):
                     name=name,
                 )
         corpus = Corpus(as_dask(dataset), None if against is None else as_dask(against))
-        for frame in (corpus.dataset, corpus.earlier):
+        for frame in (dataset, against):
             if frame is not None:
-                self._check(frame._meta)
+                self._check(getattr(frame, "_meta", frame))
         if corpus.earlier is not None:
             self._check_types(corpus)
         return corpus
 
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
-        """These settings, with a column ``id`` of the frames as ids, if none is named.
+        """Return these settings, with a column ``id`` of the frames as ids, if none is named.
 
         That is if it holds strings or integers, none of them null and none twice, as far as it can
         be known before anything is computed. Else positions are, if they have a column left.
@@ -216,13 +241,16 @@ class Duplicates(Public):
         frames = [frame for frame in frames if frame is not None]
         if self.id_field is not None:
             return self
-        if all(map(_has_ids, frames)) and len({_is_number(frame[ID]) for frame in frames}) == 1:
-            return replace(self, id_field=ID)
+        if all(map(_has_ids, frames)):
+            ids = [frame[ID] for frame in frames]
+            are_one = len(set(map(_is_number, ids))) == 1
+            if are_one and not are_rounded(*(array.dtype for array in ids)):
+                return replace(self, id_field=ID)
         self._position_field(frames[0])
         return self
 
-    def _position_field(self, frame: Any) -> str:
-        """The column for positions."""
+    def _position_field(self, frame: Frame) -> str:
+        """Return the name of the column for positions."""
         for name in POSITIONS:
             if name not in frame.columns:
                 return name
@@ -233,15 +261,15 @@ class Duplicates(Public):
         )
 
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
-        """What becomes of each document that may have a duplicate: see `groups.decide`."""
+        """Decide for each document that may have a duplicate: see `groups.decide`."""
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
         moved = by_partition(components, corpus.npartitions)
-        found = moved.to_delayed(optimize_graph=False)
+        moved_parts = moved.to_delayed(optimize_graph=False)
         columns = self.member_fields(corpus)
         nothing = components._meta.set_index("document")
         meta = take_members(corpus.empty(columns), 0, nothing, self)
-        members = corpus.map(take_members, columns, found, meta=meta, settings=self)
+        members = corpus.map(take_members, columns, moved_parts, meta=meta, settings=self)
         moved = shuffle(members, "root", MEMBERS_GATHERED)
         decided: dict[str, Any] = {
             "own_partitions": corpus.own_partitions,
@@ -251,22 +279,23 @@ class Duplicates(Public):
         return keep("decisions", moved.map_partitions(decide, meta=meta, **decided))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Of decisions what users get: see `__call__`."""
+        """Return the columns of decisions that users get: see `__call__`."""
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
             "has_earlier": corpus.earlier is not None,
+            "partitions": corpus.own_partitions if self.id_field is None else None,
         }
         meta = listed(decisions._meta, **options)
         return decisions.map_partitions(listed, meta=meta, **options)
 
     def count(self, corpus: Corpus, decisions: dd.DataFrame) -> Any:
-        """A delayed `DuplicatesSummary` of decisions."""
-        own = Corpus(corpus.dataset)
+        """Return a delayed `DuplicatesSummary` of decisions."""
+        plain = Corpus(corpus.dataset)
         source = self.source_field
         columns = [source or self.id_field or self.text_field]
-        meta = count_documents(own.empty(columns), 0, source)
-        documents = own.map(count_documents, columns, source_field=source, meta=meta)
+        meta = count_documents(plain.empty(columns), 0, source)
+        documents = plain.map(count_documents, columns, source_field=source, meta=meta)
         parts = decisions.to_delayed(optimize_graph=False)
         counts = [dask.delayed(count_decisions, pure=True)(part) for part in parts]
         return dask.delayed(summarize, pure=True)(
@@ -274,7 +303,7 @@ class Duplicates(Public):
         )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
-        """Delayed checks that raise ValueError if an id is null or occurs twice in a frame."""
+        """Return delayed checks that raise ValueError if an id is null or repeats in a frame."""
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
             if self.id_field is not None and frame is not None:
@@ -287,17 +316,17 @@ class Duplicates(Public):
         return checks
 
     @property
-    def verification(self) -> Verification | None:
-        """How texts of candidates are compared; None takes candidates for duplicates."""
+    def verification(self) -> Any:
+        """Settings by which texts are compared; None takes candidates for duplicates."""
         return None
 
     @property
     def signature_fields(self) -> list[str]:
-        """Columns that candidates are found by."""
+        """Columns that determine candidates."""
         return [self.text_field, *filter(None, [self.by])]
 
     def mappers(self) -> list[PartitionMap]:
-        """What signatures are computed with, beside this class."""
+        """Return the mappers that signatures are computed with, beside this class."""
         return []
 
     @property
@@ -308,12 +337,12 @@ class Duplicates(Public):
         return [*self.signature_fields, *map(str, others)]
 
     def member_fields(self, corpus: Corpus) -> list[str]:
-        """Columns that decide among candidates."""
+        """Return the columns that decide among candidates."""
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
     def _approved(self, corpus: Corpus) -> dd.DataFrame:
-        """The decisions, which cannot be computed if ids repeat or too much would go."""
+        """Return the decisions, which fail to compute if ids repeat or too much would go."""
         decisions = self.decisions(corpus)
         checks = self.refuse_repeated_ids(corpus)
         if self.max_removed_share is not None or self.max_group_size is not None:
@@ -333,13 +362,10 @@ class Duplicates(Public):
                 frame._meta[name].dtype if name in frame.columns else "nothing"
                 for frame in (corpus.dataset, corpus.earlier)
             )
-            if pd.api.types.is_numeric_dtype(ours) != pd.api.types.is_numeric_dtype(theirs):
-                raise TypeError(
-                    f"column {name!r} holds {ours} here and {theirs} in the earlier corpus: "
-                    "convert one of them"
-                )
+            places, are_ids = ("here", "in the earlier corpus"), name == self.id_field
+            check_comparable(name, ours, theirs, *places, are_ids=are_ids)
 
-    def _check(self, frame: Any) -> None:
+    def _check(self, frame: Frame) -> None:
         known = [str(name) for name in frame.columns]
         for name in (*self.signature_fields, self.id_field, self.source_field, *self.keep_by):
             if name is not None:
@@ -351,20 +377,50 @@ class Duplicates(Public):
         backend_of(frame).check_text_column(frame, self.text_field)
 
 
-def group_hashes(frame: Any, by: str | None) -> np.ndarray:
-    """A number for each row's value of the column `by`, int64 (rows,); 0 for null."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TextDuplicates(Duplicates):
+    """Settings of the ways to find duplicates that compare texts.
+
+    Parameters
+    ----------
+    normalize : str, sequence of str or callable, optional
+        What texts are compared without, while they stay. "basic" is the steps "unicode" (NFC
+        is compared), "case" and "white_space"; "datatrove" is "case", "digits" (a number is 0),
+        "punctuation", "white_space" and "accents", as in datatrove's ``simplify_text``. Several
+        names are their steps together, and a function makes another text of each.
+    """
+
+    normalize: str | Sequence[str] | Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.normalize is None or callable(self.normalize)):
+            object.__setattr__(self, "normalize", step_names(self.normalize) or None)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        return (type(self), values | {"normalize": value_digest(self.normalize)})
+
+    def compared(self, frame: Frame, column: str) -> Any:
+        """Return a frame with the texts to compare: on the host, if these are others."""
+        if self.normalize is None:
+            return frame
+        texts = normalized(backend_of(frame).text_array(frame, column), self.normalize)
+        return pd.DataFrame({column: pd.arrays.ArrowExtensionArray(texts)})
+
+
+def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
+    """Return a number for each row's value of the column `by`, int64 (rows,); 0 for null."""
     hashes = np.zeros(len(frame), np.int64)
     if by is not None:
-        is_given = frame[by].notna().to_numpy().astype(bool)
-        given = backend_of(frame).take_rows(frame[[by]], is_given)  # null makes floats of integers
-        plain = to_pandas(given)
-        found = pd.util.hash_pandas_object(plain[by], index=False)
-        hashes[is_given] = found.to_numpy().view(np.int64)
+        names = value_texts(to_pandas(frame[[by]])[by])
+        is_given = pd.notna(names)
+        hashes[is_given] = pd.util.hash_array(names[is_given]).view(np.int64)
     return hashes
 
 
-def _has_ids(frame: Any) -> bool:
-    """Whether the column ``id`` of a frame, or of a lazy one's meta, may tell documents apart."""
+def _has_ids(frame: Frame) -> bool:
+    """Return whether the column ``id`` of a frame, or a lazy one's meta, may identify documents."""
     if [*frame.columns].count(ID) != 1:
         return False
     ids = frame[ID]
@@ -372,9 +428,9 @@ def _has_ids(frame: Any) -> bool:
     return (is_text or _is_number(ids)) and not ids.isna().any() and bool(ids.is_unique)
 
 
-def _is_number(ids: Any) -> bool:
+def _is_number(ids: pd.Series) -> bool:
     return pd.api.types.is_integer_dtype(ids.dtype)
 
 
-def _after(decisions: pd.DataFrame, passed: Any) -> pd.DataFrame:
+def _after(decisions: pd.DataFrame, passed: object) -> pd.DataFrame:
     return decisions

@@ -22,20 +22,16 @@ import pandas as pd
 from dask.utils import format_bytes
 
 from gpuclassify.dedup.corpus import Corpus, choose_shuffle, document_numbers, shuffle
-from gpuclassify.dedup.duplicates import (
-    Duplicates,
-    Keep,
-    accepts_old_spellings,
-    group_hashes,
-)
-from gpuclassify.dedup.groups import Verification
+from gpuclassify.dedup.duplicates import Keep, TextDuplicates, accepts_old_spellings, group_hashes
+from gpuclassify.frames import Frame
 from gpuclassify.jobs.execution import from_parts, reduce_tree
 from gpuclassify.settings.checks import SHARE, check_count
 from gpuclassify.workers.device_errors import free_host_bytes
 
 Measure = Literal["jaccard", "containment"]
+Unit = Literal["words", "characters"]
 Components = Literal["tree", "rounds"]
-BYTES_TO_JOIN = 160  # for each row while forests are joined: ten times its own bytes
+BYTES_TO_JOIN = 160  # for each row while forests are joined: ten times its bytes
 # A forest names for each document the smallest one of its component. It is all that is ever kept
 # of edges: forests of parts, joined, have the forest of the whole.
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
@@ -44,7 +40,7 @@ _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
 
 @accepts_old_spellings("fuzzy")
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FuzzyDuplicates(Duplicates):
+class FuzzyDuplicates(TextDuplicates):
     """Documents that share most of their text: found by MinHash, then verified.
 
     Texts become sets of character n-grams, sets become MinHash signatures of
@@ -61,7 +57,7 @@ class FuzzyDuplicates(Duplicates):
         Characters of the n-grams that signatures are made of.
     threshold : float
         Jaccard similarity of these n-grams from which on documents are to be found, 0 to 1; it
-        chooses `bands` and `rows`, and what goes, unless `min_similarity` is given. By words texts
+        chooses `bands` and `rows`, and what goes, unless `min_similarity` is set. By words texts
         are more alike than by these n-grams, of which a changed word changes more: at 0.8, of
         pairs of English texts 0.80 to 0.82 alike in n-grams of three words 6 of 10 are found, and
         all from 0.90 on. ``threshold=0.7, min_similarity=0.8`` finds 97% of the former, and looks
@@ -69,7 +65,7 @@ class FuzzyDuplicates(Duplicates):
     bands : int
         Bands of a signature. Default: as `threshold` needs; the repr shows what they find.
     rows : int
-        Numbers in each band, given together with `bands`.
+        Numbers in each band, set together with `bands`.
     seed : int
         Of the hash functions.
     bands_per_pass : int
@@ -77,12 +73,15 @@ class FuzzyDuplicates(Duplicates):
     verify : bool
         Compare full texts. False gives plain MinHash, whose `similarity` is NaN.
     min_similarity : float, optional
-        Similarity, in n-grams of `token_ngrams` words, to the document that is kept, from which on
-        a document goes. Default: `threshold`.
+        Similarity, in the n-grams of `compare_by`, to the document that is kept, from which on a
+        document goes. Default: `threshold`.
     measure : {"jaccard", "containment"}
         Shared n-grams as a share of both documents' together, or of those of the one that goes.
+    compare_by : {"words", "characters"}
+        N-grams when texts are compared: of `token_ngrams` words, or of `char_ngrams` characters,
+        as NeMo Curator's ``jaccard_threshold`` has it.
     token_ngrams : int
-        Words of an n-gram when texts are compared. Chinese, Japanese, Thai and the like have a word
+        Words of an n-gram. Chinese, Japanese, Thai and the like have a word
         a character.
     components : {"tree", "rounds"}
         Where candidates are joined: in the memory of a worker, which holds 160 bytes for each
@@ -103,6 +102,7 @@ class FuzzyDuplicates(Duplicates):
     verify: bool = True
     min_similarity: float | None = field(default=None, metadata=SHARE)
     measure: Measure = "jaccard"
+    compare_by: Unit = "words"
     token_ngrams: int = 3
     components: Components = "tree"
 
@@ -124,13 +124,13 @@ class FuzzyDuplicates(Duplicates):
 
     @functools.cached_property
     def band_shape(self) -> tuple[int, int]:
-        """Bands, and numbers in each."""
+        """Number of bands, and of numbers in each."""
         if self.bands is None or self.rows is None:
             return choose_bands(self.threshold)
         return self.bands, self.rows
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Documents that agree in a band, directly or in a chain, and the smallest of them."""
+        """Link documents that agree in a band, directly or in a chain, to the smallest of them."""
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
@@ -146,34 +146,31 @@ class FuzzyDuplicates(Duplicates):
             # From each document to the smallest one that agrees with it in a band.
             edges = moved.map_partitions(bucket_edges, meta=bucket_edges(empty))
             edges = keep(f"edges-{first:03}", edges)
-            found = edges.to_delayed(optimize_graph=False)
-            after = dask.delayed(sum, pure=True)([count_rows(part) for part in found])
-            parts += found
+            band_parts = edges.to_delayed(optimize_graph=False)
+            after = dask.delayed(sum, pure=True)([count_rows(part) for part in band_parts])
+            parts += band_parts
         if self.components == "rounds":
             edges = from_parts(parts, edges._meta)
             joined = star_rounds(edges)
-            found = joined.map_partitions(with_roots, meta=edges._meta)
+            components = joined.map_partitions(with_roots, meta=edges._meta)
         else:
             joined = dask.delayed(with_roots, pure=True)(join_forests(parts))
-            found = from_parts([joined], edges._meta)
-        return keep("components", found)
+            components = from_parts([joined], edges._meta)
+        return keep("components", components)
 
     @property
-    def verification(self) -> Verification | None:
-        """How texts of candidates are compared."""
-        if not self.verify:
-            return None
-        least = self.threshold if self.min_similarity is None else self.min_similarity
-        return Verification(least, self.measure, self.token_ngrams)
+    def verification(self) -> FuzzyDuplicates | None:
+        """Settings by which texts of candidates are compared; None without verification."""
+        return self if self.verify else None
 
 
-def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
-    """Columns ``document``, ``band_0`` and on (int64): a key for each band of each text."""
+def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
+    """Return columns ``document``, ``band_0`` and on (int64): a key for each band of each text."""
     from gpuclassify.dedup.minhash import band_keys
 
     bands, rows = settings.band_shape
     keys, has_text = band_keys(
-        frame,
+        settings.compared(frame, settings.text_field),
         settings.text_field,
         ngram_chars=settings.char_ngrams,
         bands=bands,
@@ -186,8 +183,8 @@ def band_frame(frame: Any, partition: int, settings: FuzzyDuplicates) -> pd.Data
     return pd.DataFrame({name: column[has_text] for name, column in columns.items()})
 
 
-def band_rows(keys: pd.DataFrame, after: Any = None) -> pd.DataFrame:
-    """Columns ``document`` and ``key``, a row for each document and band.
+def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
+    """Return columns ``document`` and ``key``, a row for each document and band.
 
     `after` is not looked at: a pass waits for the edges of the one before it, so that no more
     bands are shuffled at a time than are meant to.
@@ -198,7 +195,7 @@ def band_rows(keys: pd.DataFrame, after: Any = None) -> pd.DataFrame:
 
 
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
-    """The share of pairs of this Jaccard similarity, 0 to 1, that agree in at least one band.
+    """Return the share, 0 to 1, of pairs of this Jaccard similarity that agree in some band.
 
     Arguments may be arrays: they are broadcast.
     """
@@ -208,12 +205,12 @@ def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
 def choose_bands(
     threshold: float, hashes: int = 260, *, false_negative_weight: float = 0.95
 ) -> tuple[int, int]:
-    """Bands, and numbers in each, that suit a threshold, and are `hashes` numbers at most.
+    """Choose bands, and numbers in each, that suit a threshold, at most `hashes` numbers.
 
     The pair minimises what datasketch and text-dedup minimise: the area under `catch_probability`
-    below the threshold (pairs found in vain) and that above it (pairs missed), weighted. With equal
+    below the threshold (needless candidates) and that above it (pairs missed), weighted. With equal
     weights, as there, fewer than half of the pairs at a threshold of 0.8 are found; with the
-    default, 19 to 1, 0.89 to 0.97 of those at any threshold from 0.5 to 0.95. A pair found in vain
+    default, 19 to 1, 0.89 to 0.97 of those at any threshold from 0.5 to 0.95. A needless candidate
     costs a comparison of two texts, and one that is missed is never seen again.
     """
     if not 0 < threshold <= 1:
@@ -233,7 +230,7 @@ def choose_bands(
 
 
 def curve(bands: int, rows: int) -> str:
-    """What share of pairs is found at some similarities, in a line."""
+    """Describe in a line which share of pairs is detected at some similarities."""
     points = (0.5, 0.6, 0.7, 0.8, 0.9)
     shares = (f"{point}: {catch_probability(point, bands, rows):.0%}" for point in points)
     half = (1 - 0.5 ** (1 / bands)) ** (1 / rows)
@@ -241,7 +238,7 @@ def curve(bands: int, rows: int) -> str:
 
 
 def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
-    """The forest of documents that share a key, of all rows with the keys that occur here.
+    """Return the forest of documents that share a key, of all rows with the keys that occur here.
 
     `keys` has columns ``key`` and ``document`` (int64), in any order. Linear in the rows: a key
     links its documents to their smallest only.
@@ -251,7 +248,7 @@ def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
 
 
 def forest(edges: pd.DataFrame) -> pd.DataFrame:
-    """Every document that has a smaller one in its component, with the smallest there as ``root``.
+    """Return every document with a smaller one in its component, and the smallest as ``root``.
 
     `edges` has columns ``document`` and ``root`` (int64), both ends of each, with root <= document.
     The result has the same, sorted by document, each document once: the same for every order of the
@@ -274,13 +271,13 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
-    """A forest in which roots have rows as well, with themselves as root."""
+    """Return a forest in which roots have rows as well, with themselves as root."""
     roots = np.unique(forest["root"].to_numpy())
     return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
 
 
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
-    """The delayed forest of several delayed ones, joined as a tree, so many at a time.
+    """Join several delayed forests into one, as a tree, so many at a time.
 
     One worker holds the result: 16 bytes for each document that is no root, and about five times
     as much while it joins.
@@ -301,7 +298,7 @@ def _join(parts: list[pd.DataFrame], bytes_to_join: int) -> pd.DataFrame:
 
 
 def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
-    """The forest of edges that no worker can hold alone. Computes when called.
+    """Compute the forest of edges that no worker can hold alone. Computes when called.
 
     Alternates the large-star and small-star operations of Kiveris et al., "Connected Components
     in MapReduce and Beyond" (SoCC 2014), with what lies in one partition joined by `forest`. Each
@@ -324,7 +321,7 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
 
 
 def _both_ways(edges: pd.DataFrame) -> pd.DataFrame:
-    """Each edge as seen from either end."""
+    """Return each edge as seen from either end."""
     ends = edges[["document", "root"]].to_numpy()
     ends = np.concatenate([ends, ends[:, ::-1]])
     return pd.DataFrame({"document": ends[:, 0], "neighbour": ends[:, 1]})
@@ -335,9 +332,9 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """How many documents have a smaller neighbour, and another neighbour beside it."""
-    found = pairs.groupby("document")["neighbour"].agg(["min", "size"])
-    return int(((found["min"] < found.index) & (found["size"] > 1)).sum())
+    """Count the documents that have a smaller neighbour, and another neighbour beside it."""
+    neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
+    return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 
 
 def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -346,7 +343,7 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Every larger neighbour of a document, linked to the smallest one, or to the document."""
+    """Link every larger neighbour of a document to the smallest one, or to the document."""
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

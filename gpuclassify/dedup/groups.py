@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from gpuclassify.dedup.corpus import ROW_BITS
+from gpuclassify.dedup.corpus import ROW_BITS, partitioning, value_texts
 from gpuclassify.frames import backend_of, to_pandas
 
 LENGTH = "length"  # in `keep_by`: of the text in characters, unless the frame has such a column
 BEGINNING_CHARS = 200  # of texts in summaries
+VERIFIED_BYTES = 1 << 26  # of texts whose n-grams are held at a time, at most 8 bytes a character
 
 
-class Verification(NamedTuple):
-    """How full texts are compared; see `gpuclassify.dedup.fuzzy.FuzzyDuplicates`."""
+def take_members(
+    frame: Any, partition: int, components: pd.DataFrame, settings: Any
+) -> pd.DataFrame:
+    """Take the documents of a partition that may have a duplicate, with what decides among them.
 
-    min_similarity: float
-    measure: str
-    token_ngrams: int
-
-
-def take_members(frame: Any, partition: int, found: pd.DataFrame, settings: Any) -> pd.DataFrame:
-    """The documents of a partition that may have a duplicate, with what decides among them.
-
-    `found` has their ``root``, and ``similarity`` where it is known, by document number. The result
-    has columns ``document``, those of `found`, ``id``, ``rank_0`` and on, ``source`` and ``text``,
-    which is whole if it is to be verified. The settings are `gpuclassify.dedup.duplicates`'s.
+    `components` has their ``root``, and ``similarity`` where it is known, by document number. The
+    result has columns ``document``, those of `components`, ``id``, ``rank_0`` and on, ``source``
+    and ``text``, which is whole if it is to be verified; and ``partition_rows``, where ids are
+    positions. The settings are `gpuclassify.dedup.duplicates`'s.
     """
-    found = found[~found.index.duplicated()].sort_index()  # roots may be named more than once
-    documents = found.index.to_numpy()
+    # Roots may be named more than once.
+    components = components[~components.index.duplicated()].sort_index()
+    documents = components.index.to_numpy()
     rows = frame.iloc[documents - (partition << ROW_BITS)]
     texts = backend_of(rows).text_array(rows, settings.text_field)
     columns: dict[str, Any] = {"document": documents}
-    columns |= {name: found[name].to_numpy() for name in found.columns}
+    columns |= {name: components[name].to_numpy() for name in components.columns}
     columns |= ranking(rows, documents, settings)
     source = settings.source_field
-    columns["source"] = "" if source is None else to_pandas(rows)[source].array
-    shown = texts if settings.verification else pc.utf8_slice_codeunits(texts, 0, BEGINNING_CHARS)
-    columns["text"] = pd.array(shown, dtype="str")
-    return pd.DataFrame(columns).astype({"source": "str"})
+    names = np.full(len(rows), "") if source is None else value_texts(to_pandas(rows)[source])
+    columns["source"] = pd.array(names, "str")
+    if settings.id_field is None:
+        columns["partition_rows"] = len(frame)
+    if not settings.verification:
+        texts = pc.utf8_slice_codeunits(pc.utf8_ltrim_whitespace(texts), 0, BEGINNING_CHARS)
+    columns["text"] = pd.array(texts, dtype="str")
+    return pd.DataFrame(columns)
 
 
 def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
-    """What `ranked` sorts documents by: columns ``id``, ``rank_0`` and on.
+    """Return the columns that `ranked` sorts documents by: ``id``, ``rank_0`` and on.
 
     Without `id_field`, ids are the documents' numbers, int64 (rows,).
     """
@@ -65,9 +67,7 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
     return columns
 
 
-def decide(
-    members: pd.DataFrame, *, own_partitions: int, verification: Verification | None
-) -> pd.DataFrame:
+def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> pd.DataFrame:
     """Decide for whole sets of candidates which documents stay: a row for each of `members`.
 
     `members` are as `take_members` returns them, all documents of one ``root`` among them; those of
@@ -89,11 +89,11 @@ def decide(
         kept, similarity, compared = _verified(members, starts, verification)
     kept = np.where(is_earlier, rows, kept)
     sizes = np.bincount(kept, minlength=len(rows))
-    beginnings = members["text"].str.slice(0, BEGINNING_CHARS)
+    beginnings = members["text"].str.lstrip().str.slice(0, BEGINNING_CHARS)
+    by_position = [name for name in members if name == "partition_rows"]
     return pd.DataFrame(
         {
-            "document": members["document"],
-            "id": members["id"],
+            **members[["document", "id", *by_position]],
             # The smallest id that is not of the earlier corpus.
             "group": members["id"].take(_smallest(members["id"], kept, is_earlier)).array,
             "keep": kept == rows,
@@ -104,14 +104,14 @@ def decide(
             "near_border": members.get("near_border", 0),
             "is_earlier": is_earlier,
             "source": members["source"],
-            # Of a text that is kept.
+            # Of a text that is kept, from its first character that shows.
             "beginning": beginnings.where(kept == rows, ""),
         }
     )
 
 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
-    """Of each row the row of the smallest id in its group, int64 (rows,)."""
+    """Return for each row the row of the smallest id in its group, int64 (rows,)."""
     order = ids.array.argsort()
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -122,20 +122,31 @@ def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.nd
 
 
 def listed(
-    decisions: pd.DataFrame, *, id_name: str, has_similarity: bool, has_earlier: bool
+    decisions: pd.DataFrame,
+    *,
+    id_name: str,
+    has_similarity: bool,
+    has_earlier: bool,
+    partitions: int | None,
 ) -> pd.DataFrame:
-    """Of `decide`'s result what users get: documents in groups of two and more."""
+    """Return the part of `decide`'s result that users get: documents in groups of two and more.
+
+    With positions, in a frame of so many `partitions`, also `partitioning` of each.
+    """
     columns = ["id", "group", "keep"]
     columns += ["similarity"] if has_similarity else []
     columns += ["is_earlier"] if has_earlier else []
-    found = decisions.loc[decisions["size"] > 1, columns]
-    return found.rename(columns={"id": id_name}).reset_index(drop=True)
+    listing = decisions.loc[decisions["size"] > 1, columns]
+    if partitions is not None:
+        rows = decisions.loc[decisions["size"] > 1, "partition_rows"]
+        listing["partitions"] = partitioning(partitions, rows)
+    return listing.rename(columns={"id": id_name}).reset_index(drop=True)
 
 
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
-    """Sorted by the column `within`, and for equal values the document that is to stay first.
+    """Sort by the column `within`, and for equal values the document that is to stay first.
 
-    Documents of partitions after the own ones are those of an earlier corpus: they come before
+    Documents of partitions after the dataset's are those of an earlier corpus: they come before
     others, and the column ``is_earlier`` is added.
     """
     is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
@@ -147,18 +158,29 @@ def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFr
 
 
 def _verified(
-    members: pd.DataFrame, starts: np.ndarray, verification: Verification
+    members: pd.DataFrame, starts: np.ndarray, settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each row the row that stays for it, their similarity, and comparisons made."""
+    """Return for each row the row that stays for it, their similarity, and comparisons made."""
     from gpuclassify.dedup.matching import match_groups, ngram_sets
 
-    texts = backend_of(members).text_array(members, "text")
-    bounds = np.append(starts, len(members))
-    matches = match_groups(
-        ngram_sets(texts, verification.token_ngrams),
-        bounds,
-        members["is_earlier"].to_numpy(),
-        threshold=verification.min_similarity,
-        measure=verification.measure,
-    )
-    return matches.kept, matches.similarity, matches.compared
+    texts = backend_of(members).text_array(settings.compared(members, "text"), "text")
+    by_characters = settings.compare_by == "characters"
+    size = settings.char_ngrams if by_characters else settings.token_ngrams
+    least = settings.threshold if settings.min_similarity is None else settings.min_similarity
+    is_earlier, bounds = members["is_earlier"].to_numpy(), np.append(starts, len(members))
+    bytes_before = np.append(0, np.cumsum(pc.binary_length(texts)))[bounds]
+    cuts = np.flatnonzero(np.diff(bytes_before[:-1] // VERIFIED_BYTES)) + 1
+    results = []
+    for first, end in pairwise([0, *cuts.tolist(), len(starts)]):  # whole groups
+        rows = slice(bounds[first], bounds[end])
+        sets = ngram_sets(texts[rows], size, by_characters=by_characters)
+        matches = match_groups(
+            sets,
+            bounds[first : end + 1] - rows.start,
+            is_earlier[rows],
+            threshold=least,
+            measure=settings.measure,
+        )
+        results.append((matches.kept + rows.start, matches.similarity, matches.compared))
+    kept, similarity, compared = map(np.concatenate, zip(*results, strict=True))
+    return kept, similarity, compared

@@ -1,12 +1,12 @@
-"""Deduplicate: files in, duplicates found, files without them out; continued where it stopped."""
+"""Deduplication of files as a job that continues where it stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dask
 
@@ -15,31 +15,36 @@ from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
 from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
+from gpuclassify.frames import Frame
 from gpuclassify.jobs.execution import check_cluster
-from gpuclassify.jobs.job import Runnable, make_job
+from gpuclassify.jobs.input.quarantine import ON_ERROR
+from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
+from gpuclassify.jobs.job import JobDeclaration, make_job
+from gpuclassify.jobs.output.manifest import RunOptions
 from gpuclassify.jobs.output.records import LEDGER, part_name
 from gpuclassify.jobs.output.writers import FileWriter
-from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.stages import as_chain, describe, import_lines, shown
+from gpuclassify.jobs.stages import Function, as_chain, describe, import_lines, shown
 from gpuclassify.jobs.steps import SteppedJob, Steps, read_rows
-from gpuclassify.jobs.storage import Place
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import BACKENDS, check_choice
+
+if TYPE_CHECKING:
+    from distributed import Client
+from gpuclassify.stores.store import Store
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)
 
-# Settings that refuse a result and do not change it: a job may go on with others.
+# Settings that can refuse a result but do not change it: a job may continue with other values.
 LIMITS = ("max_removed_share", "max_group_size")
 # What stays of the steps; signatures and edges are of no use once it is decided what goes.
 KEPT = ("decisions", "duplicates", "removed")
 
 
-class Deduplicate(Runnable["DedupSummary"]):
-    """A job that removes duplicates: a reader or a Dask frame, settings, and a writer.
+class Deduplicate(JobDeclaration["DedupSummary"]):
+    """Job that removes duplicates: a reader or a Dask frame, settings, and a writer.
 
     What each step finds is kept in ``_dedup/`` of the output, so that running the same job again
     continues an interrupted one, with another cluster as well, and leaves a finished one as it is.
@@ -49,8 +54,8 @@ class Deduplicate(Runnable["DedupSummary"]):
     Parameters
     ----------
     source : FileReader or dask.dataframe.DataFrame
-        Files are read anew for each step, only the columns that it needs; a frame is computed
-        anew, so write one first that is dear to compute.
+        Each step reads the files again, only the columns that it needs, and computes a frame
+        again, so write an expensive frame to files first.
     duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
     writer : FileWriter
         As of a `Pipeline`.
@@ -66,7 +71,7 @@ class Deduplicate(Runnable["DedupSummary"]):
     ------
     TooManyDuplicatesError
         When run: more would go than the settings allow. Nothing is removed; the report has the
-        largest groups, and the same job goes on with higher limits.
+        largest groups, and the same job continues with higher limits.
     ValueError
         When run: ids are null or occur twice.
 
@@ -88,9 +93,9 @@ class Deduplicate(Runnable["DedupSummary"]):
         on_error: str = "raise",
     ) -> None:
         if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
-            given = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
+            types = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
             raise TypeError(
-                f"Deduplicate got {given}: pass settings such as ExactDuplicates(), and then a "
+                f"Deduplicate got {types}: pass settings such as ExactDuplicates(), and then a "
                 'writer such as ParquetWriter("clean/")'
             )
         check_choice("backend", backend, BACKENDS)
@@ -100,41 +105,48 @@ class Deduplicate(Runnable["DedupSummary"]):
 
     def __repr__(self) -> str:
         settings = Duplicates.__repr__(self.duplicates)  # code, without what some tell beside it
-        given = [shown(self.source), settings, shown(self.writer)]
-        lines = [f"    {each},\n" for each in given]
+        arguments = [shown(self.source), settings, shown(self.writer)]
+        lines = [f"    {argument},\n" for argument in arguments]
         if self.against is not None:
             lines.append(f"    against={shown(self.against)},\n")
         options = f"    backend={self.backend!r},\n    on_error={self.on_error!r},\n"
         return f"Deduplicate(\n{''.join(lines)}{options})"
 
-    def _make_job(self, **begin: Any) -> DedupJob:
+    def _make_job(self, options: RunOptions) -> DedupJob:
         source = _source(self.source, self.on_error)
         earlier = None
         known: dict[str, Any] = {"method": type(self.duplicates).__name__, "version": __version__}
-        for own in fields(self.duplicates):  # settings that the result depends on, no secret
-            value = getattr(self.duplicates, own.name)
-            if own.name not in LIMITS and not isinstance(value, PartitionMap):
-                known[own.name] = list(value) if isinstance(value, tuple) else value
-        identity = {"duplicates": {**known, "on_error": self.on_error}}
+        identity: dict[str, Any] = {}
+        for setting in fields(self.duplicates):  # settings that the result depends on, no secret
+            value = getattr(self.duplicates, setting.name)
+            if setting.name in LIMITS or isinstance(value, PartitionMap):
+                continue
+            if callable(value):
+                identity[setting.name] = describe(Function(value))
+            else:
+                known[setting.name] = list(value) if isinstance(value, tuple) else value
+        identity["duplicates"] = {**known, "on_error": self.on_error}
         for mapper in self.duplicates.mappers():
             mapper.prepare()
             identity[mapper.__name__] = describe(mapper)
         parts = [Deduplicate, self.source, self.duplicates, *self.duplicates.mappers(), self.writer]
+        parts += vars(self.duplicates).values()
         if self.against is not None:
             parts.append(self.against)
             earlier = _source(self.against, "whole")
-            found = earlier.identity().items()
-            identity |= {name.replace("input", "against", 1): values for name, values in found}
+            earlier.refuse_output(self.writer.directory, self.writer.sample_name)
+            inputs = earlier.identity().items()
+            identity |= {name.replace("input", "against", 1): values for name, values in inputs}
             remember(earlier.options_name, earlier.storage_options)
         removal = make_job(
             source,
             as_chain([]),
             self.writer,
+            options,
             backend=self.backend,
             on_error=self.on_error,
             identity=identity,
             code=f"{import_lines(parts)}\n\n{self!r}",
-            **begin,
         )
         job = DedupJob(**vars(removal), duplicates=self.duplicates, earlier=earlier)
         corpus = job.corpus()
@@ -144,7 +156,7 @@ class Deduplicate(Runnable["DedupSummary"]):
 
 @dataclass(repr=False)
 class DedupSummary:
-    """What a deduplication did.
+    """Result of a deduplication, in numbers.
 
     Attributes
     ----------
@@ -172,7 +184,7 @@ class DedupSummary:
         return self.removal.left_out
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON."""
+        """Return plain values by name, for JSON."""
         return {
             "duplicates": self.duplicates.as_dict(),
             "removal": self.removal.as_dict(),
@@ -182,27 +194,37 @@ class DedupSummary:
 
 @dataclass(frozen=True)
 class DedupJob(SteppedJob):
-    """A deduplication that is planned and checked; `earlier` is the earlier corpus."""
+    """Deduplication that is planned and checked; `earlier` is the earlier corpus."""
 
     folder = "_dedup"
     ledger = f"{folder}/{LEDGER}"
     last_step = "removal"
+    words: ClassVar[Mapping[str, str]] = {
+        "ids": "Checking that ids tell documents apart",
+        "signatures": "Computing signatures of texts",
+        "edges": "Linking documents with equal signatures, from band",
+        "centroids": "Finding clusters of embeddings",
+        "components": "Joining documents that may be duplicates",
+        "decisions": "Comparing them, and deciding which stay",
+        "counts": "Counting",
+        "duplicates": "Listing duplicates",
+        "removed": "Listing rows that go",
+        "removal": "Writing the documents that stay",
+    }
 
     duplicates: Duplicates
     earlier: Source | None
 
     def corpus(self) -> Corpus:
-        """The documents, as lazy frames that read them."""
-        spec, earlier = self.spec, self.earlier
-        if earlier is None:
-            return self.duplicates.corpus(self.source.frame(spec))
-        schema, name = earlier.input_schema, earlier.options_name
-        reads = replace(spec, input_schema=schema, input_name=name, on_error="whole")
-        return self.duplicates.corpus(self.source.frame(spec), earlier.frame(reads))
+        """Return the documents, as lazy frames that read them."""
+        backend = self.spec.backend
+        documents = self.source.frame(self.spec.on_error, backend)
+        earlier = None if self.earlier is None else self.earlier.frame("whole", backend)
+        return self.duplicates.corpus(documents, earlier)
 
     @contextlib.contextmanager
-    def current(self, client: Any) -> Iterator[None]:
-        """As of any job; without a client, frames are shuffled in memory, even if one is there."""
+    def current(self, client: Client | None) -> Iterator[None]:
+        """Prepare as any job; without a client, shuffle in memory, even if there is one."""
         method = {} if client is not None else {"dataframe.shuffle.method": "tasks"}
         with super().current(client), dask.config.set(method):
             if self.earlier is not None:
@@ -218,12 +240,12 @@ class DedupJob(SteppedJob):
         return replace(self, spec=replace(self.spec, before=chosen._drop(steps)))
 
     def result(self, steps: Steps, summary: JobSummary) -> DedupSummary:
-        """What was found, removed and kept."""
+        """Return the summary of duplicates, and of removed and kept rows."""
         counts = DuplicatesSummary.of(steps.ledger["duplicates"])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def _with_ids(self, steps: Steps) -> Duplicates:
-        """The settings, once it is known that ids tell documents apart; a column ``id`` may not."""
+        """Return the settings once ids are known to identify documents; a column ``id`` may not."""
         corpus = self.corpus()
         chosen = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
@@ -245,8 +267,8 @@ class DedupJob(SteppedJob):
             if not is_decided:
                 self.duplicates.decisions(corpus, steps.keep)
             counted = self.duplicates.count(corpus, steps.read("decisions"))
-            (found,) = steps.compute("counts", [counted])
-            steps.count(found.as_dict())
+            (summary,) = steps.compute("counts", [counted])
+            steps.count(summary.as_dict())
         steps.remove(but=KEPT)
         return DuplicatesSummary.of(steps.ledger["duplicates"])
 
@@ -269,30 +291,30 @@ class DedupJob(SteppedJob):
         gone = columns.map_partitions(removed, meta=removed(columns._meta))
         steps.keep("removed", by_partition(gone, self.source.count).reset_index())
         manifest = steps.manifest("removed")
-        return DropRows(steps.place("removed"), manifest.key, manifest.count)
+        return DropRows(steps.folder("removed"), manifest.key, manifest.count)
 
 
 @dataclass(frozen=True)
 class DropRows:
-    """Leaves out the rows of a part whose numbers the part's file of a step lists.
+    """Function that drops the rows of a part whose numbers the part's file of a step lists.
 
-    `key` is in the names of the `count` files at `place`.
+    `key` is in the names of the `count` files in `folder`.
     """
 
-    place: Place
+    folder: Store
     key: str
     count: int
 
-    def __call__(self, frame: Any, number: int) -> Any:
-        """The rows of the part with this number that stay."""
+    def __call__(self, frame: Frame, number: int) -> Any:
+        """Return the rows of the part with this number that stay."""
         name = part_name(number, self.count, self.key, ".parquet")
-        gone = read_rows(name, self.place)
+        gone = read_rows(name, self.folder)
         return drop_rows(frame, number, gone.set_index("document"))
 
 
-def _source(given: Any, on_error: str) -> Source:
-    """The source of a reader or frame; a frame's partitions stay as many as they are."""
-    if dask.is_dask_collection(given) and hasattr(given, "npartitions"):
-        key = {"Dask key": given._name, "partitions": given.npartitions}
-        return FrameSource(given, {"input": key})
-    return as_source(given, on_error)
+def _source(source: Any, on_error: str) -> Source:
+    """Return the source of a reader or frame; a frame's partitions stay as many as they are."""
+    if dask.is_dask_collection(source) and hasattr(source, "npartitions"):
+        key = {"Dask key": source._name, "partitions": source.npartitions}
+        return FrameSource(source, {"input": key})
+    return as_source(source, on_error)

@@ -1,4 +1,4 @@
-"""Which texts of a group of candidates share enough token n-grams with one that stays.
+"""Matching of the texts of a group: which share enough token n-grams with one that stays.
 
 The n-grams are those of words, so that what a group has in common is judged by other means than the
 character n-grams that made its texts candidates.
@@ -19,23 +19,33 @@ from gpuclassify.settings.checks import check_choice
 # So many of a text's smallest hashes are its sketch. Of two texts that share 80% of their n-grams,
 # that all of 16 differ has a chance of about one in 10^11.
 _SKETCH_HASHES = 16
-_OWNERS = 4  # documents that are noted for a hash: what more of them have is boilerplate
+_OWNERS = 4  # documents recorded for a hash: text that more of them share is boilerplate
 _WORD, _GAP, _ALONE = range(3)
-# Blocks of scripts that are written without spaces: each character is a token.
+# Blocks of what is written without spaces: each character is a token.
 _WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x1AAF),  # Tai Le, New Tai Lue, Khmer's symbols, Buginese, Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0x1BC0, 0x1BFF),  # Batak
+    (0x231A, 0x23FF),  # emoji
+    (0x2600, 0x27BF),
+    (0x2B00, 0x2BFF),
     (0x3005, 0x3007),  # ideographic iteration mark, closing mark and zero
-    (0x3040, 0x30FF),  # kana
-    (0x31F0, 0x31FF),
+    (0x3040, 0x312F),  # kana, Bopomofo
+    (0x31A0, 0x31BF),  # Bopomofo
+    (0x31F0, 0x31FF),  # kana
     (0x3400, 0x4DBF),  # CJK ideographs
-    (0x4E00, 0x9FFF),
-    (0xA9E0, 0xA9FF),  # Myanmar
-    (0xAA60, 0xAA7F),
+    (0x4E00, 0xA4CF),  # and Yi
+    (0xA980, 0xA9FF),  # Javanese, Myanmar
+    (0xAA60, 0xAADF),  # Myanmar, Tai Viet
     (0xF900, 0xFAFF),  # CJK ideographs
     (0xFF66, 0xFF9F),  # halfwidth kana
-    (0x1B000, 0x1B16F),  # kana
+    (0x11700, 0x1174F),  # Ahom
+    (0x16FE0, 0x18D8F),  # Tangut, Khitan
+    (0x1B000, 0x1B2FF),  # kana, Nushu
+    (0x1F000, 0x1FAFF),  # emoji
     (0x20000, 0x3FFFF),  # CJK ideographs
 )
 # FNV-1a's offset basis and prime (draft-eastlake-fnv, 64 bits), here over characters, not bytes.
@@ -57,10 +67,11 @@ def _character_kinds() -> np.ndarray:
 
 
 _KINDS = _character_kinds()
+_CHARACTERS = np.full_like(_KINDS, _ALONE)
 
 
 class NgramSets(NamedTuple):
-    """The n-grams of some texts as hashes.
+    """N-grams of some texts as hashes.
 
     Those of text i are ``hashes[offsets[i]:offsets[i + 1]]``: uint64, sorted and distinct, and at
     least one. ``offsets`` is int64 (texts + 1,).
@@ -70,14 +81,15 @@ class NgramSets(NamedTuple):
     hashes: np.ndarray
 
 
-def ngram_sets(texts: pa.LargeStringArray, n: int) -> NgramSets:
-    """The distinct n-grams of each text's tokens, as 64-bit hashes.
+def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = False) -> NgramSets:
+    """Hash the distinct n-grams of each text's tokens, or of its characters, to 64 bits.
 
     A token is a run of characters other than white space (`str.isspace`) and ASCII punctuation,
     in the case that it has. A character of a script without spaces (CJK ideographs, kana, Thai,
-    Lao, Khmer, Myanmar) is a token by itself. A text of fewer than `n` tokens has one n-gram of
-    them all; a text without tokens is one token as a whole. Takes 8 bytes for each n-gram, and
-    while it is made address space (not memory) for twice as many as there are.
+    Lao, Khmer, Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a token by itself. A text of
+    fewer than `n` tokens has one n-gram of them all; a text without tokens is one token as a whole.
+    Takes 8 bytes for each n-gram, and while it is made address space (not memory) for twice as many
+    as there are.
     """
     if texts.null_count:
         raise ValueError(f"{texts.null_count} of {len(texts)} texts are null: drop them before")
@@ -86,28 +98,29 @@ def ngram_sets(texts: pa.LargeStringArray, n: int) -> NgramSets:
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     characters = np.frombuffer(data or b"", np.uint8)
-    return NgramSets(*_ngram_sets(characters, ends, n, _KINDS))
+    # Of words each takes two bytes at least: with the gap behind it, or three by itself.
+    kinds, least_bytes = (_CHARACTERS, 1) if by_characters else (_KINDS, 2)
+    return NgramSets(*_ngram_sets(characters, ends, n, kinds, least_bytes))
 
 
 @njit(nogil=True, cache=True)
-def _ngram_sets(data, ends, n, kinds):
+def _ngram_sets(data, ends, n, kinds, least_bytes):
     texts = len(ends) - 1
-    # Tokens take at least two bytes each: with the gap behind them, or three by themselves. What
-    # is not written takes no memory.
-    hashes = np.empty((ends[-1] - ends[0]) // 2 + texts, np.uint64)
+    # What is not written takes no memory.
+    hashes = np.empty((ends[-1] - ends[0]) // least_bytes + texts, np.uint64)
     offsets = np.zeros(texts + 1, np.int64)
     for text in range(texts):
-        found = hashes[offsets[text] :]
-        tokens = _hash_tokens(data[ends[text] : ends[text + 1]], kinds, found)
-        ngrams = _hash_ngrams(found, tokens, n)
-        found[:ngrams].sort()
-        offsets[text + 1] = offsets[text] + _drop_repeats(found, ngrams)
+        text_hashes = hashes[offsets[text] :]
+        tokens = _hash_tokens(data[ends[text] : ends[text + 1]], kinds, text_hashes)
+        ngrams = _hash_ngrams(text_hashes, tokens, n)
+        text_hashes[:ngrams].sort()
+        offsets[text + 1] = offsets[text] + _drop_repeats(text_hashes, ngrams)
     return offsets, hashes[: offsets[-1]].copy()
 
 
 @njit(nogil=True, cache=True)
-def _hash_tokens(text, kinds, found):
-    """Write the hashes of a text's tokens to `found`; returns how many.
+def _hash_tokens(text, kinds, hashes):
+    """Write the hashes of a text's tokens to `hashes`; return how many.
 
     Without a branch for each gap, which no processor could foresee: what stands behind the last
     token is overwritten until a word ends there. Unsigned places cannot count from the end, which
@@ -118,10 +131,10 @@ def _hash_tokens(text, kinds, found):
     while at < len(text):
         code, at = _character(text, at)
         kind = kinds[code]
-        found[count] = word
+        hashes[count] = word
         count += np.uint64((kind != _WORD) & (word != _FNV_START))
         if kind == _ALONE:
-            found[count] = add(_FNV_START, code)
+            hashes[count] = add(_FNV_START, code)
             count += np.uint64(1)
         longer = add(word, code)
         word = longer if kind == _WORD else _FNV_START
@@ -129,14 +142,14 @@ def _hash_tokens(text, kinds, found):
         for byte in text:
             word = add(word, np.uint64(byte))
     if count == 0 or word != _FNV_START:
-        found[count] = word
+        hashes[count] = word
         count += np.uint64(1)
     return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
 def _character(text, at):
-    """The code point of the UTF-8 character at a byte, and where the next one begins."""
+    """Return the code point of the UTF-8 character at a byte, and where the next one begins."""
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
 
@@ -153,47 +166,47 @@ def _long_character(text, at):
 
 @njit(nogil=True, cache=True)
 def add(state, value):
-    """One more value in a hash of several."""
+    """Add one more value to a hash of several."""
     return (state ^ value) * _FNV_PRIME
 
 
 @njit(nogil=True, cache=True)
 def mix(value):
-    """A hash whose every bit depends on every bit of the value."""
+    """Return a hash whose every bit depends on every bit of the value."""
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_1
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_2
     return value ^ (value >> _MIX_SHIFT)
 
 
 @njit(nogil=True, cache=True)
-def _hash_ngrams(found, tokens, n):
-    """Overwrite the hashes of tokens with those of the n-grams that begin there; how many."""
+def _hash_ngrams(hashes, tokens, n):
+    """Overwrite token hashes with those of the n-grams that begin there; return how many."""
     size = min(n, tokens)
     for token in range(tokens):
-        found[token] = mix(found[token])
+        hashes[token] = mix(hashes[token])
     for first in range(tokens - size + 1):
         ngram = np.uint64(size)
         for token in range(first, first + size):
-            ngram = add(ngram, found[token])
-        found[first] = mix(ngram)
+            ngram = add(ngram, hashes[token])
+        hashes[first] = mix(ngram)
     return tokens - size + 1
 
 
 @njit(nogil=True, cache=True)
-def _drop_repeats(found, count):
-    """Move the distinct of sorted values to the front; returns how many."""
+def _drop_repeats(hashes, count):
+    """Move the distinct of sorted values to the front; return how many."""
     distinct = 1
     for at in range(1, count):
-        if found[at] != found[at - 1]:
-            found[distinct] = found[at]
+        if hashes[at] != hashes[at - 1]:
+            hashes[distinct] = hashes[at]
             distinct += 1
     return distinct
 
 
 class Matches(NamedTuple):
-    """Which document stays for each one.
+    """Matches of documents: the one that stays for each, and their similarity.
 
-    ``kept`` is its row, int64 (documents,): the document's own if it stays itself; ``similarity``,
+    ``kept`` is its row, int64 (documents,): its row if it stays; ``similarity``,
     float32, that to the document of this row. ``compared``, int8, says how many documents it was
     compared with, 0 to 2: the last one it is like, if it goes.
     """
@@ -206,7 +219,7 @@ class Matches(NamedTuple):
 def match_groups(
     sets: NgramSets, starts: np.ndarray, is_fixed: np.ndarray, *, threshold: float, measure: str
 ) -> Matches:
-    """Which documents of each group go, because one that stays is similar enough.
+    """Find the documents of each group that go, because one that stays is similar enough.
 
     The first document of a group stays. Each further one is compared with at most two that stay:
     the first, and the one of the others that has the same n-grams or else shares the most of the
@@ -236,7 +249,7 @@ def match_groups(
 
 
 class _Sketches(NamedTuple):
-    """A hash table of the sketches of a group's documents that stay.
+    """Hash table of the sketches of a group's documents that stay.
 
     A slot is free if its ``owners`` are not of this group: groups come in order, so that their rows
     are smaller.
@@ -287,14 +300,14 @@ def _empty_sketches(starts):
 
 @njit(nogil=True, cache=True)
 def _part(table, documents):
-    """As much of the table as these documents need: small groups stay in the processor's cache."""
+    """Return the part of the table that these documents need, to stay in the processor's cache."""
     slots = _slots(documents)
     return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
 
 
 @njit(nogil=True, cache=True)
 def _slots(documents):
-    """Room for the sketches of so many documents, at most half full: a power of two."""
+    """Return the room for the sketches of so many documents, at most half full: a power of two."""
     slots = 1
     while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2
@@ -314,7 +327,7 @@ def _similarity(ngrams, others, by_containment):
 
 @njit(nogil=True, cache=True)
 def _count_shared(some, others):
-    """How many values are in both of two sorted arrays: nearly linear in the shorter one."""
+    """Count the values in both of two sorted arrays, in time nearly linear in the shorter one."""
     if len(some) > len(others):
         some, others = others, some
     shared = at = 0
@@ -334,7 +347,7 @@ def _count_shared(some, others):
 
 @njit(nogil=True, cache=True)
 def _slot(sketches, ngram, first):
-    """Where a hash is, or the free place for it."""
+    """Return the slot of a hash, or the free slot for it."""
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
     while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
@@ -361,7 +374,7 @@ def _enter(sketches, ngram, first, row):
 
 @njit(nogil=True, cache=True)
 def _whole(ngrams):
-    """One hash of all n-grams of a text."""
+    """Return one hash of all n-grams of a text."""
     whole = np.uint64(len(ngrams))
     for ngram in ngrams:
         whole = add(whole, ngram)
@@ -370,7 +383,7 @@ def _whole(ngrams):
 
 @njit(nogil=True, cache=True)
 def _most_shared(sketches, ngrams, first):
-    """The row with the same n-grams, or that shares the most of a document's sketch; or -1.
+    """Return the row with the same n-grams, or sharing most of a document's sketch; or -1.
 
     A hash that many have says little of any: it counts for one part in as many. Of rows that share
     as much, it is the first.

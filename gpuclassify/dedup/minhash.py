@@ -11,21 +11,20 @@ modulo 2**61 - 1 as well, but its kernel multiplies in 32 bits, which leaves not
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import Frame, backend_of
 
 BLOCK = 512  # windows hashed at a time: all that is known of them stays in 32 KiB of L1
 SLICE = 1024  # texts whose signatures are held at a time: about 1 MB
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Factors `a` and terms `b` of the hash functions, uint32 (count,).
+    """Draw factors `a` and terms `b` of the hash functions, uint32 (count,).
 
     They are drawn in NeMo Curator's order, from ``RandomState`` below 2**31 - 1, a before b; as
     there, ``a[0]`` is the seed of the windows' hash too.
@@ -40,7 +39,7 @@ def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def signatures(
     texts: pa.Array | pa.ChunkedArray, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> np.ndarray:
-    """MinHash signatures, uint32 (texts, hashes), with the parameters of libcudf.
+    """Compute MinHash signatures, uint32 (texts, hashes), with the parameters of libcudf.
 
     `a` and `b` are uint32 (hashes,), the hash functions' factors and terms; `seed` is that of the
     windows' hash, and `width` a window's characters. Null and empty texts have no windows, and
@@ -56,7 +55,7 @@ def signatures(
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """A key for each band of signatures, int64 (texts, bands), which holds the band's number too.
+    """Fold each band of signatures, with its number, into a key, int64 (texts, bands).
 
     Which band it is, then its numbers one by one are added and go through the finaliser of
     SplitMix64 (Steele, Lea and Flood 2014; the constants of Stafford's mix 13). Two bands that
@@ -74,7 +73,7 @@ def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
 
 
 def band_keys(
-    frame: Any,
+    frame: Frame,
     column: str,
     *,
     ngram_chars: int,
@@ -83,7 +82,7 @@ def band_keys(
     seed: int,
     device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of texts' bands: texts that share one are candidates for near-duplicates.
+    """Compute the keys of texts' bands: texts that share one are candidates for near-duplicates.
 
     A pandas frame's texts are hashed on the host, a cudf frame's on the GPU: the same. Keys are
     int64 (rows of the frame, bands); with them comes which rows have a text, for those of null and
@@ -141,7 +140,7 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 
 @njit(nogil=True, cache=True)
 def _find_chars(data, starts):
-    """Note where characters start, and where the last one ends; their number, as many as fit."""
+    """Note where characters start, and where the last one ends; return how many of them fit."""
     chars = 0
     for place in range(len(data)):
         starts[chars] = place
@@ -154,7 +153,7 @@ def _find_chars(data, starts):
 
 @njit(nogil=True, cache=True)
 def _scramble_words(data, words):
-    """The part of MurmurHash3_x86_32 that sees four bytes alone, at every byte."""
+    """Compute, at every byte, the part of MurmurHash3_x86_32 that sees four bytes alone."""
     for place in range(len(data) - 3):
         words[place] = _scramble(
             data[place] | data[place + 1] << 8 | data[place + 2] << 16 | data[place + 3] << 24
@@ -163,7 +162,7 @@ def _scramble_words(data, words):
 
 @njit(nogil=True, cache=True)
 def _hash_heads(words, size, width, seed, heads):
-    """Hash the bytes that every window has, from each byte on, many at once; their number."""
+    """Hash the bytes that every window has, from each byte on, many at once; return how many."""
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
     heads[:] = seed
@@ -176,7 +175,7 @@ def _hash_heads(words, size, width, seed, heads):
 
 @njit(nogil=True, cache=True)
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
-    """MurmurHash3_x86_32 from each start to its stop, of which `head` bytes are done; 1 for 0."""
+    """Compute MurmurHash3_x86_32 from each start to its stop, after `head` bytes; 1 for 0."""
     for window in range(len(hashes)):
         start, stop = starts[window], stops[window]
         h = heads[start]

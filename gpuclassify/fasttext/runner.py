@@ -18,24 +18,22 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.fasttext.host import HostClient, check_library
-from gpuclassify.fasttext.model_file import FastTextFile, FastTextModel
+from gpuclassify.fasttext.model_file import FastTextModel
 from gpuclassify.frames import Texts
-from gpuclassify.mapping.heads import (
-    SCORES,
-    Columns,
-    LabelHead,
-    label_array,
-    named_columns,
-    named_fields,
-)
-from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner, TokenLengths
-from gpuclassify.models.checkpoint import CheckpointError, some_of
+from gpuclassify.mapping.heads import SCORES, Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead, label_array
+from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
+from gpuclassify.workers.machine import usable_cores
 from gpuclassify.workers.run_context import RunStats, advance
 
 # Texts, and characters of them, that are sent at once: the copies of more would take memory.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
 _TEXTS_AT_A_TIME = 256  # whose encodings are alive together
 PREFIX = "__label__"
+# The word that ends a line for the library, between what separates words for it.
+_LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
 # Languages of which the web has much, by ISO 639-1, with their codes of ISO 639-3: also those of
 # the one language of a group, such as Mandarin of Chinese, that models have labels for.
 _TWO_AND_THREE_LETTERS = """
@@ -52,7 +50,7 @@ _THREE_LETTERS = {pair[:2]: pair[3:].split(",") for pair in _TWO_AND_THREE_LETTE
 
 
 class FastTextRunner(Runner):
-    """Asks the library, in a process that all processes of a node share.
+    """Runner that asks the library, in a process that all processes of a node share.
 
     Outputs are records, one for each text, of two fields: ``label``, int32 (k,), ids of the most
     probable labels, -1 where the library gives fewer; and ``probability``, float32 (k,), as the
@@ -62,21 +60,23 @@ class FastTextRunner(Runner):
     model: FastTextModel
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """The most probable labels of distinct texts; see `Runner.run`."""
+        """Return the most probable labels of distinct texts; see `Runner.run`."""
         labels, options = self.model.checkpoint.labels, self.options
         k = len(labels) if options.needs_score else options.top_k or 1
         kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
         values = np.empty(len(texts), dtype=kinds)
-        own = texts.to_list()
+        lines = texts.to_list()
         started = time.perf_counter()
-        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, own)))]
+        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
         with (
             self.lease(*self.device_and_dtype()) as (host, words),
             ThreadPoolExecutor(compute_threads()) as pool,
         ):
-            answers = pool.map(lambda each: host.predict(self._lines(own[each], words), k), blocks)
-            for block, found in zip(blocks, answers, strict=True):
-                values["label"][block], values["probability"][block] = found
+            answers = pool.map(
+                lambda part: host.predict(self._lines(lines[part], words), k), blocks
+            )
+            for block, predictions in zip(blocks, answers, strict=True):
+                values["label"][block], values["probability"][block] = predictions
                 advance(block.stop - block.start)
         stats.batches += len(blocks)
         stats.model_seconds += time.perf_counter() - started
@@ -88,17 +88,19 @@ class FastTextRunner(Runner):
                 f"{name_text(int(place))}: take another model, or remove the row"
             )
         ones, all_read = np.ones(len(texts), np.int64), np.ones(len(texts), np.float32)
-        return Outputs(values, np.arange(len(texts)), ones, all_read)
+        return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Words between white space, all of which the model reads; see `Runner.token_lengths`."""
+        """Count words between white space, all of which are read; see `Runner.token_lengths`."""
         lines = self._lines(texts, self._token_words())
         words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
         return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
 
     @contextlib.contextmanager
-    def lease(self, device: Any, dtype: Any) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """The process that holds the model, and what makes its words; see `Runner.lease`."""
+    def lease(
+        self, device: object, dtype: object
+    ) -> Iterator[tuple[HostClient, TokenWords | None]]:
+        """Lease the process that holds the model, and what makes its words; see `Runner.lease`."""
         from gpuclassify.inference.residency import MODELS
 
         def load() -> tuple[HostClient, TokenWords | None]:
@@ -111,11 +113,11 @@ class FastTextRunner(Runner):
             yield loaded
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """The CPU and float32, without torch."""
+        """Return the CPU and float32, without torch."""
         return "cpu", np.dtype(np.float32)
 
     def batch_bytes(self) -> int:
-        """A block of texts is small beside everything else."""
+        """Return 0: a block of texts is small beside everything else."""
         return 0
 
     def check_weights(self) -> None:
@@ -123,12 +125,15 @@ class FastTextRunner(Runner):
         check_library()
 
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
-        """What the library is given of each text: one line, because it reads no further."""
+        """Convert each text to the library's input: one line, because it reads no further."""
         if words is not None:
-            return words(texts)
-        if self.options.preprocess == "dclm":
-            return [" ".join(text.strip().splitlines()) for text in texts]
-        return [text.replace("\n", " ") for text in texts]
+            texts = words(texts)
+        elif self.options.preprocess == "dclm":
+            texts = [" ".join(text.strip().splitlines()) for text in texts]
+        elif self.options.preprocess == "lower":
+            texts = [text.lower() for text in texts]
+        lines = [text.replace("\n", " ") for text in texts]
+        return [_LINE_END.sub(" ", line) if "</s>" in line else line for line in lines]
 
     def _token_words(self) -> TokenWords | None:
         path = self.model.fetch_tokenizer()
@@ -136,7 +141,7 @@ class FastTextRunner(Runner):
 
 
 class TokenWords:
-    """Makes texts into the tokens of a tokenizer, with a space between any two.
+    """Converter of texts to the tokens of a tokenizer, with a space between any two.
 
     To the character what `fasttext_preprocess_func` makes, which Ultra-FineWeb's classifiers were
     trained and are published with: lower case, no marks, and breaks as a backslash and a letter.
@@ -149,18 +154,20 @@ class TokenWords:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         ids = range(max(self._tokenizer.get_vocab().values()) + 1)
-        words = self._tokenizer.decode_batch([[own] for own in ids], skip_special_tokens=False)
+        words = self._tokenizer.decode_batch(
+            [[token_id] for token_id in ids], skip_special_tokens=False
+        )
         escapes = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
         self._words = [word.translate(escapes) for word in words]
 
     def __call__(self, texts: list[str]) -> list[str]:
-        """The line of each text."""
+        """Return the line of each text."""
         plain = [self._plain(text) for text in texts]
         lines = []
         for start in range(0, len(plain), _TEXTS_AT_A_TIME):
             block = plain[start : start + _TEXTS_AT_A_TIME]
-            for found in self._tokenizer.encode_batch_fast(block, add_special_tokens=False):
-                line = " ".join(map(self._words.__getitem__, found.ids))
+            for encoding in self._tokenizer.encode_batch_fast(block, add_special_tokens=False):
+                line = " ".join(map(self._words.__getitem__, encoding.ids))
                 lines.append(re.sub(" {2,}", " ", line).strip())
         return lines
 
@@ -176,17 +183,15 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Cores that one partition may take: those that torch would have, which need not be here."""
+    """Return the cores that one partition may take: those that torch, if it is here, would have."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
-    from dask.system import cpu_count
-
-    given, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
-    return int(given or cpu_count())
+    threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
+    return int(threads or usable_cores())
 
 
 def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of texts within `BLOCK_TEXTS` and, but for a single text, `BLOCK_CHARS`."""
+    """Yield bounds of runs of texts within `BLOCK_TEXTS` and, except single ones, `BLOCK_CHARS`."""
     ends = np.cumsum(char_counts)
     start = 0
     while start < len(ends):
@@ -198,7 +203,7 @@ def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
 
 
 class FastTextHead(LabelHead):
-    """The most probable label with its probability, that of a label by its name, and the first k.
+    """Most probable label with its probability, that of a label by its name, and the first k.
 
     Reads the records of `FastTextRunner`. Where the library gives a text no label, because it knows
     none of its words, label and numbers are null, and the text passes no filter.
@@ -208,11 +213,11 @@ class FastTextHead(LabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """The labels in the library's order: as given, or from the file."""
+        """Labels in the library's order: as given, or from the file."""
         return list(self.options.labels or self.labels_of(self.model.checkpoint))
 
-    def labels_of(self, file: FastTextFile) -> tuple[str, ...]:
-        """The labels of a file as rows get them: as the library has them."""
+    def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
+        """Return the labels of a file in the form of the rows: unchanged."""
         return file.labels
 
     @property
@@ -221,7 +226,7 @@ class FastTextHead(LabelHead):
         return self.options.top_k or 0
 
     def fields(self) -> list[pa.Field]:
-        """Label, confidence, score and the first k, as far as they are asked for."""
+        """Return label, confidence, score and the first k, as far as they are asked for."""
         options = self.options
         fields = named_fields(
             (self.label_field, pa.string()),
@@ -234,7 +239,7 @@ class FastTextHead(LabelHead):
         return fields
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for records, (texts,)."""
+        """Return columns for records, (texts,)."""
         options, ids = self.options, values["label"]
         columns = named_columns(
             (self.label_field, label_array(ids[:, 0], self.labels)),
@@ -252,24 +257,24 @@ class FastTextHead(LabelHead):
         return columns
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Which texts have a wanted label, confidence and score."""
+        """Tell which texts have a wanted label, confidence and score."""
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
         return passed | self.passes_score(self._scores(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """The probability of each text's label."""
+        """Return the probability of each text's label."""
         return np.nan_to_num(values["probability"][:, 0])
 
-    def check_model(self, checkpoint: Any) -> None:
+    def check_model(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if `labels` are not the file's, or fewer than `top_k`."""
-        given, found = self.options.labels, self.labels_of(checkpoint)
-        if given not in (None, found):
+        expected, labels = self.options.labels, self.labels_of(checkpoint)
+        if expected not in (None, labels):
             raise CheckpointError(
-                f"the {len(given)} labels= are not those of {self.options.model}, which are "
-                f"{some_of(found, 60)}: pass all {len(found)} in this order, or leave labels out"
+                f"the {len(expected)} labels= are not those of {self.options.model}, which are "
+                f"{some_of(labels, 60)}: pass all {len(labels)} in this order, or leave labels out"
             )
-        wanted, there = self.options.top_k, len(found)
+        wanted, there = self.options.top_k, len(labels)
         if wanted is not None and wanted > there:
             raise CheckpointError(
                 f"top_k={wanted}, and {self.options.model} has {there} labels: pass at most {there}"
@@ -282,7 +287,7 @@ class FastTextHead(LabelHead):
             self.check_labels(self.options.score_label)
 
     def _scores(self, values: np.ndarray) -> np.ndarray:
-        """The probability of `score_label`, 0 where the library leaves it out as too small."""
+        """Return the probability of `score_label`, 0 where the library leaves it out as small."""
         if self.options.score_label is None:
             return np.zeros(0, dtype=np.float32)
         is_meant = values["label"] == self.labels.index(self.options.score_label)
@@ -291,16 +296,16 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """As `FastTextHead`, with labels that are names of languages: without their prefix.
+    """`FastTextHead` whose labels are names of languages, without their prefix.
 
     Models name them by two letters of ISO 639-1, or by ISO 639-3 with a script (deu_Latn).
     """
 
-    def labels_of(self, file: FastTextFile) -> tuple[str, ...]:
-        """Languages, in the library's order."""
+    def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
+        """Return the languages, in the library's order."""
         return tuple(label.removeprefix(PREFIX) for label in file.labels)
 
-    def check_labels(self, *names: Any) -> None:
+    def check_labels(self, *names: str) -> None:
         """Raise ValueError for a language that the model does not have, or names otherwise."""
         for name in names:
             meant = same_language(name, self.labels)
@@ -313,7 +318,7 @@ class LanguageHead(FastTextHead):
 
 
 def same_language(name: str, labels: Iterable[str]) -> list[str]:
-    """The labels of the language with this name: ``deu_Latn`` of ``de``, and the other way."""
+    """Return the labels of the language with this name: ``deu_Latn`` for ``de``, and vice versa."""
 
     def codes(label: str) -> set[str]:
         code = label.partition("_")[0]

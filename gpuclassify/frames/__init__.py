@@ -1,10 +1,10 @@
-"""The dataframe backends behind a few verbs; read `pandas.py` first.
+"""Dataframe backends behind a few functions; read `pandas.py` first.
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
-`string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns` and `take_rows`;
-cudf's also has `text_series`, which leaves texts on the GPU, and `text_minhashes`. What mappers add
-travels between them as Arrow arrays, one a column; the Arrow field says the kind of column on every
-backend:
+`string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns`, `take_rows`,
+`without_views` and `with_views`; cudf's also has `text_series`, which leaves texts on the GPU, and
+`text_minhashes`. What mappers add travels between them as Arrow arrays, one a column; the Arrow
+field says the kind of column on every backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf
@@ -26,7 +26,7 @@ The array of a field may also be a DictionaryArray of its type: both backends lo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -35,35 +35,94 @@ import pyarrow as pa
 
 from gpuclassify.settings.checks import BACKENDS, install
 
+Change = Callable[[pa.DataType], pa.DataType]
+
+
+class Frame(Protocol):
+    """Plain DataFrame of pandas or cudf, as far as both are alike."""
+
+    @property
+    def columns(self) -> Any:
+        """Index of the columns' names."""
+
+    @property
+    def dtypes(self) -> Any:
+        """Series of the columns' dtypes, by name."""
+
+    @property
+    def index(self) -> Any:
+        """Index of the rows."""
+
+    @property
+    def iloc(self) -> Any:
+        """Access to rows by position."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: object) -> Any: ...
+
+
+class LazyFrame(Protocol):
+    """DataFrame of Dask over plain frames of either library."""
+
+    _meta: Frame
+
+    @property
+    def columns(self) -> Any:
+        """Index of the columns' names."""
+
+    @property
+    def npartitions(self) -> int:
+        """Number of partitions."""
+
+    @property
+    def divisions(self) -> tuple[Any, ...]:
+        """Index labels at the partitions' edges, None where unknown."""
+
+    def __getitem__(self, key: object) -> Any: ...
+
+    def map_partitions(self, func: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """Map a function over the partitions, lazily."""
+
 
 class Texts(Protocol):
-    """A partition's texts as mappers read them, null where a row has none."""
+    """Texts of a partition as mappers read them, null where a row has none."""
 
     def __len__(self) -> int: ...
 
     def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
-        """Distinct texts cut to `max_chars`, without null, and where each row's is among them.
+        """Return distinct texts cut to `max_chars`, without null, and each row's place among them.
 
         The places are int64 (rows,), -1 for a null row.
         """
 
     def take(self, places: np.ndarray) -> Texts:
-        """The texts at these places, in that order."""
+        """Return the texts at these places, in that order."""
 
     @property
     def char_counts(self) -> np.ndarray:
         """Characters of each text, int64 (texts,); 0 for null."""
 
     def to_list(self) -> list[Any]:
-        """The texts on the host, None for null."""
+        """Return the texts on the host, None for null."""
+
+
+def cut_text(text: Any, max_chars: int | None) -> Any:
+    """Return the first characters of a text, of a pair those of each of its texts."""
+    return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
+
+
+def char_count(text: Any) -> int:
+    """Count the characters of a text, or of both of a pair."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 class HostTexts(list[Any]):
-    """Texts as Python strings, None where a row has none."""
+    """Texts as Python strings, or pairs of them as tuples; None where a row has none."""
 
     def fold(self, max_chars: int | None) -> tuple[HostTexts, np.ndarray]:
-        """Distinct texts in order of appearance; see `Texts.fold`."""
-        cut = self if max_chars is None else [text and text[:max_chars] for text in self]
+        """Return distinct texts in order of appearance; see `Texts.fold`."""
+        cut = self if max_chars is None else [text and cut_text(text, max_chars) for text in self]
         distinct = dict.fromkeys(cut)
         distinct.pop(None, None)
         places = {text: place for place, text in enumerate(distinct)} | {None: -1}
@@ -71,21 +130,21 @@ class HostTexts(list[Any]):
         return HostTexts(distinct), positions
 
     def take(self, places: np.ndarray) -> HostTexts:
-        """The texts at these places, in that order."""
+        """Return the texts at these places, in that order."""
         return HostTexts(self[place] for place in places)
 
     @property
     def char_counts(self) -> np.ndarray:
         """Characters of each text, int64 (texts,); 0 for null."""
-        return np.fromiter((len(text or "") for text in self), dtype=np.int64, count=len(self))
+        return np.fromiter((char_count(text or "") for text in self), np.int64, count=len(self))
 
     def to_list(self) -> list[Any]:
-        """The texts themselves."""
+        """Return the texts themselves."""
         return self
 
 
-def backend_of(frame: Any) -> ModuleType:
-    """The backend module for a plain pandas or cudf DataFrame, found without importing cudf."""
+def backend_of(frame: object) -> ModuleType:
+    """Return the backend module of a plain pandas or cudf DataFrame, without importing cudf."""
     for kind in type(frame).__mro__:
         library = kind.__module__.partition(".")[0]
         if kind.__name__ == "DataFrame" and library in BACKENDS:
@@ -99,7 +158,7 @@ def backend_of(frame: Any) -> ModuleType:
 
 
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
-    """A pandas frame of a text or several, which are the values of each of `columns`."""
+    """Return a pandas frame of a text or several, which are the values of each of `columns`."""
     import pandas as pd
 
     values = [texts] if isinstance(texts, str) else list(texts)
@@ -113,7 +172,7 @@ def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) ->
 
 
 def import_cudf() -> Any:
-    """The cudf library; ModuleNotFoundError says how to install it."""
+    """Import the cudf library; ModuleNotFoundError says how to install it."""
     try:
         return importlib.import_module("cudf")
     except ModuleNotFoundError as err:
@@ -126,20 +185,49 @@ def import_cudf() -> Any:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type of Arrow is one of strings."""
+    """Return whether a type of Arrow is one of strings."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(kind) for is_kind in kinds)
 
 
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the same values without codes and views, at any depth; JSON's is text."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if isinstance(kind, pa.JsonType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.string() if is_text(kind) else pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, plain_type(field.type)) for field in kind.fields])
+    return inside(kind, plain_type)
+
+
+def inside(kind: pa.DataType, change: Change) -> pa.DataType:
+    """Return the type with what it consists of changed."""
+    new = kind
+    if pa.types.is_list(kind) or pa.types.is_list_view(kind):
+        new = pa.list_(change(kind.value_type))
+    elif pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
+        new = pa.large_list(change(kind.value_type))
+    elif pa.types.is_fixed_size_list(kind):
+        new = pa.list_(change(kind.value_type), kind.list_size)
+    elif pa.types.is_map(kind):
+        new = pa.map_(change(kind.key_type), change(kind.item_type))
+    elif pa.types.is_struct(kind):
+        new = pa.struct([field.with_type(change(field.type)) for field in kind.fields])
+    return kind if new == kind else new
+
+
 def unpack_digests(digests: bytes) -> np.ndarray:
-    """Digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
+    """Return digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
     return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
 
 
-def to_pandas(frame: Any) -> Any:
-    """The frame in pandas: one of cudf is copied to the host, in types that hold null."""
+def to_pandas(frame: Frame) -> Any:
+    """Return the frame in pandas without views; copy one of cudf to the host, in nullable types."""
     if not hasattr(frame, "to_pandas"):
-        return frame
+        return backend_of(frame).without_views(frame)
     try:
         return frame.to_pandas(nullable=True)
     except NotImplementedError:  # for times, categories, lists and structs, which hold null anyway
@@ -151,7 +239,7 @@ def to_pandas(frame: Any) -> Any:
 
 
 def name_row(frame: Any, row: int) -> str:
-    """What messages call the row at position `row` of `frame`."""
+    """Name the row at position `row` of `frame` in messages."""
     label = frame.index[row]
     shown = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
     return f"row {row} (index label {shown!r})"

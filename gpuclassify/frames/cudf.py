@@ -15,9 +15,12 @@ MOST_NUMBERS = 2**31 - 1  # in a column of lists, whose offsets have 32 bits
 
 
 def check_text_column(frame: cudf.DataFrame, column: str) -> None:
-    """Raise TypeError unless `column` holds strings."""
+    """Raise TypeError unless `column` holds strings, categories that are strings, or nothing."""
     dtype = frame[column].dtype
-    if not cudf.api.types.is_string_dtype(dtype):
+    kind = dtype.categories.dtype if isinstance(dtype, cudf.CategoricalDtype) else dtype
+    if cudf.api.types.is_string_dtype(kind):
+        return
+    if not len(frame) or frame[column].null_count < len(frame):
         raise TypeError(
             f"column {column!r} holds {dtype}, not strings: "
             f'convert it with df[{column!r}].astype("str"), or name another column'
@@ -35,14 +38,14 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> None:
-    """None: cudf has one string type, and libcudf columns carry it."""
+    """Return None: cudf has one string type, and libcudf columns carry it."""
     return
 
 
 def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
-    """The strings of `column`, cut to `max_chars` characters on the GPU; None where null.
+    """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null.
 
-    They go through Arrow, which brings a column that cudf has spilled back first; libcudf's own
+    They go through Arrow, which brings a column that cudf has spilled back first; libcudf's
     ``Column.to_pylist`` reads freed memory then. Arrow's conversion costs little more than the
     copies themselves: measured 0.23 microseconds for a text of 100 characters.
     """
@@ -51,11 +54,13 @@ def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str
 
 
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
-    """The strings of `column` on the GPU, cut to `max_chars` characters.
+    """Return the strings of `column` on the GPU, cut to `max_chars` characters.
 
     None for a partition without any string, whatever type it was read as.
     """
     series = frame[column]
+    if isinstance(series.dtype, cudf.CategoricalDtype):
+        series = series.astype(series.dtype.categories.dtype)
     if not cudf.api.types.is_string_dtype(series.dtype):
         if len(series) and not series.isnull().all():
             raise TypeError(
@@ -66,7 +71,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
 
 
 def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
-    """The strings of `column` on the host, as an Arrow array; null where null."""
+    """Return the strings of `column` on the host, as an Arrow array; null where null."""
     series = text_series(frame, column, None)
     if series is None:
         return pa.nulls(len(frame), pa.large_string())
@@ -75,7 +80,7 @@ def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
 
 
 def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The MD5 of each text's UTF-8 bytes, computed on the GPU; see `text_digests` of pandas."""
+    """Return the MD5 of each text's UTF-8 bytes, made on the GPU; see `text_digests` of pandas."""
     series = text_series(frame, column, None)
     if series is None:
         return np.zeros((len(frame), 2), np.int64), np.zeros(len(frame), bool)
@@ -87,7 +92,7 @@ def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.nda
 def text_minhashes(
     frame: cudf.DataFrame, column: str, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """MinHash signatures, computed on the GPU; `gpuclassify.dedup.minhash` has the formula.
+    """Return MinHash signatures, made on the GPU; `gpuclassify.dedup.minhash` has the formula.
 
     Gives them as uint32 (rows, hashes), zeros for null and empty texts, and which rows have a text
     that is not empty, bool (rows,). `a` and `b`, uint32 (hashes,), are the hash functions' factors
@@ -103,7 +108,7 @@ def text_minhashes(
 
 
 def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
-    """The values of `column` on the host as an Arrow array, of lists if it holds such."""
+    """Return the values of `column` on the host as an Arrow array, of lists if it holds such."""
     values = frame[column].to_arrow()
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
@@ -111,7 +116,7 @@ def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
 def with_columns(
     frame: cudf.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: None
 ) -> cudf.DataFrame:
-    """`frame` with the Arrow arrays `columns` as new (or replaced) columns.
+    """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
     Columns go through libcudf, because the Series constructor would turn NaN into null. They are
     set by position: cudf compares the labels of an assigned Series with those of the frame, where
@@ -130,12 +135,25 @@ def with_columns(
 
 
 def take_rows(frame: cudf.DataFrame, keep: np.ndarray) -> cudf.DataFrame:
-    """The rows of `frame` where the bool array `keep` is true."""
+    """Return the rows of `frame` where the bool array `keep` is true."""
     return frame.take(np.flatnonzero(keep))
 
 
+def without_views(frame: cudf.DataFrame) -> cudf.DataFrame:
+    """Return the frame: cudf has no views."""
+    return frame
+
+
+def with_views(plain: cudf.DataFrame, frame: cudf.DataFrame) -> cudf.DataFrame:
+    """Return the frame without views: cudf has none."""
+    return plain
+
+
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:
-    """The array on the GPU. Of a DictionaryArray the codes are copied, and its values gathered."""
+    """Return the array on the GPU.
+
+    Of a DictionaryArray the codes are copied, and its values gathered.
+    """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if not pa.types.is_dictionary(array.type):

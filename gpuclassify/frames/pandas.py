@@ -1,4 +1,4 @@
-"""The pandas backend."""
+"""Backend for pandas frames."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.api.types import is_object_dtype
 
-from gpuclassify.frames import is_text, name_row, unpack_digests
+from gpuclassify.frames import is_text, name_row, plain_type, unpack_digests
 
 MOST_NUMBERS = None  # in a column of lists: chunks of an Arrow array together hold any number
 # Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
+_VIEW = re.compile(r"(string|binary)_view\b.*\[pyarrow\]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text_column(frame: pd.DataFrame, column: str) -> None:
-    """Raise TypeError unless the dtype of `column` can hold strings."""
+    """Raise TypeError unless the dtype of `column` can hold strings, or nothing is there."""
     dtype = frame[column].dtype
-    if not (_is_arrow_text(dtype) or is_object_dtype(dtype)):
+    if not (_holds_text(dtype) or (len(frame) and frame[column].isna().all())):
         raise TypeError(
             f"column {column!r} holds {dtype}, not strings: "
             f'convert it with df[{column!r}].astype("str"), or name another column'
@@ -31,17 +32,17 @@ def check_text_column(frame: pd.DataFrame, column: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Raise nothing: pandas has a type for every column."""
+    """Accept every schema: pandas has a type for every column."""
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """The dtype that a new string column gets: that of `column`, or ``str`` for object."""
+    """Return the dtype of a new string column: that of `column`, or ``str`` for object."""
     dtype = frame[column].dtype
     return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
 
 
 def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
-    """The strings of `column`, cut to `max_chars` characters; None where null.
+    """Return the strings of `column`, cut to `max_chars` characters; None where null.
 
     TypeError names the row and type of a value that is neither a string nor null.
     """
@@ -57,7 +58,7 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
 
 
 def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
-    """The strings of `column` as an Arrow array; `texts` says what is in it, and what is raised."""
+    """Return the strings of `column` as an Arrow array; values and errors are those of `texts`."""
     series = frame[column]
     if not _is_arrow_text(series.dtype):
         return pa.array(_object_texts(series, None), pa.large_string())
@@ -66,7 +67,7 @@ def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
 
 
 def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The MD5 of each text's UTF-8 bytes, and which rows have a text that is not empty.
+    """Return the MD5 of each text's UTF-8 bytes, and which rows have a text that is not empty.
 
     The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. Lone
     surrogates, which UTF-8 has no bytes for, count as "surrogatepass" encodes them, so that only
@@ -88,7 +89,7 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
 
 
 def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
-    """The values of `column` as an Arrow array, of lists if it holds such; null where null."""
+    """Return the values of `column` as an Arrow array, of lists if it holds such; null for null."""
     series = frame[column]
     try:
         values = pa.array(series.array, from_pandas=True)
@@ -105,9 +106,9 @@ def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
 
 
 def with_columns(
-    frame: pd.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: Any
+    frame: pd.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: object
 ) -> pd.DataFrame:
-    """`frame` with the Arrow arrays `columns` as new (or replaced) columns.
+    """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
     Arrays carry no index, so nothing is aligned and duplicate index labels are safe.
     """
@@ -118,8 +119,43 @@ def with_columns(
 
 
 def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
-    """The rows of `frame` where the bool array `keep` is true."""
-    return frame[keep]
+    """Return the rows of `frame` where the bool array `keep` is true."""
+    return with_views(without_views(frame)[keep], frame)
+
+
+def without_views(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with plain strings for views, which few functions of pandas take."""
+    plain = frame.copy(deep=False)
+    for name, kind in _views(frame):
+        plain[name] = _as_arrow(frame[name], plain_type(kind))
+    return plain
+
+
+def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of `without_views` with views as `frame` has them."""
+    for name, kind in _views(frame):
+        if name in plain.columns:
+            plain = plain.assign(**{name: _as_arrow(plain[name], kind)})
+    return plain
+
+
+def _views(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
+    """Return the columns that hold views, at any nesting, and their types."""
+    dtypes = frame.dtypes.items()
+    return [(name, dtype.pyarrow_dtype) for name, dtype in dtypes if _VIEW.search(str(dtype))]
+
+
+def _as_arrow(series: pd.Series, kind: pa.DataType) -> Any:
+    return pd.arrays.ArrowExtensionArray(pa.array(series.array, from_pandas=True).cast(kind))
+
+
+def _holds_text(dtype: Any) -> bool:
+    if isinstance(dtype, pd.CategoricalDtype):
+        dtype = dtype.categories.dtype
+    if isinstance(dtype, pd.ArrowDtype):
+        kind = plain_type(dtype.pyarrow_dtype)
+        return is_text(kind) or pa.types.is_null(kind)
+    return _is_arrow_text(dtype) or is_object_dtype(dtype)
 
 
 def _is_arrow_text(dtype: Any) -> bool:
@@ -146,7 +182,7 @@ def _object_strings(series: pd.Series) -> list[str | None]:
     return strings
 
 
-def _pandas_array(array: pa.Array, field: pa.Field, string_dtype: Any) -> Any:
+def _pandas_array(array: pa.Array, field: pa.Field, string_dtype: object) -> Any:
     if pa.types.is_floating(field.type):
         return array.to_numpy(zero_copy_only=False)  # null becomes NaN
     if pa.types.is_integer(field.type):

@@ -19,6 +19,7 @@ from gpuclassify.hub.files import read_json as read_json
 from gpuclassify.hub.files import read_tensor_shapes as read_tensor_shapes
 from gpuclassify.hub.files import read_text as read_text
 from gpuclassify.hub.files import resolve_file as resolve_file
+from gpuclassify.hub.files import weights_paths as weights_paths
 from gpuclassify.hub.identity import PICKLE_PATTERNS as PICKLE_PATTERNS
 from gpuclassify.hub.identity import Identity as Identity
 from gpuclassify.hub.identity import Location as Location

@@ -1,4 +1,4 @@
-"""Calls to the Hugging Face Hub: tried again while it is busy, errors explained without secrets.
+"""Calls to the Hugging Face Hub: retried while it is busy, errors explained without secrets.
 
 The client library's errors hold requests and their headers. What is raised in their place has them
 neither as its cause nor as its context.
@@ -17,46 +17,47 @@ Answer = TypeVar("Answer")
 
 TRIES = 6
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+MOST_ASKED_SECONDS = 600.0  # of waiting that a server may ask for
 # Another try may get another answer: the Hub is busy, or another commit came between.
 BUSY_STATUSES = (408, 409, 412, 423, 425, 429, 500, 502, 503, 504)
 
 
 class ModelNotFoundError(FileNotFoundError):
-    """No such model, revision, directory or file."""
+    """Error of a model, revision, directory or file that does not exist."""
 
 
 class ModelAccessError(PermissionError):
-    """The model is gated or private, and no token was given or the token has no access."""
+    """Error of a gated or private model, without a token or with one that has no access."""
 
 
 class MissingOrPrivateError(ModelNotFoundError, ModelAccessError):
-    """The Hub does not tell whether the model is missing or hidden from this caller."""
+    """Error where the Hub does not tell whether a model is missing or hidden from this caller."""
 
 
 class ModelChangedError(RuntimeError):
-    """A directory's files are no longer the ones that its identity was made from."""
+    """Error of a directory whose files are no longer those that its identity was made from."""
 
 
 class DatasetMissingError(FileNotFoundError):
-    """A dataset repository has no such revision or file."""
+    """Error of a dataset repository without such a revision or file."""
 
 
 class DatasetAccessError(PermissionError):
-    """A dataset repository is missing or private, or the token may not do this with it."""
+    """Error of a missing or private dataset repository, or where the token may not do this."""
 
     status: int | None = None  # of the answer
 
 
 class HubRefusedError(RuntimeError):
-    """The Hub refuses a request, and would refuse it again."""
+    """Error of a request that the Hub refuses, and would refuse again."""
 
 
 class HubUnreachableError(ConnectionError):
-    """The Hub cannot be reached (or HF_HUB_OFFLINE=1), and the cache does not have the answer."""
+    """Error of a Hub out of reach (or HF_HUB_OFFLINE=1), where the cache has no answer."""
 
 
 class HubBusyError(HubUnreachableError):
-    """The Hub does not answer, or asks to come back later; another try may succeed."""
+    """Error of a Hub that does not answer or asks to come back later; another try may succeed."""
 
     status: int | None = None  # of its answer; None without one
     wait_seconds: float | None = None  # what it asks for
@@ -65,10 +66,10 @@ class HubBusyError(HubUnreachableError):
 def retried(
     call: Callable[[], Answer], may_pass: Callable[[Exception], bool], *, tries: int = TRIES
 ) -> Answer:
-    """What `call` returns; it is called again after errors that may pass.
+    """Call and return the result, retrying on errors that `may_pass` accepts.
 
     The waits between are as long as the error's ``wait_seconds``, if it has some, or longer each
-    time; not all workers wait equally long.
+    time; not all workers wait equally long. An error that asks for more than ten minutes is raised.
     """
     for attempt in range(1, tries):
         try:
@@ -77,6 +78,8 @@ def retried(
             if not may_pass(err):
                 raise
             seconds = getattr(err, "wait_seconds", None)
+            if seconds is not None and seconds > MOST_ASKED_SECONDS:
+                raise
         if seconds is None:
             seconds = min(FIRST_WAIT_SECONDS * 2 ** (attempt - 1), LONGEST_WAIT_SECONDS)
         # Out here: the error holds what the request had.
@@ -85,12 +88,12 @@ def retried(
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether the Hub may answer the next time."""
+    """Tell whether the Hub may answer the next time."""
     return isinstance(error, HubBusyError)
 
 
 def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
-    """The answer to a call of the client library about the files of a repository.
+    """Return the answer to a call of the client library about the files of a repository.
 
     The call must do no harm when it is made again. Raises DatasetAccessError, DatasetMissingError,
     HubRefusedError or HubUnreachableError at once, and HubBusyError after so many tries.
@@ -99,7 +102,7 @@ def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
 
 
 def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
-    """As `ask`, about a model that is to be loaded.
+    """Return the answer to a call about a model that is to be loaded, as `ask` does.
 
     Raises ModelNotFoundError, ModelAccessError or HubUnreachableError.
     """
@@ -130,7 +133,7 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
 
 
 def unreachable(name: str, revision: str, reason: str) -> str:
-    """Say that neither Hub nor cache has a model, and the cure."""
+    """Return a message that neither Hub nor cache has a model, and what to do."""
     return (
         f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
         f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
@@ -193,7 +196,7 @@ def _explain_model(err: BaseException, name: str, revision: str) -> Exception:
 
 
 def _answer_of(err: BaseException) -> tuple[int | None, str]:
-    """The status of the Hub's answer, None without one, and what it or the client says."""
+    """Return the status of the Hub's answer, None without one, and its reason."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     response = getattr(err, "response", None)
@@ -207,7 +210,7 @@ def _answer_of(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """A `HubBusyError` if another try may get an answer, else its base class."""
+    """Return a `HubBusyError` if another try may get an answer, else its base class."""
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
@@ -217,15 +220,20 @@ def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
         return HubUnreachableError(text)
     busy = HubBusyError(text)
     if response is not None:
-        busy.status = response.status_code
         limit = parse_ratelimit_headers(response.headers)
-        asked = response.headers.get("Retry-After", "")
-        busy.wait_seconds = float(asked) if asked.isdigit() else None
+        retry_after = response.headers.get("Retry-After", "")
+        seconds = float(retry_after) if retry_after.isdecimal() else None
         if limit is not None and limit.remaining == 0:
-            busy.wait_seconds = float(limit.reset_in_seconds)
+            seconds = float(limit.reset_in_seconds)
+        if seconds is not None and seconds > MOST_ASKED_SECONDS:
+            busy = HubBusyError(
+                f"{text}, and asks for a wait of {seconds:,.0f} seconds, which is not waited for: "
+                "try again then, or ask by another network or account"
+            )
+        busy.status, busy.wait_seconds = response.status_code, seconds
     return busy
 
 
 def _without_queries(text: str) -> str:
-    """The text with URLs' queries left out, which may be signatures."""
+    """Return the text without URLs' queries, which may be signatures."""
     return re.sub(r"\?\S*", "", text)

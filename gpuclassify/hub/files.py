@@ -1,10 +1,11 @@
-"""The files of a model: listed, read and downloaded at its pinned identity.
+"""Files of a model: listed, read and downloaded at its pinned identity.
 
 Tensors' names and shapes are read from the headers of weights; a model may also be a single file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -35,10 +36,12 @@ from gpuclassify.hub.identity import (
     visible_files,
 )
 from gpuclassify.hub.saving import WEIGHTS as WEIGHTS
+from gpuclassify.settings.paths import exists, is_directory, is_file
 from gpuclassify.workers.secrets import token_for
 
 Result = TypeVar("Result")
 
+DEEPEST = 100  # levels of a JSON file; code that copies it would end at 1,000
 INDEX = "model.safetensors.index.json"
 USUAL_NAME = "model.bin"  # under which the Hub expects a model of fastText
 _DIGESTED_BYTES = 65_536  # of a file's beginning
@@ -91,8 +94,13 @@ def read_json(
         return None
     try:
         content = json.loads(text)
+        is_deep = _is_deep(content)
     except ValueError as err:
         raise ValueError(f"{filename} of {identity.name} is not valid JSON: {err}") from err
+    except RecursionError:
+        is_deep = True
+    if is_deep:
+        raise ValueError(f"{filename} of {identity.name} is nested deeper than {DEEPEST} levels")
     if not isinstance(content, dict):
         raise ValueError(
             f"{filename} of {identity.name} holds a JSON {type(content).__name__}, not an object"
@@ -100,10 +108,22 @@ def read_json(
     return content
 
 
+def _is_deep(content: object) -> bool:
+    level = [[content]]
+    for _ in range(DEEPEST + 1):
+        level = [
+            list(inner.values()) if isinstance(inner, dict) else inner
+            for part in level
+            for inner in part
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
+
+
 def download(
     identity: Identity, *, cache_dir: Location | None = None, has_weights: bool = True
 ) -> Path:
-    """The model's directory, or its Hub snapshot at the pinned commit, made available here.
+    """Return the model's directory, or its Hub snapshot at the pinned commit, fetched if need be.
 
     Only configuration, tokenizer and safetensors files are fetched; a complete snapshot costs no
     request. Raises ModelChangedError if a directory's files are others than were pinned.
@@ -111,13 +131,18 @@ def download(
     name, revision = identity.name, identity.revision
     if identity.is_directory:
         if directory_digest(name) != revision:
+            times = {}
+            for file in visible_files(Path(name)):
+                with contextlib.suppress(FileNotFoundError):  # it is saved anew just now
+                    times[file] = Path(name, file).stat().st_mtime
+            newest = max(times, key=times.__getitem__, default="none")
             raise ModelChangedError(
-                f"the files of {name} on this machine are not those that the work was planned "
-                "with: a name, size, time or safetensors header differs. If the model was "
-                "rewritten, build the classifier and its frame again; if this is a node's own "
-                "copy, copy it with its file times (cp -pr, rsync -a)"
+                f"the files of {name} on this machine are not those that the work was planned with:"
+                f" a name, size, time or safetensors header differs (last written: {newest}). If "
+                "the model was rewritten, build the classifier and its frame again; if this is a "
+                "node's own copy, copy it with its file times (cp -pr, rsync -a)"
             )
-        return Path(name)
+        return _with_own_weights(Path(name), name)
     if has_weights and (snapshot := _snapshot_if_unplugged(identity, cache_dir)) is not None:
         return snapshot
     from huggingface_hub import snapshot_download
@@ -136,7 +161,27 @@ def download(
     if has_weights and _cached_listing(identity, cache_dir) is None and not _is_whole(folder):
         list_files(identity, cache_dir=cache_dir)  # raises what the Hub said
         raise HubUnreachableError(unreachable(name, revision, "it just failed"))
+    return _with_own_weights(folder, name)
+
+
+def _with_own_weights(folder: Path, name: str) -> Path:
+    """Return the folder, unless its index names files outside of it, which a loader would read."""
+    if is_file(folder / INDEX):
+        _weight_map_of(json.loads((folder / INDEX).read_text(encoding="utf-8")), name)
     return folder
+
+
+def weights_paths(folder: Path) -> dict[Path, bool]:
+    """Return the single file of a model's weights, else its shards; whether each never changes.
+
+    The files that never change are those of the Hub's cache, which are named by their content.
+    """
+    names = {WEIGHTS}
+    if exists(folder / INDEX) and not exists(folder / WEIGHTS):
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        names = set(_weight_map_of(index, str(folder)).values())
+    blobs = {folder / name: (folder / name).resolve() for name in sorted(names)}
+    return {path: p.parent.name == "blobs" and p.name != path.name for path, p in blobs.items()}
 
 
 # Names and shapes of tensors, without the weights.
@@ -145,7 +190,7 @@ def download(
 def read_tensor_shapes(
     identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of a file, or of the files of the sharded index in its place.
+    """Read the names and shapes of all tensors of a file, or of a sharded index's files instead.
 
     Raises ModelNotFoundError without safetensors weights (pickles are refused) or a shard of them.
     """
@@ -237,7 +282,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """A model in one file: of a commit, or of a directory with the digest of the file."""
+    """Model in one file: of a commit, or of a directory with the digest of the file."""
 
     identity: Identity
     filename: str
@@ -257,11 +302,11 @@ def resolve_file(
     ``model.bin``; ModelNotFoundError if there is no such file.
     """
     path = absolute(name)
-    if path.is_file() or is_directory_name(name):
+    if is_file(path) or is_directory_name(name):
         if revision is not None:
             raise ValueError(f"revision={revision!r} names a commit of a Hub model, not of {path}")
-        folder = Identity(str(path.parent if path.is_file() else path), "", is_directory=True)
-        filename = path.name if path.is_file() else _choose(folder, filename, patterns, cache_dir)
+        folder = Identity(str(path.parent if is_file(path) else path), "", is_directory=True)
+        filename = path.name if is_file(path) else _choose(folder, filename, patterns, cache_dir)
         digest = _file_digest(Path(folder.name, filename))
         return ModelFile(Identity(folder.name, digest, is_directory=True), filename)
     identity = resolve(name, revision, cache_dir=cache_dir)
@@ -286,7 +331,7 @@ def _choose(
 
 
 def _file_digest(path: Path) -> str:
-    """Digest of a file's name, size, modification time and beginning."""
+    """Return a digest of a file's name, size, modification time and beginning."""
     status = path.stat()
     digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     with path.open("rb") as file:
@@ -297,7 +342,7 @@ def _file_digest(path: Path) -> str:
 def read_file(
     model: ModelFile, read: Callable[[BinaryIO], Result], *, cache_dir: Location | None = None
 ) -> Result:
-    """What `read` makes of a model's file; of one on the Hub only what it reads is fetched.
+    """Return what `read` makes of a model's file; of one on the Hub only what it reads is fetched.
 
     It gets the file at its beginning, and may be called anew where the Hub did not answer.
     """
@@ -319,7 +364,7 @@ def read_file(
 
 
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
-    """The path of a model's file on this machine, downloaded if it is not there yet.
+    """Return the path of a model's file on this machine, downloaded if it is not there yet.
 
     Raises ModelChangedError if it is not the file that the identity was made from.
     """
@@ -331,7 +376,7 @@ def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
         raise ModelChangedError(
             f"{path} on this machine is not the file that the work was planned with: its size, "
             "time or beginning differs. If it was written anew, build the classifier and its frame "
-            "again; if this is a node's own copy, copy it with its time (cp -p, rsync -a)"
+            "again; if this is a node's copy, copy it with its time (cp -p, rsync -a)"
         )
     return path
 
@@ -340,32 +385,43 @@ def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
 
 
 def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """A Hub model's file if the cache has it, else None."""
+    """Return a Hub model's file if the cache has it, else None."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = cache_folder(cache_dir)
-    found = try_to_load_from_cache(identity.name, filename, folder, identity.revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(identity.name, filename, folder, identity.revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
-    """Tensor name to file name of a sharded checkpoint; no file name may leave the model."""
+    """Return the file by tensor of a sharded checkpoint; no file name may leave the model."""
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
         raise ValueError(f"{INDEX} of {name} has no weight_map")
     for file in files.values():
-        path = PurePosixPath(str(file))
-        if path.is_absolute() or ".." in path.parts or path.suffix != ".safetensors":
+        check_inside(f"{INDEX} of {name}", file)
+        if not str(file).endswith(".safetensors"):
             raise ValueError(f"{INDEX} of {name} names {file!r}, not one of its weight files")
     return files
 
 
+def check_inside(owner: str, filename: object) -> None:
+    """Raise ValueError if a file that a model's file names is outside of the model."""
+    path = PurePosixPath(str(filename))
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(
+            f"{owner} names {filename!r}, which is not inside of the model: nothing is "
+            "read there. Take the model from whoever made it, or correct the file"
+        )
+
+
 def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Path of one small file, fetched if need be; None if the model has no such file."""
+    """Return the path of one small file, fetched if need be; None if the model has no such file."""
     name, revision = identity.name, identity.revision
+    check_inside(f"a file of {name}", filename)
     if identity.is_directory:
         path = existing_directory(Path(name)) / filename
-        return path if path.is_file() else None
+        return path if is_file(path) else None
     if (cached := _cached_file(identity, filename, cache_dir)) is not None:
         return cached
     known = _cached_listing(identity, cache_dir)
@@ -386,7 +442,7 @@ def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | N
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """All file names of a Hub model if an earlier download listed them, else None."""
+    """Return all file names of a Hub model if an earlier download listed them, else None."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -400,7 +456,7 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """The cached snapshot if it has all weights and there is no network, else None."""
+    """Return the cached snapshot if it has all weights and there is no network, else None."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name
 
@@ -422,10 +478,8 @@ def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Pa
 
 def _is_whole(snapshot: Path) -> bool:
     """Tell whether a snapshot has all files of its weights."""
-    if not snapshot.is_dir():
+    if not is_directory(snapshot):
         return False
-    names = set(visible_files(snapshot))
-    if INDEX in names:
-        index = json.loads((snapshot / INDEX).read_text(encoding="utf-8"))
-        return names.issuperset(_weight_map_of(index, str(snapshot)).values())
-    return any(name.endswith(".safetensors") for name in names)
+    if exists(snapshot / INDEX):
+        return all(exists(path) for path in weights_paths(snapshot))
+    return any(name.endswith(".safetensors") for name in visible_files(snapshot))

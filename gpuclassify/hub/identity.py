@@ -1,4 +1,4 @@
-"""A model's name pinned to a commit of the Hub or to a digest of a directory."""
+"""Model name pinned to a commit of the Hub or to a digest of a directory."""
 
 import contextlib
 import fnmatch
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuclassify.hub.calls import HubUnreachableError, ModelNotFoundError, ask_model
-from gpuclassify.hub.saving import finish_saving
+from gpuclassify.hub.saving import finish_saving, refuse_unfinished
+from gpuclassify.settings.checks import HubName, warn_once
+from gpuclassify.settings.paths import Location, exists, is_directory, is_file
 from gpuclassify.workers.secrets import token_for
 
 logger = logging.getLogger(__name__)
-
-Location = str | os.PathLike[str]
 
 LOADABLE_PATTERNS = (
     *("*.json", "*.safetensors", "tokenizer*", "*.jinja"),
@@ -29,7 +29,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """A model pinned to what it is now."""
+    """Model pinned to its present state."""
 
     name: str  # on the Hub, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
@@ -50,22 +50,21 @@ def resolve(
     """
     name = os.fspath(name)
     if is_directory_name(name):
-        folder = absolute(name)
-        try:
-            finish_saving(folder)
-        except OSError as err:
-            raise ModelNotFoundError(
-                f"the saving of {folder} was interrupted, and cannot be finished here ({err}): "
-                "save it again, or name it once as a user who may write there"
-            ) from err
-        digest = directory_digest(folder)
+        if name in HubName.known:
+            warn_once(
+                f"{name!r} is a directory here, and its model is taken, not the one that the Hub "
+                f"has by this name: if that is meant, pass './{name}', else leave model= out"
+            )
+        folder, digest = absolute(name), ""
+        while _settle(folder) or not digest:  # it may be saved anew meanwhile
+            digest = directory_digest(folder)
         if revision not in (None, digest):
             raise ValueError(
                 f"revision={revision!r} names a commit of a Hub model, but {name!r} is a "
                 "directory: leave it out, or rename the directory if the Hub model was meant"
             )
         return Identity(str(folder), digest, is_directory=True)
-    if Path(name).is_file():
+    if is_file(name):
         raise ModelNotFoundError(f"{name} is a file: name the directory that holds the model")
     _check_repo_name(name)
     revision = revision or "main"
@@ -74,25 +73,43 @@ def resolve(
     return Identity(name, _commit_of(name, revision, cache_dir), is_directory=False)
 
 
+def _settle(folder: Path) -> bool:
+    """Finish an interrupted saving and tell whether there was one.
+
+    Raises ModelNotFoundError if it cannot be finished.
+    """
+    try:
+        has_moved = finish_saving(folder)
+        refuse_unfinished(folder)
+    except OSError as err:
+        raise ModelNotFoundError(
+            f"the saving of {folder} was interrupted, and cannot be finished here ({err}): "
+            "save it again, or name it once as a user who may write there"
+        ) from err
+    return has_moved
+
+
 def is_directory_name(name: Location) -> bool:
     """Tell whether a model name means a directory rather than a Hub model.
 
     That is an existing directory, and any name spelt as a path: absolute, starting with ``~``,
-    ``./`` or ``../``, or with more than one slash.
+    ``./`` or ``../``, or with more than one slash; never a `HubName`, as a class's default is.
     """
     name = os.fspath(name)
+    if isinstance(name, HubName):
+        return False
     is_spelt_as_path = name in (".", "..") or name.startswith(("~", "./", "../"))
     is_spelt_as_path = is_spelt_as_path or Path(name).is_absolute() or name.count("/") > 1
-    return is_spelt_as_path or (name != "" and Path(name).is_dir())
+    return is_spelt_as_path or (name != "" and is_directory(name))
 
 
 def is_pinned(name: Location, revision: str | None) -> bool:
-    """Whether a model is a directory, or its revision a full commit."""
+    """Tell whether a model is a directory, or its revision a full commit."""
     return is_directory_name(name) or is_commit(revision)
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a full commit sha."""
+    """Tell whether a revision is a full commit sha."""
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
@@ -139,7 +156,7 @@ def _check_repo_name(name: str) -> None:
 
 
 def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
-    """The commit that a branch or tag points at: asked of the Hub, else as last cached."""
+    """Return the commit that a branch or tag points at: asked of the Hub, else as last cached."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
@@ -170,16 +187,16 @@ def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
 
 
 def absolute(path: Location) -> Path:
-    """The absolute path, with ``~`` expanded."""
+    """Return the absolute path, with ``~`` expanded."""
     # Links are kept: the path that a shared file system shows may resolve differently per node.
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def existing_directory(folder: Path) -> Path:
-    """The folder itself; ModelNotFoundError if it is none."""
-    if folder.is_dir():
+    """Return the folder itself; ModelNotFoundError if it is none."""
+    if is_directory(folder):
         return folder
-    kind = "a file, not a directory" if folder.exists() else "no such directory"
+    kind = "a file, not a directory" if exists(folder) else "no such directory"
     raise ModelNotFoundError(
         f"{folder}: {kind}; model= takes a directory that holds config.json and safetensors "
         "weights, or a Hub name of the form OWNER/NAME"
@@ -187,12 +204,21 @@ def existing_directory(folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[str]:
-    """Relative names of the visible files below a folder, sorted."""
-    found = []
-    for root, folders, files in os.walk(existing_directory(folder)):
+    """Return the relative names of the visible files below a folder, sorted."""
+    paths = []
+    for root, folders, files in os.walk(existing_directory(folder), onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
-        found += [Path(root, name) for name in files if name[0] != "."]
-    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+        paths += [Path(root, name) for name in files if name[0] != "."]
+    return sorted(path.relative_to(folder).as_posix() for path in paths if is_file(path))
+
+
+def _raise(err: OSError) -> None:
+    """Raise the error of a folder that cannot be listed, unless the folder is gone.
+
+    `os.walk` alone ignores both.
+    """
+    if not isinstance(err, FileNotFoundError):
+        raise err
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -201,7 +227,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def cache_folder(cache_dir: Location | None) -> Path:
-    """The Hub cache: the one given, else the client library's."""
+    """Return the Hub cache: `cache_dir`, or the client library's."""
     from huggingface_hub import constants
 
     return absolute(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE)

@@ -1,10 +1,12 @@
-"""Directories of models that are saved whole: a process that is killed leaves the old or the new.
+"""Directories of models saved whole: a process that is killed leaves the old or the new one.
 
 New files are written into a hidden folder of the directory. The move of the old ``config.json``
 into that folder decides: until then the old files are there as they were, and from then on the new
 ones are complete. They take the places of the old ones, ``config.json`` last, so that a reader that
-knows nothing of this finds no model rather than half of each. If the process ends in between,
-whoever reads the directory next finishes it, as does whoever saves there next.
+knows nothing of this finds no model rather than half of each. If the process ends in between, its
+user finishes it by reading the directory next, or by saving there. A hidden folder that came with a
+copy of the directory, or is another user's, moves nothing: it has no file named by what the file
+system gave its lock. No link is followed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from gpuclassify.settings.paths import exists, is_file
+
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 # The file whose digest is kept. transformers drops this name where it saves the model anew, and
@@ -33,7 +37,7 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
-    """A hidden folder, for what is not whole yet, of a directory that is made if need be."""
+    """Make a hidden folder for unfinished files in a directory, which is made if need be."""
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
     with contextlib.ExitStack() as kept:
@@ -41,23 +45,25 @@ def workshop(directory: Path) -> Iterator[Path]:
             folder = directory / f"{_HIDDEN}{uuid.uuid4().hex}"
             folder.mkdir()
             try:
-                kept.enter_context(_lock(folder))
-            except (FileNotFoundError, BlockingIOError):  # to another it looked like a killed one's
-                continue
+                kept.enter_context(_lock(folder, os.O_EXCL))
+            except (FileNotFoundError, FileExistsError, BlockingIOError):
+                continue  # to another process it looked like a killed one's
             except OSError:  # a file system without locks, on which no folder is ever removed
                 pass
             break
         try:
             yield folder
         finally:
-            if not (folder / _DECIDED).exists():
+            if not exists(folder / _DECIDED):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(directory: Path) -> None:
     """Finish what was decided, and remove other hidden folders of processes that were killed."""
     for left in directory.glob(f"{_HIDDEN}*"):
-        if (left / _DECIDED).exists():
+        if left.is_symlink() or (exists(left / _DECIDED) and not _is_own(left)):
+            continue
+        if exists(left / _DECIDED):
             _put_in_place(left)
         with contextlib.suppress(OSError), _lock(left):
             shutil.rmtree(left)
@@ -65,25 +71,27 @@ def sweep(directory: Path) -> None:
 
 @contextlib.contextmanager
 def saving(directory: Path) -> Iterator[Path]:
-    """A folder whose files replace those of `directory` at once when the block ends well.
+    """Make a folder whose files replace those of `directory` at once when the block ends well.
 
     Files of other names stay. ``config.json`` gets the digest of the weights beside it.
     """
     with workshop(directory) as folder:
         yield folder
-        if not (folder / CONFIG).exists():  # which decides, and stays as it is
+        if not exists(folder / CONFIG):  # which decides, and stays as it is
             shutil.copy2(directory / CONFIG, folder)
-        if (folder / WEIGHTS).exists():
+        if exists(folder / WEIGHTS):
             digests = {WEIGHTS_NAME: WEIGHTS, WEIGHTS_DIGEST: file_sha256(folder / WEIGHTS)}
             text = (folder / CONFIG).read_text(encoding="utf-8")
             new = json.dumps(json.loads(text) | digests, indent=2, ensure_ascii=text.isascii())
             whole = new + text[len(text.rstrip()) :]
             (folder / CONFIG).write_text(whole, encoding="utf-8")
-        for path in _files(folder):
+        for path in _places(folder):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        _decide(directory, folder)
-        _put_in_place(folder)
+        _mark(folder).touch()
+        with _alone(directory):
+            _decide(directory, folder)
+            _put_in_place(folder)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -97,28 +105,51 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def finish_saving(directory: Path) -> bool:
-    """Whether a model whose saving was interrupted had to be put in its place."""
-    if (directory / CONFIG).exists():
-        return False
-    decided = [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
-    for folder in decided:
+    """Finish this user's interrupted saving here, and tell whether there was one."""
+    interrupted = list(filter(_is_own, _decided(directory)))
+    for folder in interrupted:
         _put_in_place(folder)
-    return bool(decided)
+    return bool(interrupted)
+
+
+def config_text(directory: Path) -> str | None:
+    """Return a directory's configuration, also while it is saved anew; None if it has none."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return (directory / CONFIG).read_text(encoding="utf-8")
+        if not finish_saving(directory) and not exists(directory / CONFIG):
+            return None
+
+
+def refuse_unfinished(directory: Path) -> None:
+    """Raise PermissionError if a model's saving is not finished, which `finish_saving` may not."""
+    for folder in _decided(directory):
+        if not _is_own(folder) and exists(folder / _DECIDED):
+            raise PermissionError(f"{folder.name} is another user's, or a copy of such a folder")
+
+
+def _decided(directory: Path) -> list[Path]:
+    """Return hidden folders whose files are those of a directory without a configuration."""
+    if exists(directory / CONFIG):
+        return []
+    return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, 64 hex digits."""
+    """Return the SHA-256 of a file, 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _lock(folder: Path) -> IO[bytes]:
-    """What says as long as it is open that the folder's process is alive.
+def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
+    """Lock and return the file that is open while the process that writes this folder lives.
 
-    Raises BlockingIOError if another process is, and FileNotFoundError if the folder is gone.
+    Raises BlockingIOError if another process holds the lock, and FileNotFoundError if the folder is
+    gone.
     """
     path = folder / _LOCK
-    file = path.open("wb")
+    flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # as a pipe may be there
+    file = os.fdopen(os.open(path, flags, 0o666), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.stat()
@@ -128,26 +159,66 @@ def _lock(folder: Path) -> IO[bytes]:
     return file
 
 
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Wait until no other process puts a model in place there, if the file system can tell."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _mark(folder: Path) -> Path:
+    """Return the path of the mark that shows where a folder was begun, and by whom."""
+    lock = (folder / _LOCK).lstat()
+    return folder / f".by-{lock.st_uid}-{lock.st_ino}-{lock.st_ctime_ns}"
+
+
+def _is_own(folder: Path) -> bool:
+    """Tell whether this user has begun to save in this very folder."""
+    try:
+        lock, mark = (folder / _LOCK).lstat(), _mark(folder)
+    except OSError:
+        return False
+    return lock.st_uid == os.geteuid() and exists(mark) and not folder.is_symlink()
+
+
 def _decide(directory: Path, folder: Path) -> None:
-    """From here on the directory has the files in `folder`."""
+    """Make the files in `folder` those of the directory from here on."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             (directory / CONFIG).rename(folder / _DECIDED)
             return
-        if not finish_saving(directory) and not (directory / CONFIG).exists():
+        if not finish_saving(directory) and not exists(directory / CONFIG):
             (folder / _DECIDED).touch()
             return
 
 
 def _put_in_place(folder: Path) -> None:
     """Move files to where they belong, which several processes may do at once."""
-    for path in sorted(_files(folder), key=lambda path: path == folder / CONFIG):
-        target = folder.parent / path.relative_to(folder)
+    try:
+        places = _places(folder)
+    except FileNotFoundError:  # another process, which had moved all, removes the folder
+        return
+    for path in sorted(places, key=lambda path: path == folder / CONFIG):
+        target = places[path]
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             path.replace(target)
+    (folder / _DECIDED).unlink(missing_ok=True)  # first: with it, only this user's is removed
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."]
+def _places(folder: Path) -> dict[Path, Path]:
+    """Return where each file of a hidden folder belongs; OSError if a link leads there."""
+    places = {}
+    for path in folder.rglob("*"):
+        if path.name[0] != "." and is_file(path) and not path.is_symlink():
+            places[path] = folder.parent / path.relative_to(folder)
+            parent = places[path].parent
+            if parent.resolve() != folder.parent.resolve() / parent.relative_to(folder.parent):
+                raise NotADirectoryError(f"{parent} is a link: remove it, and save again")
+    return places

@@ -1,7 +1,7 @@
 """CrossFit's SortedSeqLoader as a loader: it sorts and slices; the batch sizes are ours.
 
 CrossFit 0.0.9 was written for an older RAPIDS. Its loader itself is sound with torch tensors, so
-three adjustments inside CrossFit's own namespace let it load on today's stack:
+three adjustments inside CrossFit's namespace let it load on today's stack:
 
 1. ``crossfit.backend.torch`` imports cuvs and cuml: a bare package with its path stands for it.
 2. The loader imports two modules that import parts of cudf that are gone: others stand for them
@@ -45,7 +45,7 @@ def crossfit_batches(
     current_limits: Callable[[], BatchLimits],
     type_pad_id: int = 0,
 ) -> Iterator[PaddedBatch]:
-    """Batches of `tokens`, sorted and sliced by CrossFit's SortedSeqLoader.
+    """Yield batches of `tokens`, sorted and sliced by CrossFit's SortedSeqLoader.
 
     The loader wants one rectangle of all rows, so memory grows with rows times the longest row. The
     limits are asked before each batch, so that those lowered by an out-of-memory hold at once.
@@ -71,7 +71,9 @@ def _loader_class() -> type:
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
         """SortedSeqLoader whose splits keep to our limits."""
 
-        def __init__(self, data: Any, width: int, side: str, current_limits: Any) -> None:
+        def __init__(
+            self, data: object, width: int, side: str, current_limits: Callable[[], BatchLimits]
+        ) -> None:
             self._current_limits = current_limits
             # Lengths are counted where the mask is not 0, so 0 is the "padding id" here.
             tokenizer = SimpleNamespace(pad_token_id=0, padding_side=side)
@@ -96,7 +98,7 @@ def _loader_class() -> type:
 
 
 def import_loader() -> ModuleType:
-    """CrossFit's module ``crossfit.backend.torch.loader``; ImportError in another release."""
+    """Import CrossFit's ``crossfit.backend.torch.loader``; ImportError in another release."""
     version = installed_versions("crossfit").get("crossfit")
     if version is None:
         raise ModuleNotFoundError(
@@ -133,7 +135,7 @@ def import_loader() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet_root_logger(folder: Path) -> Iterator[None]:
-    """Without what modules in `folder` report through the root logger: backends they do without.
+    """Suppress what modules in `folder` report through the root logger: backends they do without.
 
     Such a report also configures logging for the whole process where no handler is.
     """

@@ -28,7 +28,7 @@ from gpuclassify.workers.run_context import RunStats
 
 # The driver renews its figure of how busy a GPU is every 1/6 to 1 second.
 SAMPLE_SECONDS = 0.2
-# When a process on a CPU is told of bfloat16: after so long, if products are so much faster.
+# When runs on a CPU note bfloat16: after so long in a process, if products are so much faster.
 HINT_SECONDS, HINT_TIMES = 5.0, 1.3
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ Made = TypeVar("Made")
 
 # One forward at a time on a device: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
-_seconds_to_hint = HINT_SECONDS  # none is left once that was looked at
+_seconds_to_hint = HINT_SECONDS
 
 
 def pick_device(name: str) -> torch.device:
-    """The device for the setting `device`: "auto" means CUDA, then MPS, then CPU.
+    """Return the device for the setting `device`: "auto" means CUDA, then MPS, then CPU.
 
     ValueError if this process has no such device.
     """
@@ -67,9 +67,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
-    """The precision of weights and activations.
+    """Choose the precision of weights and activations.
 
-    ``dtype`` decides if given; else ``autocast`` picks bfloat16 on CUDA devices that have it
+    ``dtype`` decides if set; else ``autocast`` picks bfloat16 on CUDA devices that have it
     natively and float16 on older ones. A CPU runs float32: native bfloat16 is slower on some and
     faster on others, and moves rows over thresholds, so that two machines would disagree.
     """
@@ -83,7 +83,7 @@ def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def bfloat16_speed_up() -> float:
-    """How many times as fast as in float32 this CPU multiplies matrices in bfloat16.
+    """Measure how many times as fast as in float32 this CPU multiplies matrices in bfloat16.
 
     Measured once, in about 0.2 seconds, on a linear layer of BERT-base's sizes; the best of each.
     """
@@ -103,41 +103,33 @@ def bfloat16_speed_up() -> float:
 
 @functools.cache
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a model runs in bfloat16 on a CPU that multiplies it fast, and has no AMX for it."""
+    """Tell whether a model runs in bfloat16 on a CPU with fast bfloat16 but without AMX for it."""
     able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
     return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
 
 
-def hint_at_bfloat16(options: ModelOptions, device: torch.device, seconds: float) -> None:
-    """Log once a process that bfloat16 would be faster, if float32 on a CPU was not asked for.
+def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
+    """Note in a run's stats that bfloat16 is faster, if float32 on a CPU was not asked for.
 
-    When runs have had so many seconds of their models that the measurement is nothing beside them.
+    Once the process has run models for so long that the measurement is nothing beside it.
     """
     global _seconds_to_hint
-    is_default = device.type == "cpu" and options.dtype is None and options.autocast
-    if not is_default or _seconds_to_hint <= 0:
+    if device.type != "cpu" or options.dtype is not None or not options.autocast:
         return
-    _seconds_to_hint -= seconds
-    if _seconds_to_hint > 0:
-        return
-    if (times := bfloat16_speed_up()) > HINT_TIMES:
-        logger.warning(
-            "this CPU multiplies matrices %.1f times as fast in bfloat16 as in float32, which runs "
-            'here: dtype="bfloat16" may be about as much faster, and `gpuclassify compare INPUT '
-            "--classifier NAME --with dtype=bfloat16` shows which rows it would move",
-            times,
-        )
+    _seconds_to_hint -= stats.model_seconds
+    if _seconds_to_hint <= 0 and (times := bfloat16_speed_up()) > HINT_TIMES:
+        stats.raise_peak("peak_bfloat16_times", times)
 
 
 def device_lock(device: torch.device) -> threading.Lock:
-    """The device's lock, the same one for "cuda" and "cuda:0"."""
+    """Return the device's lock, the same one for "cuda" and "cuda:0"."""
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
 
 @contextlib.contextmanager
 def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """The device alone, for inference in a precision."""
+    """Reserve the device for this block, for inference in a precision."""
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
             stack.enter_context(context)
@@ -152,7 +144,7 @@ def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stream_of_models(device: torch.device) -> Iterator[None]:
-    """Within it, work is queued on a stream that cuDF's waits for its results do not wait for.
+    """Queue the block's work on a stream that cuDF does not wait for when it waits for its results.
 
     With an allocator in torch's place there is none: it would give memory out again too early.
     """
@@ -167,7 +159,7 @@ def _stream_of_models(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """As `alone`; `stats` get the wait, what it takes, and the most memory that torch holds."""
+    """Reserve the device as `alone` does; add wait, run time and torch's peak memory to `stats`."""
     started = time.perf_counter()
     with alone(device, dtype):
         memory = CudaMemory(device) if device.type == "cuda" else None
@@ -199,7 +191,7 @@ class SharedContext:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within it, the context has begun and has not ended."""
+        """Keep the context open during the block."""
         with self._lock:
             if not self._users:
                 self._begun.enter_context(self._begin())
@@ -214,11 +206,11 @@ class SharedContext:
 
 
 def process_setting(
-    read: Callable[[], Any], write: Callable[[Any], Any], wanted: Any
+    read: Callable[[], Any], write: Callable[[Any], Any], wanted: object
 ) -> SharedContext:
-    """A setting that has one value while any thread wants it so, and then again what it had.
+    """Return a context in which a process-wide setting has the value `wanted`; then it is restored.
 
-    It holds for everything in the process: a model of the user's own that runs on another thread
+    It holds for everything in the process: your own model that runs on another thread
     meanwhile has it too. What another thread sets meanwhile is lost when the last one is done.
     """
 
@@ -239,7 +231,7 @@ def process_setting(
 _no_cudnn_attention = process_setting(
     torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False
 )
-# cuDNN rounds what float32 convolutions read to TF32, of ten bits, unless it is told not to.
+# cuDNN rounds what float32 convolutions read to TF32, of ten bits, unless it is set not to.
 _convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 _exact_convolutions = process_setting(
     functools.partial(getattr, _convolutions, "fp32_precision"),
@@ -261,7 +253,7 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 @contextlib.contextmanager
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Within it, a model runs on a GPU without cuDNN's attention, and in float32 if it says so.
+    """Run a model on a GPU without cuDNN's attention, and in exact float32 if `dtype` is float32.
 
     Changes nothing on other devices. In float32, torch refuses to tell the older
     ``torch.backends.cudnn.allow_tf32`` meanwhile: it would speak for recurrent layers too.
@@ -276,18 +268,18 @@ def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-# Several batches at once on a CPU, each on a core of its own.
+# Several batches at once on a CPU, each on its core.
 
 
 def stream_count(device: torch.device) -> int:
-    """How many batches run at once: on a CPU as many as torch has threads here."""
+    """Return how many batches run at once: on a CPU as many as torch has threads here."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 def run_in_streams(
     run: Callable[[Item], Made], items: Iterable[Item], device: torch.device
 ) -> Iterator[Made]:
-    """What ``run(item)`` gives for each item, in their order.
+    """Yield the result of ``run(item)`` for each item, in their order.
 
     On a CPU, as many run at once as torch has threads, and torch has one thread in each. A batch
     that is spread over all cores ends every operation with a wait for the slowest of them, which is
@@ -318,7 +310,7 @@ def run_in_streams(
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device, without waiting for it.
+    """Copy the array to a tensor on the device, without waiting for it.
 
     On CUDA it goes through page-locked memory, which torch keeps for the next copy, on a stream of
     its own: on the stream of the model it would start only after all that is queued there. With an
@@ -353,7 +345,7 @@ def _model_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """What the driver tells of a device at one moment."""
+    """Memory and load of a device at one moment, as the driver reports them."""
 
     busy_share: float | None  # of the last fraction of a second, 0 to 1; None for a MIG slice
     used_bytes: int | None  # by other processes and libraries too
@@ -369,7 +361,7 @@ def watched(
     source: Callable[[torch.device], Ask] | None = None,
     sample_seconds: float = SAMPLE_SECONDS,
 ) -> Iterator[None]:
-    """Sample a GPU on a thread while the block runs, and add what is found to `stats`.
+    """Sample a GPU on a thread while the block runs, and add the samples to `stats`.
 
     Nothing is added on a CPU, or where the driver does not answer. ``source(device)()`` gives a
     DeviceSample, and is `nvml_source` by default.
@@ -397,7 +389,7 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Until it is over, and once more then."""
+    """Sample until `is_over` is set, and once more then."""
     before = time.monotonic()
     is_last = False
     while not is_last:
@@ -408,7 +400,7 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 
 
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Let `sample` stand for the time since the one before."""
+    """Add `sample` to the stats for the time since the previous one."""
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:
         busy_seconds = elapsed_seconds * sample.busy_share
@@ -417,7 +409,10 @@ def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
 
 
 def nvml_source(device: torch.device) -> Ask:
-    """Asks NVML, which neither waits for the device nor makes a context on it; or DriverError."""
+    """Return a function that asks NVML for a sample; DriverError where there is no NVML.
+
+    NVML neither waits for the device nor makes a context on it.
+    """
     nvml = open_nvml()
     handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,11 @@ from gpuclassify.inference.batching import (
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device import (
     alone,
-    hint_at_bfloat16,
     holding,
+    note_bfloat16,
     run_in_streams,
     stream_count,
+    to_device,
     watched,
 )
 from gpuclassify.inference.loaded_model import LoadedModel
@@ -39,6 +39,7 @@ from gpuclassify.inference.memory import (
 )
 from gpuclassify.inference.packed.disentangled import reference_forward
 from gpuclassify.inference.packed.packed_layers import NotPackableError
+from gpuclassify.models.networks import TokenAverage
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats, advance
@@ -51,14 +52,14 @@ def run(
     settings: ModelOptions,
     stats: RunStats,
 ) -> np.ndarray:
-    """Outputs of every text, float32 (texts, outputs), in input order.
+    """Compute the outputs of every text, float32 (texts, outputs), in input order.
 
     Each block of texts is sorted and batched by itself; the device is held while it runs, and free
-    for other threads in between. The limits that were found for the model are remembered by `key`.
+    for other threads in between. The limits measured for the model are remembered by `key`.
     NotPackableError if the settings ask for an engine that the model does not run on.
     """
     outputs: list[torch.Tensor] = []
-    places: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
     texts = 0
     with watched(model.device, stats):
         for tokens in filter(len, blocks):
@@ -67,7 +68,7 @@ def run(
                     part = tokens if len(together) == len(tokens) else tokens.take(together)
                     for rows, values in _run_batches(model, key, part, settings, stats):
                         outputs.append(values)
-                        places.append(together[rows] + texts)
+                        positions.append(together[rows] + texts)
                         advance(len(rows))
             texts += len(tokens)
             stats.tokens += int(tokens.offsets[-1])
@@ -76,14 +77,14 @@ def run(
         with _device_for(model, settings, stats):
             # Outputs stay on the device until here: one copy instead of one wait for every batch.
             fetched = torch.cat(outputs).cpu().numpy()
-    hint_at_bfloat16(settings, model.device, stats.model_seconds)
+    note_bfloat16(settings, model.device, stats)
     result = np.empty((texts, fetched.shape[1]), dtype=fetched.dtype)
-    result[np.concatenate(places)] = fetched  # of a row that ran twice, the later outputs
+    result[np.concatenate(positions)] = fetched  # of a row that ran twice, the later outputs
     return result
 
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Outputs of one text in a batch of its own, float32 (outputs,)."""
+    """Compute the outputs of one text alone in a batch, float32 (outputs,)."""
     with alone(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
@@ -99,21 +100,25 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Rows that may share a batch: all, unless the model wants a token equally often in each."""
+    """Group rows that may share a batch: all, unless batches need equal counts of a token."""
     if model.counted_id is None:
         return [np.arange(len(tokens))]
     counts = np.add.reduceat(_on_host(tokens.ids == model.counted_id), tokens.offsets[:-1])
     return [np.flatnonzero(counts == count) for count in np.unique(counts)]
 
 
-def _on_host(values: Any) -> np.ndarray:
+def _on_host(values: np.ndarray | torch.Tensor) -> np.ndarray:
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 def _run_batches(
     model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: ModelOptions, stats: RunStats
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-    """Rows and their outputs (rows, outputs), batch by batch."""
+    """Yield rows and their outputs (rows, outputs), batch by batch."""
+    if isinstance(model.module, TokenAverage):  # which takes no more memory than the tokens do
+        flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))
+        values = model.module.average(*(to_device(part, model.device) for part in flat))
+        return iter([(np.arange(len(tokens)), values)])
     is_packed = _is_packed(model, settings)
     # Packed, nothing depends on the side, but heads that find a text's end know this one best.
     side = "right" if is_packed else model.padding_side(settings.padding_side)
@@ -127,12 +132,12 @@ def _run_batches(
     share = -(-int(tokens.lengths.sum()) // streams)
 
     def current_limits() -> BatchLimits:
-        found = limits.current()
-        stats.raise_peak("peak_planned_bytes", found.planned_bytes)
+        known = limits.current()
+        stats.raise_peak("peak_planned_bytes", known.planned_bytes)
         # With several streams, few texts would be one batch, and leave the others idle.
-        most_tokens = min(found.max_tokens, share) if streams > 1 else found.max_tokens
+        most_tokens = min(known.max_tokens, share) if streams > 1 else known.max_tokens
         return replace(
-            found,
+            known,
             max_tokens=most_tokens,
             max_rows=most_rows,
             is_equal_length=is_equal_length,
@@ -166,7 +171,11 @@ def _run_batches(
 
 
 def _batches(
-    model: LoadedModel, tokens: TokenBatch, settings: ModelOptions, side: str, current_limits: Any
+    model: LoadedModel,
+    tokens: TokenBatch,
+    settings: ModelOptions,
+    side: str,
+    current_limits: Callable[[], BatchLimits],
 ) -> Iterator[PaddedBatch]:
     staged = stage(tokens, model.device)
     if settings.loader == "crossfit":
@@ -205,7 +214,7 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """As ragged as batches get: what surrounds packed layers, and masks, take memory too."""
+        """Run one very ragged batch: what surrounds packed layers, and masks, take memory too."""
         lengths = np.full(rows, width)
         if is_packed:
             lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))

@@ -1,8 +1,8 @@
 """Leading layers that models share, run once for all of them.
 
 Checkpoints that were trained on a frozen trunk are equal in their first layers, to the bit: of the
-28 layers of FinePDFs' English classifiers 24 are. Such models run batch by batch in step. What the
-first one's layers give is taken by the others in the place of their own, and they run the rest.
+28 layers of FinePDFs' English classifiers 24 are. Such models run batch by batch in step. The
+others take what the first one's layers give, and run only the rest.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from gpuclassify.inference.batching import (
-    LayerStates,
-    PaddedBatch,
-    behind_layer,
-    current_states,
-    pad,
-)
+from gpuclassify.inference.batching import PaddedBatch, pad
 from gpuclassify.inference.device import alone, to_device
+from gpuclassify.inference.layer_states import LayerStates, current_states
 from gpuclassify.inference.linear import share_arranged
 from gpuclassify.inference.loaded_model import LoadedModel
 from gpuclassify.inference.packed.disentangled import fast_encoder
@@ -60,7 +55,7 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """What a model has in common with another one that runs before it."""
+    """Number of layers that a model has in common with another one that runs before it."""
 
     layers: int  # how many of its first ones are the other's to the bit
     of: int  # all of its layers
@@ -97,11 +92,14 @@ class ModelsInStep:
         return getattr(self._first, name)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Whether padding leaves the outputs of all models as they are."""
+        """Tell whether padding leaves the outputs of all models as they are."""
         return all(model.is_padding_safe(side) for model in self._models)
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Outputs of one batch by all models, float32 (rows, outputs of all), on the device."""
+        """Compute the outputs of one batch by all models, on the device.
+
+        They are float32 (rows, outputs of all).
+        """
         states = LayerStates({each.shared.layers - 1 for each in self._followers})
         with during(current_states, states):
             outputs = [self._first.forward(batch, side)]
@@ -115,47 +113,47 @@ class ModelsInStep:
             outputs.append(outputs[0].new_full(shape, torch.nan))
             if len(going):
                 last = follower.shared.layers - 1
-                given = states.noted[last]
+                output = states.captured[last]
                 if len(going) < len(batch.rows):
-                    given = _of_rows(given, going, batch, self._first)
-                with during(current_states, LayerStates(given=(last, given))):
+                    output = _of_rows(output, going, batch, self._first)
+                with during(current_states, LayerStates(injected=(last, output))):
                     made = follower.model.forward(part, side)
                 outputs[-1][to_device(going, made.device)] = made
         return torch.cat(outputs, dim=1)
 
 
-def _of_rows(given: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Of what a model's layer gave for a batch, the part of some rows, in rising order."""
-    if isinstance(given, tuple | list):
-        return type(given)(_of_rows(each, rows, batch, model) for each in given)
-    if not isinstance(given, torch.Tensor):
-        return given
+def _of_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
+    """Select some rows' part of a layer's output for a batch; the rows are in rising order."""
+    if isinstance(output, tuple | list):
+        return type(output)(_of_rows(each, rows, batch, model) for each in output)
+    if not isinstance(output, torch.Tensor):
+        return output
     if not batch.is_packed and fast_encoder(model.module) is None:
-        is_by_row = given.ndim > 1 and given.shape[0] == len(batch.rows)
-        return given[to_device(rows, given.device)] if is_by_row else given
+        is_by_row = output.ndim > 1 and output.shape[0] == len(batch.rows)
+        return output[to_device(rows, output.device)] if is_by_row else output
     order = np.argsort(-batch.lengths, kind="stable")  # in which their tokens lie end to end
     is_kept = np.isin(order, rows)
-    if given.shape[1] != len(order):  # a state of every token, rather than of first ones
+    if output.shape[1] != len(order):  # a state of every token, rather than of first ones
         is_kept = np.repeat(is_kept, batch.lengths[order])
-    return given[:, to_device(np.flatnonzero(is_kept), given.device)]
+    return output[:, to_device(np.flatnonzero(is_kept), output.device)]
 
 
 # What two models share.
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
-    """What the second model shares with the first one; measured once.
+    """Find the layers that the second model shares with the first one; measured once.
 
-    From then on it holds the tensors that are equal in place of its own.
+    From then on it holds the tensors that are equal instead of a copy.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
         compare = functools.partial(_compare, first, other)
         with alone(first.device, first.dtype):  # no other thread runs them meanwhile
             known[other.module] = with_memory_released(compare)
-        if found := known[other.module].layers:
+        if layers := known[other.module].layers:
             models = (first.identity, other.identity)
-            logger.info("%d of %d layers run once for %s", found, known[other.module].of, models)
+            logger.info("%d of %d layers run once for %s", layers, known[other.module].of, models)
     return known[other.module]
 
 
@@ -175,7 +173,7 @@ def _compare(first: LoadedModel, other: LoadedModel) -> Shared:
 def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> Shared:
     count = len(ours.layers)
     pairs = zip(ours.layers, theirs.layers, strict=True)
-    are_equal = (_are_equal(mine.state_dict(), own.state_dict()) for mine, own in pairs)
+    are_equal = (_are_equal(one.state_dict(), another.state_dict()) for one, another in pairs)
     depth = sum(itertools.takewhile(bool, are_equal))
     if _is_first_enough(first) != _is_first_enough(other):
         depth = min(depth, count - 1)  # the last one gives the states of other tokens
@@ -184,29 +182,29 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
     lengths = [min(length, first.max_tokens) for length in _PROBE_TOKENS]
     batch = pad(first.probe(lengths), np.arange(len(lengths)), first.pad_id)
     batch = replace(batch, is_packed=first.is_packable)
-    noted = LayerStates([depth - 1])
-    ours.run(batch, noted)
+    states = LayerStates([depth - 1])
+    ours.run(batch, states)
     expected = theirs.run(batch, LayerStates())
     if not _have_equal_input(ours, theirs):
         return NOTHING
     for rows in (np.array([0, 2]), np.arange(len(lengths))):
-        given = noted.noted[depth - 1]
+        output = states.captured[depth - 1]
         if len(rows) < len(lengths):
-            given = _of_rows(given, rows, batch, first)
-        with during(current_states, LayerStates(given=(depth - 1, given))):
+            output = _of_rows(output, rows, batch, first)
+        with during(current_states, LayerStates(injected=(depth - 1, output))):
             outputs = other.forward(batch.take(rows), "right")
         if not other.are_close(outputs, expected[rows]):
             return NOTHING
     for name, tensor in ours.tensors.items():
-        own = theirs.tensors.get(name)
-        if own is not None and (ours.layer_of(name) or 0) < depth and torch.equal(own, tensor):
-            own.data = tensor.data
+        same = theirs.tensors.get(name)
+        if same is not None and (ours.layer_of(name) or 0) < depth and torch.equal(same, tensor):
+            same.data = tensor.data
     share_arranged(theirs.layers[:depth], ours.layers[:depth])
     return Shared(depth, count, expected.shape[1])
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Whether both compute the same with equal weights, as far as settings tell."""
+    """Tell whether both compute the same with equal weights, as far as settings tell."""
     settings = [
         {
             name: value
@@ -241,7 +239,7 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 
 
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
-    """Whether all that runs before the last layer has ended, and is no layer, is equal."""
+    """Tell whether all that runs before the end of the last layer, besides layers, is equal."""
     if any(each.called != list(range(len(each.layers))) for each in (ours, theirs)):
         return False  # a layer is called twice, or not at all
     first, other = (
@@ -283,15 +281,15 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """The number of the layer that a tensor belongs to; None if to none."""
+        """Return the number of the layer that a tensor belongs to; None if to none."""
         inside = name.removeprefix(f"{self._place}.")
         return None if inside == name else int(inside.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Outputs of a batch; notes which modules run when."""
+        """Compute the outputs of a batch, and note which modules run when."""
         early: set[str] = set()
 
-        def note(name: str, *_: Any) -> None:
+        def note(name: str, *_: object) -> None:
             is_late = len(states.calls) >= len(self.layers)
             (self.late if is_late else early).add(name)
 
@@ -306,5 +304,10 @@ class _Parts:
         return outputs
 
 
-def _run_layer(number: int, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    return behind_layer(number, functools.partial(forward, *given, **named))
+def _run_layer(
+    number: int, forward: Callable[..., Any], *arguments: object, **named: object
+) -> Any:
+    states = current_states.get()
+    if states is None:
+        return forward(*arguments, **named)
+    return states.output_of(number, functools.partial(forward, *arguments, **named))

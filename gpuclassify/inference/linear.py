@@ -1,13 +1,11 @@
 """Linear layers on CPUs, by oneDNN on weights that it has arranged before.
 
-Torch's own layer arranges a weight again in every call, or multiplies without: for BERT-base's
+Torch's layer arranges a weight again in every call, or multiplies without: for BERT-base's
 weights that takes 1.1 times as long in float32 (`linear` and `prepacked` of the peaks that
 ``python -m benchmarks.throughput`` measures).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +14,8 @@ from torch import nn
 # it in float32; decoders of billions of weights are not to take twice their memory.
 MOST_ARRANGED_BYTES = 3 << 29
 _DTYPES = (torch.float32, torch.bfloat16)
-_OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")  # torch.compile's, and not documented
+# Those of torch.compile, which are not documented.
+_OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 
 
 class ArrangedWeight:
@@ -25,7 +24,7 @@ class ArrangedWeight:
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
-    def __deepcopy__(self, memo: Any) -> ArrangedWeight:
+    def __deepcopy__(self, memo: dict[int, object]) -> ArrangedWeight:
         return self
 
 
@@ -39,13 +38,13 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """As the layer's, to rounding."""
+        """Compute the layer's output, equal up to rounding."""
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)
         multiply = torch.ops.mkldnn._linear_pointwise
-        found: torch.Tensor = multiply(states, self.arranged.tensor, self.bias, "none", [], "")
-        return found
+        product: torch.Tensor = multiply(states, self.arranged.tensor, self.bias, "none", [], "")
+        return product
 
 
 @torch.inference_mode()
@@ -62,6 +61,10 @@ def arrange_weights(module: nn.Module) -> None:
         or not torch.backends.mkldnn.is_available()
         or not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
         or not all(weight.dtype in _DTYPES for weight in weights)
+        or (
+            any(weight.dtype == torch.bfloat16 for weight in weights)
+            and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
         or sum(weight.nbytes for weight in weights) > MOST_ARRANGED_BYTES
     ):
         return
@@ -70,7 +73,7 @@ def arrange_weights(module: nn.Module) -> None:
 
 
 def share_arranged(layers: nn.ModuleList, of: nn.ModuleList) -> None:
-    """Let layers multiply with the arranged copies of other ones, whose weights are equal."""
-    for own, other in zip(layers.modules(), of.modules(), strict=True):
-        if isinstance(own, ArrangedLinear) and isinstance(other, ArrangedLinear):
-            own.arranged = other.arranged
+    """Let layers multiply with the arranged copies of other layers, whose weights are equal."""
+    for layer, other in zip(layers.modules(), of.modules(), strict=True):
+        if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
+            layer.arranged = other.arranged

@@ -38,7 +38,7 @@ GPU_MAX_TOKENS = 65_536
 GPU_ENOUGH_TOKENS = 16_384
 GPU_SCORE_BYTES = 2 * 2**30
 GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
-# Where torch's memory is not counted, and free memory is not known either: RMM keeps its own.
+# Where torch's memory is not counted, and free memory is not known either: RMM counts apart.
 GPU_UNMEASURED_TOKENS = 16_384
 GPU_UNMEASURED_SCORE_BYTES = 2**29
 # Large enough that the allocator's rounding, about a megabyte a tensor, is a small part.
@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 
 
 class DocumentTooLargeError(MemoryError):
-    """A single text does not fit on the device."""
+    """Error raised when a single text does not fit on the device."""
 
 
 # What a batch may hold.
@@ -67,7 +67,7 @@ class DocumentTooLargeError(MemoryError):
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How large the attention scores are that a model materialises.
+    """Size of the attention scores that a model materialises.
 
     Relative-position terms are at least `min_span` wide: scores have
     ``rows * heads * width * max(width, min_span)`` elements.
@@ -78,14 +78,14 @@ class ScoreRule:
     item_bytes: int
 
     def size_bytes(self, rows: int, width: int) -> int:
-        """Bytes of all live copies for a batch of `rows` texts padded to `width` tokens."""
+        """Return the bytes of all live copies for `rows` texts padded to `width` tokens."""
         elements = rows * self.heads * width * max(width, self.min_span)
         return elements * self.item_bytes * LIVE_SCORE_COPIES
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What one batch may hold. At least one row always fits."""
+    """Limits of one batch. At least one row always fits."""
 
     max_tokens: int  # rows times the padded width; of packed batches the real tokens
     max_rows: int | None = None
@@ -100,7 +100,7 @@ class BatchLimits:
     planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
-        """How many rows of `width` tokens fit, at least 1."""
+        """Return how many rows of `width` tokens fit, at least 1."""
         rows = self.max_tokens // width
         if self.score_rule is not None:
             rows = min(rows, self.max_score_bytes // self.score_rule.size_bytes(1, width))
@@ -109,7 +109,7 @@ class BatchLimits:
         return max(1, rows)
 
     def below(self, rows: int, width: int) -> BatchLimits:
-        """Limits that allow half of a batch that ran out of memory."""
+        """Return limits that allow half of a batch that ran out of memory."""
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
             score_bytes = min(score_bytes, self.score_rule.size_bytes(rows, width) // 2)
@@ -123,7 +123,7 @@ class BatchLimits:
 def plan_limits(
     batch_memory: BatchMemory, free_bytes: int, score_rule: ScoreRule | None = None
 ) -> BatchLimits:
-    """Limits under which no batch of more than one row takes more than its share of free memory."""
+    """Plan limits that keep every batch of several rows within its share of free memory."""
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
         max(1, min(batch_memory.most_tokens(usable_bytes), GPU_MAX_TOKENS)),
@@ -151,7 +151,7 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 def largest_batch_bytes(
     sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> int | None:
-    """About what the largest batch takes beside the weights; None for a network of other sizes.
+    """Estimate the bytes of the largest batch beside the weights; None if sizes are not known.
 
     Told without running it: the tokens that a batch holds at most, with the states of one layer,
     and for attention that materialises its scores what is allowed for them. A GPU with less free
@@ -181,16 +181,16 @@ class BatchMemory:
         check_settings(self)
 
     def size_bytes(self, tokens: int) -> int:
-        """What is planned for a batch of `tokens` tokens."""
+        """Return the bytes planned for a batch of `tokens` tokens."""
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
-        """Tokens of the largest batch for which no more is planned; 0 if there is none."""
+        """Return the tokens of the largest batch for which no more is planned; 0 if none."""
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
     def after_failure(self, tokens: int, free_bytes: int) -> BatchMemory:
-        """What to believe after a batch of `tokens` tokens ran out of memory.
+        """Return the estimate after a batch of `tokens` tokens ran out of memory.
 
         If more is planned for it than is free now that it was given back, something else has taken
         memory meanwhile, and this is as good as before. Otherwise, with as much free, half of that
@@ -209,7 +209,7 @@ def measure_batch_memory(
     widest: int,
     peak_bytes: Callable[[Callable[[], Any]], int],
 ) -> BatchMemory:
-    """The memory that a model's batches take, measured on batches as wide as its texts can be.
+    """Measure the memory of a model's batches, on batches as wide as its texts can be.
 
     Two sizes tell what every batch takes from what its tokens take. Narrower batches take less a
     token, if they differ at all. ``probe(rows, width)`` runs one batch of that size; `peak_bytes`
@@ -257,7 +257,7 @@ def _measure(
 
 
 class Budget:
-    """What the batches of one model may hold, below what ran out of memory. Safe for threads.
+    """Limits of one model's batches, below what ran out of memory. Safe for threads.
 
     Limits are the same in every run. What batches were measured to take is planned for the memory
     that the device has free then, and saved when an out-of-memory has corrected it.
@@ -278,7 +278,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """For the memory that is free now, whatever failed before."""
+        """Return limits for the memory that is free now, whatever failed before."""
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -287,7 +287,7 @@ class Budget:
         return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def capped(self, limits: BatchLimits) -> BatchLimits:
-        """The limits, below all that ran out of memory."""
+        """Lower the limits below all that ran out of memory."""
         with self._lock:
             failures = list(self._failures)
         for rows, width in failures:
@@ -295,7 +295,7 @@ class Budget:
         return limits
 
     def lower(self, rows: int, width: int) -> None:
-        """Learn that a batch of this size ran out of memory: none as large comes again."""
+        """Record that a batch of this size ran out of memory: none as large is tried again."""
         with self._lock:
             self._failures.add((rows, width))
             if isinstance(self.known, BatchLimits):
@@ -324,13 +324,13 @@ class RunLimits:
         self._limits: BatchLimits | None = None
 
     def current(self) -> BatchLimits:
-        """What the next batch may hold; cheap enough to ask before each."""
+        """Return the limits of the next batch; cheap enough to call before each."""
         if self._limits is None:
             self._limits = self._budget.limits()
         return self._budget.capped(self._limits)
 
     def lower(self, rows: int, width: int) -> None:
-        """Remember that a batch of this size ran out of memory, in this run and in later ones."""
+        """Record that a batch of this size ran out of memory, in this run and in later ones."""
         self._budget.lower(rows, width)
         self._limits = None
 
@@ -341,7 +341,7 @@ def halve_on_oom(
     stop: int,
     on_out_of_memory: Callable[[int], None],
 ) -> list[Result]:
-    """Outputs of ``step(start, stop)`` in row order, halving what exhausts memory.
+    """Collect the outputs of ``step(start, stop)`` in row order, halving what exhausts memory.
 
     What was too many for one part is not tried again on the next. `on_out_of_memory` is called with
     how many rows were too many, after `step` has released what it held. DocumentTooLargeError if a
@@ -376,7 +376,7 @@ def halve_on_oom(
 
 
 class CudaMemory:
-    """What a GPU and torch's allocator on it say of its memory."""
+    """Memory of a GPU, as the driver and torch's allocator report it."""
 
     def __init__(self, device: torch.device) -> None:
         # Some of torch's functions refuse a device without a number.
@@ -399,19 +399,19 @@ class CudaMemory:
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
-        """Bytes of all tensors that there are."""
+        """Return the bytes of all tensors that there are."""
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """The most that `held_bytes` has been since `forget_peak`."""
+        """Return the most that `held_bytes` has been since `forget_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
-        """Let `most_held_bytes` begin anew."""
+        """Reset the peak that `most_held_bytes` returns."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Bytes that torch may still take.
+        """Return the bytes that torch may still take.
 
         What no process or library has taken, and what torch's allocator, or RMM's pool in its
         place, keeps without using it; at most what the process's share leaves.
@@ -429,7 +429,7 @@ class CudaMemory:
         return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
-        """Bytes that ``action()`` had taken at most, beyond what was taken before.
+        """Measure the bytes that ``action()`` had taken at most, beyond what was taken before.
 
         It runs again, up to twice, if another thread has taken or given back memory meanwhile.
         """
@@ -447,7 +447,7 @@ class CudaMemory:
 
 
 def _free_of_rmm(number: int) -> tuple[int, int | None]:
-    """Bytes that RMM's pool of a device keeps without using them, and what its limit leaves.
+    """Return the unused bytes that RMM's pool of a device keeps, and what its limit leaves.
 
     RMM tells the size of a pool, and only adaptors around one tell what is taken of it: without
     any, as where a cluster was not started by `get_client`, the pool counts as full.
@@ -472,7 +472,7 @@ def _free_of_rmm(number: int) -> tuple[int, int | None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that a model may still take on `device`."""
+    """Return the bytes that a model may still take on `device`."""
     return CudaMemory(device).free_bytes() if device.type == "cuda" else free_host_bytes()
 
 
@@ -491,7 +491,7 @@ def find_budget(
     memory: CudaMemory | None = None,
     folder: Path | None = None,
 ) -> Budget:
-    """What batches of a model may hold on `device`: known for a CPU, measured or kept for a GPU.
+    """Find the limits of a model's batches: known for a CPU, measured or kept for a GPU.
 
     ``probe(rows, width)`` runs one batch as the batches to come will be run, of texts of up to
     `widest` tokens; `model`, `precision` and `path` are those of `budget_key`. Without a model,
@@ -520,7 +520,7 @@ def find_budget(
 def budget_key(
     model: str, precision: str, path: str, widest: int, device_name: str, total_bytes: int
 ) -> dict[str, str | int]:
-    """All that the memory of batches depends on.
+    """Return all that the memory of batches depends on.
 
     `model` is a name and revision, or whatever else tells models apart; `precision` that of weights
     and activations; `path` how layers are run, such as "packed" or "padded".
@@ -535,7 +535,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """A device, and the libraries that what is measured of it depends on."""
+    """Describe a device, and the libraries that its measurements depend on."""
     import transformers
 
     return {
@@ -549,14 +549,14 @@ def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
 
 
 def default_folder() -> Path:
-    """Where the user's cache is: budgets are kept there, below ``gpuclassify/budgets``."""
+    """Return the folder of budgets: ``gpuclassify/budgets`` in the user's cache."""
     root = "~/Library/Caches" if platform.system() == "Darwin" else "~/.cache"
     root = os.environ.get("XDG_CACHE_HOME") or root
     return Path(root).expanduser() / "gpuclassify" / "budgets"
 
 
-class KeptFile:
-    """What was measured for `key`, in a small file that a person can read.
+class MeasurementFile:
+    """Measurements for `key`, in a small file that a person can read.
 
     A file that cannot be read or written, or that holds something else, is as good as none, as is
     the cache of a user without a home: it is measured again. Any number of processes may use the
@@ -569,13 +569,13 @@ class KeptFile:
 
     @property
     def path(self) -> Path:
-        """The same for equal keys."""
+        """Path of the file, the same for equal keys."""
         canonical = json.dumps(self.key, sort_keys=True, separators=(",", ":"))
         name = f"{hashlib.sha256(canonical.encode()).hexdigest()}.json"
         return (self._folder or default_folder()) / name
 
     def read(self, build: Callable[[dict[str, Any]], Result]) -> Result | None:
-        """What `build` makes of what is kept, if anything is."""
+        """Build a result from what is kept; None if nothing is."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
@@ -587,23 +587,23 @@ class KeptFile:
             logger.debug("what was measured is not kept, measuring again: %s", err)
             return None
 
-    def write(self, **content: Any) -> None:
-        """Keep what was measured."""
+    def write(self, **content: object) -> None:
+        """Keep a measurement."""
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
             logger.debug("what was measured is not kept, measured again later: %s", err)
 
 
-class BudgetFile(KeptFile):
-    """What the batches of `key` take."""
+class BudgetFile(MeasurementFile):
+    """File of the memory that batches of `key` take."""
 
     def load(self) -> BatchMemory | None:
-        """What the batches take, if it is known."""
+        """Return the memory that batches take, if it is known."""
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Keep what batches take; where it is known already, the larger of each number."""
+        """Keep the memory that batches take; if it is known already, the larger of each number."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

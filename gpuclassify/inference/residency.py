@@ -47,7 +47,7 @@ class Residency(Generic[Model]):
         needed_bytes: Callable[[], int] = lambda: 0,
         free_bytes: Callable[[], int] = lambda: 1,
     ) -> Iterator[Model]:
-        """The model of `key` (identity, device, precision) for the length of a ``with`` block.
+        """Yield the model of `key` (identity, device, precision) for a ``with`` block.
 
         Only when it is not resident, it is asked what the model will take and the device has left,
         and the model is loaded.
@@ -76,14 +76,14 @@ class Residency(Generic[Model]):
             return key in self._residents
 
     def keys(self) -> list[Hashable]:
-        """Keys of resident models, least recently used first."""
+        """Return the keys of resident models, least recently used first."""
         with self._lock:
             return list(self._residents)
 
     def evict(
         self, is_wanted: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop models that nobody leases, all whose key `is_wanted` or the oldest; how many."""
+        """Drop models without a lease, all whose key `is_wanted` or the oldest; return how many."""
         with self._lock:
             idle = [k for k, held in self._residents.items() if not held.leases and is_wanted(k)]
             for key in idle[:most]:

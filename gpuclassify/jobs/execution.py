@@ -15,44 +15,51 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dask
 
 from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
-from gpuclassify.frames import HostTexts, backend_of
+from gpuclassify.frames import HostTexts, backend_of, frame_of_texts
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.stores.store import Store
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
+    from dask.delayed import Delayed
+    from distributed import Client, Future
+
+    from gpuclassify.frames import Frame, LazyFrame
 
 Result = TypeVar("Result")
 
 # Enough that no thread waits for the client, few enough that the client stays small.
 TASKS_PER_THREAD = 3
 FEWEST_TASKS = 32
+FILES_A_TASK = 64  # whose digests one task takes
 LOOK_EVERY_SECONDS = 10.0  # at how many threads the cluster has
 # Connections fail for a while, and workers on spot machines die of other causes than their tasks.
 MOST_TRIES = 3
 
 
 def run_tasks(
-    client: Any, function: Callable[..., Result], calls: Iterable[tuple[Any, ...]]
+    client: Client | None, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
 ) -> Iterator[Result]:
-    """Results of ``function(*call)`` for each call, as they come; without a client from here.
+    """Yield the results of ``function(*task)`` for the arguments of each task, as they come.
 
-    Calls are taken as room for them comes. Raises ConnectionError if the scheduler is gone, else
-    what the first task raises; tasks that have not begun are dropped. On a cluster, tasks whose
-    workers died, lost their GPU or lost a connection are tried again first.
+    Without a client, tasks run in this process. They are taken as room for them comes. Raises
+    ConnectionError if the scheduler is gone, else what the first task raises; tasks that have not
+    begun are dropped. On a cluster, tasks whose workers died, lost their GPU or lost a connection
+    are tried again first.
     """
     if client is None:
-        yield from itertools.starmap(function, calls)
+        yield from itertools.starmap(function, tasks)
         return
     from distributed import as_completed
 
-    waiting, completed = iter(calls), as_completed(loop=client.loop)
-    pending: dict[Any, tuple[Any, ...]] = {}  # the calls that are with the scheduler
+    waiting, completed = iter(tasks), as_completed(loop=client.loop)
+    pending: dict[Future, tuple[Any, ...]] = {}  # that the scheduler has
     size, looked = FEWEST_TASKS, -math.inf
 
-    def submit(call: tuple[Any, ...]) -> Any:
-        future = client.submit(function, *call, pure=False)
-        pending[future] = call
+    def submit(task: tuple[Any, ...]) -> Future:
+        future = client.submit(function, *task, pure=False)
+        pending[future] = task
         completed.add(future)
         return future
 
@@ -62,8 +69,8 @@ def run_tasks(
             looked = time.monotonic()
             with contextlib.suppress(OSError):  # a lost scheduler cancels all tasks, which shows
                 size = max(FEWEST_TASKS, TASKS_PER_THREAD * sum(client.nthreads().values()))
-        for call in itertools.islice(waiting, size - len(pending)):
-            submit(call)
+        for task in itertools.islice(waiting, size - len(pending)):
+            submit(task)
 
     try:
         fill()
@@ -75,8 +82,8 @@ def run_tasks(
         _cancel(client, [*pending])
 
 
-def compute_tasks(client: Any, tasks: list[Any]) -> Iterator[Any]:
-    """Results of delayed tasks that may share what they are made of, as they come.
+def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
+    """Yield the results of delayed tasks that may share inputs, as they come.
 
     Without a client they are computed here, and all come when the last is done. See `run_tasks`.
     """
@@ -88,7 +95,7 @@ def compute_tasks(client: Any, tasks: list[Any]) -> Iterator[Any]:
     futures = client.compute(tasks)
     completed = as_completed(futures)
 
-    def retry(future: Any) -> Any:
+    def retry(future: Future) -> Future:
         if future.status == "error":  # else its result was lost on the way
             client.retry([future])
         completed.add(future)
@@ -101,8 +108,20 @@ def compute_tasks(client: Any, tasks: list[Any]) -> Iterator[Any]:
         _cancel(client, futures)
 
 
-def _settled(completed: Any, again: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]:
-    """The futures as they complete, and their results.
+def digest_files(
+    client: Client | None, directory: Store, names: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the `Store.digests` of files, which workers read if there is a client."""
+    batches = [names[at : at + FILES_A_TASK] for at in range(0, len(names), FILES_A_TASK)]
+    calls = [(batch,) for batch in batches] if client else [(names,)]
+    for digests in run_tasks(client, directory.digests, calls):
+        yield from digests
+
+
+def _settled(
+    completed: Iterable[Future], again: Callable[[Future], Future]
+) -> Iterator[tuple[Future, Any]]:
+    """Yield each future as it completes, with its result.
 
     `again` returns the future of another try at a task that failed of what happens around it.
     """
@@ -127,18 +146,18 @@ def _settled(completed: Any, again: Callable[[Any], Any]) -> Iterator[tuple[Any,
 
 
 def _lost() -> ConnectionError:
-    """For tasks that are cancelled: a job cancels none that it waits for."""
+    """Return the error for tasks that are cancelled: a job cancels none that it waits for."""
     return ConnectionError("the Dask scheduler has lost the job's tasks, or is gone itself")
 
 
-def _cancel(client: Any, futures: list[Any]) -> None:
+def _cancel(client: Client, futures: list[Future]) -> None:
     # A client that is cut off raises these.
     with contextlib.suppress(OSError, concurrent.futures.CancelledError):
         client.cancel(futures, force=True)
 
 
-def as_dask(frame: Any) -> dd.DataFrame:
-    """A Dask frame with its partitions as they are, a plain one as a single partition."""
+def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
+    """Return a Dask frame with its partitions as they are, a plain one as a single partition."""
     import dask.dataframe as dd
 
     if isinstance(frame, dd.DataFrame):
@@ -147,20 +166,24 @@ def as_dask(frame: Any) -> dd.DataFrame:
         # partitions, which are the user's.
         simple = frame.simplify()
         return simple if simple.npartitions == frame.npartitions else frame
-    backend_of(frame)
-    return from_parts([dask.delayed(frame)], frame.iloc[:0])
+    plain = backend_of(frame).without_views(frame)
+    return from_parts([dask.delayed(plain)], plain.iloc[:0])
 
 
-def from_parts(parts: list[Any], meta: Any, divisions: Any = None) -> dd.DataFrame:
-    """A lazy frame of delayed partitions, in the types that they have."""
+def from_parts(
+    parts: list[Delayed], meta: Frame, divisions: Sequence[object] | None = None
+) -> dd.DataFrame:
+    """Build a lazy frame of delayed partitions, in the types that they have."""
     import dask.dataframe as dd
 
     with dask.config.set({"dataframe.convert-string": False}):  # would change columns of objects
         return dd.from_delayed(parts, meta=meta, divisions=divisions, verify_meta=False)
 
 
-def reduce_tree(join: Callable[[list[Any]], Any], parts: Sequence[Any], fan_in: int = 8) -> Any:
-    """What `join` makes of all parts, delayed: it gets lists of at most `fan_in` at a time."""
+def reduce_tree(
+    join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
+) -> Delayed:
+    """Return the delayed result of `join` on all parts, in lists of at most `fan_in` at a time."""
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:
         parts = [call(list(parts[at : at + fan_in])) for at in range(0, len(parts), fan_in)]
@@ -169,7 +192,7 @@ def reduce_tree(join: Callable[[list[Any]], Any], parts: Sequence[Any], fan_in: 
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """Downloads, loads and runs the models of mappers."""
+    """Probe that downloads, loads and runs the models of mappers."""
 
     mappers: tuple[TextMapper, ...]
 
@@ -185,11 +208,12 @@ class ModelProbe:
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
-            mapper.compute(HostTexts(["One short text shows whether a model runs here."]), str)
+            frame = frame_of_texts("One short text tells if a model runs.", mapper.text_fields)
+            mapper.compute(HostTexts(mapper.list_texts(frame, None)), str)
 
 
-def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> None:
-    """Raise PreflightError if workers of the client cannot do a job; unless that is set off."""
+def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
+    """Raise PreflightError if the client's workers cannot do a job, unless the check is set off."""
     if not dask.config.get(SETTING, True):
         return
     mappers = tuple(mapper for stage in stages for mapper in stage.text_mappers())
@@ -198,7 +222,7 @@ def check_cluster(client: Any, stages: Iterable[PartitionMap], backend: str) -> 
 
 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
-    """Whether a job takes a GPU where a worker has one."""
+    """Tell whether a job takes a GPU where a worker has one."""
     return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
 

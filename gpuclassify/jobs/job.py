@@ -1,41 +1,47 @@
-"""The engine of jobs: what its tasks do, running those that are left, publishing, reporting."""
+"""Jobs, from their declaration to `_SUCCESS`: checks, tasks, records, report and upload."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import dask
 import pyarrow as pa
 
-from gpuclassify.jobs.execution import check_cluster
-from gpuclassify.jobs.files import PARQUET, UnreadableInputError
-from gpuclassify.jobs.output.encoding import arrow_table, folder_types
-from gpuclassify.jobs.output.manifest import VERIFY, Manifest
+from gpuclassify.frames import is_text
+from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files, run_tasks
+from gpuclassify.jobs.input.jsonl import json_columns
+from gpuclassify.jobs.input.sources import FileSource, Source
+from gpuclassify.jobs.output.encoding import arrow_table, folder_types, with_plain_folders
+from gpuclassify.jobs.output.manifest import Manifest, RunOptions
 from gpuclassify.jobs.output.records import JobChangedError, Record, check_current
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.sources import Source
 from gpuclassify.jobs.stages import describe
-from gpuclassify.jobs.storage import Directory, Place, redacted
-from gpuclassify.jobs.task import TaskSpec
+from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.stage_counts import label_fields
-from gpuclassify.settings.checks import check_choice, nearest
-from gpuclassify.settings.options import NON_FINITE
-from gpuclassify.workers.run_context import RunningParts, heard_by
+from gpuclassify.settings.checks import nearest
+from gpuclassify.stores.names import PARQUET
+from gpuclassify.stores.store import Store, UnreadableInputError
+from gpuclassify.workers.run_context import RunningParts, progress_events
 from gpuclassify.workers.secrets import remember, share_with_workers
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 Summary = TypeVar("Summary")
 
 
-class Runnable(ABC, Generic[Summary]):
-    """What people describe a job by: `prepare` plans and checks it, and `run` runs it."""
+class JobDeclaration(ABC, Generic[Summary]):
+    """Declaration of a job: `prepare` plans and checks it, and `run` runs it."""
 
     def prepare(
         self,
@@ -69,20 +75,15 @@ class Runnable(ABC, Generic[Summary]):
         ValueError
             The settings do not fit the input, or each other.
         """
-        return self._make_job(
-            restart=restart,
-            verify=verify,
-            accept_changed_code=accept_changed_code,
-            command=command,
-        )
+        return self._make_job(RunOptions(restart, verify, accept_changed_code, command))
 
     @abstractmethod
-    def _make_job(self, **begin: Any) -> Job:
-        """See `prepare`, whose arguments these are."""
+    def _make_job(self, options: RunOptions) -> Job:
+        """Make the job; see `prepare`, whose arguments the options hold."""
 
     def run(
         self,
-        client: Any = None,
+        client: Client | None = None,
         *,
         restart: bool = False,
         verify: str = "digest",
@@ -104,8 +105,8 @@ class Runnable(ABC, Generic[Summary]):
             instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
             is done again, and named in Python's log.
         accept_changed_code : bool
-            Go on, and keep the parts that are there, although a callable among the stages has other
-            code: where you know that it gives the same rows. Nothing else may differ.
+            Continue, and keep the parts that are there, although a callable among the stages has
+            other code: where you know that it gives the same rows. Nothing else may differ.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, at first and after every part; of
             `AssignBuckets` and `Deduplicate` ``report(step, done, of, summary)``, of every step.
@@ -136,13 +137,13 @@ class Runnable(ABC, Generic[Summary]):
 
 
 class PartsNote(str):
-    """How many parts an error leaves, as a note on it, which can be `counted_again`."""
+    """Note on an error that tells how many parts are written, which can be `counted_again`."""
 
     manifest: Manifest
 
     @classmethod
-    def of(cls, manifest: Manifest, client: Any = None) -> PartsNote:
-        """The note, from what is there now; workers of a client may add to it."""
+    def of(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
+        """Make the note from what is there now; workers of a client may add to it."""
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # what went wrong may be that nothing can be listed
             parts = f"{manifest.written()} of {manifest.count} parts"
@@ -157,7 +158,7 @@ class PartsNote(str):
     @classmethod
     @contextlib.contextmanager
     def counted_again(cls) -> Iterator[None]:
-        """Count anew what errors leave in the block, where workers go on until its end."""
+        """Count the parts in notes on the block's errors again, as workers work until its end."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as err:
@@ -168,7 +169,7 @@ class PartsNote(str):
 
 @dataclass(frozen=True)
 class Job:
-    """A job that is planned and checked; `writer` uploads its output, where it has a place to."""
+    """Job that is planned and checked; `writer` uploads its output, where it has a repository."""
 
     source: Source
     spec: TaskSpec
@@ -177,36 +178,36 @@ class Job:
 
     @property
     def restart(self) -> bool:
-        """Whether `run` begins with removing what earlier runs wrote."""
-        return self.manifest.restart
+        """Whether `run` first removes what earlier runs wrote."""
+        return self.manifest.options.restart
 
     @property
-    def directory(self) -> Directory:
-        """The output."""
+    def directory(self) -> Store:
+        """Output directory."""
         return self.manifest.directory
 
     @property
     def title(self) -> str:
-        """What is going on, for people."""
+        """Title of the work in progress, for people."""
         return self.spec.chain.__name__
 
     @staticmethod
     def shown_by(progress: JobProgress) -> Callable[..., None]:
-        """What `run` reports to, so that it shows this job."""
+        """Return the report function for `run` that shows this job in `progress`."""
         return progress.parts
 
     def needs_workers(self) -> bool:
-        """Whether `run` has parts to do or files to upload; reads the manifest, if there is one."""
+        """Tell whether `run` has parts to do or files to upload; reads any manifest."""
         is_done = not self.restart and self.manifest.is_complete()
         return not (is_done and self.writer.is_uploaded())
 
-    def run(self, client: Any = None, report: Callable[..., None] | None = None) -> Any:
-        """Run what is not done yet; see `Runnable.run`."""
+    def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
+        """Run what is not done yet; see `JobDeclaration.run`."""
         with self.current(client):
             return self.write(client, report)
 
-    def write(self, client: Any, report: Report | None) -> JobSummary:
-        """Write and publish the parts that are not done yet, and what people get of them all."""
+    def write(self, client: Client | None, report: Report | None) -> JobSummary:
+        """Write and publish the parts not done yet, then the report and manifest; upload all."""
         summary = JobSummary(output=str(self.directory))
         done = set()
         for record in self.begin(client):
@@ -216,7 +217,7 @@ class Job:
         _show(report, len(done), self.source.count, summary)
         try:
             self._write_rest(client, done, summary, report)
-        except (UnreadableInputError, JobChangedError):  # running again would fail alike
+        except (UnreadableInputError, JobChangedError):  # running again would fail, too
             raise
         except (Exception, KeyboardInterrupt) as err:
             err.add_note(PartsNote.of(self.manifest, client))
@@ -224,6 +225,7 @@ class Job:
         check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
             write_report(self.directory)
+            self.manifest.write_card()
         self.manifest.finish()
         summary.files.sort()
         try:
@@ -235,13 +237,12 @@ class Job:
             raise
         return summary
 
-    def begin(self, client: Any = None) -> Iterator[Record]:
-        """Make the output ready, and yield the records of parts that are done and hold."""
-        place = Place(self.spec.output, self.spec.output_name)
-        return self.manifest.begin(client, place)
+    def begin(self, client: Client | None = None) -> Iterator[Record]:
+        """Make the output ready, and yield the records of finished parts that are undamaged."""
+        return self.manifest.begin(functools.partial(digest_files, client))
 
     def _write_rest(
-        self, client: Any, done: set[str], summary: JobSummary, report: Report | None
+        self, client: Client | None, done: set[str], summary: JobSummary, report: Report | None
     ) -> None:
         names = self.manifest.names()
         todo = [number for number, name in enumerate(names) if name not in done]
@@ -249,8 +250,8 @@ class Job:
             check_cluster(client, self.spec.chain.mappers, self.spec.backend)
         summary.running = RunningParts(names[number] for number in todo)
         spec = replace(self.spec, run_began=time.time())
-        with heard_by(summary.running.hear, client):
-            for record in self.source.run(client, todo, names, spec):
+        with progress_events(summary.running.update, client):
+            for record in self.run_tasks(client, todo, spec):
                 summary.add(record, summary.output)
                 seconds = record.finished - spec.run_began
                 summary.elapsed_seconds = max(summary.elapsed_seconds, seconds)
@@ -258,9 +259,22 @@ class Job:
         if todo:
             self.source.check_unchanged()
 
+    def run_tasks(
+        self, client: Client | None, todo: Sequence[int], spec: TaskSpec
+    ) -> Iterator[Record]:
+        """Run the tasks of the parts with the numbers `todo`; yield records as they are done."""
+        names, packed = self.manifest.names(), spec.pack()
+        if isinstance(self.source, FileSource):
+            self.source.share_tokens()
+            inputs = zip(todo, self.source.inputs(todo), strict=True)
+            tasks = ((part, n, names[n], packed, files) for n, (part, files) in inputs)
+            return run_tasks(client, run_part, tasks)
+        partitions, run = self.source.partitions(), dask.delayed(run_partition, pure=False)
+        return compute_tasks(client, [run(partitions[n], n, names[n], packed) for n in todo])
+
     @contextlib.contextmanager
-    def current(self, client: Any) -> Iterator[None]:
-        """Hand secrets to the workers, which mappers do through the current client."""
+    def current(self, client: Client | None) -> Iterator[None]:
+        """Make the client current, through which mappers hand secrets to the workers."""
         if client is None:
             yield
             return
@@ -275,7 +289,7 @@ class Job:
             raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
         with client.as_current():
             self.spec.chain.prepare()
-            share_with_workers([self.spec.input_name, self.spec.output_name])
+            share_with_workers([self.spec.input_name, self.directory.options_name])
             yield
 
 
@@ -283,27 +297,27 @@ def make_job(
     source: Source,
     chain: Chain,
     writer: FileWriter,
+    options: RunOptions,
     *,
     backend: str,
     on_error: str,
     identity: dict[str, dict[str, Any]] | None = None,
     source_field: str | None = None,
     examples: int = 0,
-    **begin: Any,
+    code: str = "",
 ) -> Job:
-    """A job whose output may be written to, from a source, stages and a writer that are checked.
+    """Make a job whose output may be written to, from a checked source, stages and writer.
 
-    `identity` is what the job is beside these; `begin` has the arguments of `Runnable.prepare`, and
-    ``code``, Python code that makes the same job, for people.
+    `identity` is what the job is beside these, and `code` makes the same job, for people.
     """
     directory = writer.directory
-    source.refuse_output(directory, f"part{writer.encoding.suffix}")
+    source.refuse_output(directory, writer.sample_name)
     settings: dict[str, Any] = {"backend": backend, "on_error": on_error}
     settings |= {"source_field": source_field, "examples": examples}
     spec = make_task_spec(source, chain, writer, **settings)
     spec.encoding.check(spec.schema)
     folders = folder_types(spec.encoding.partition_by, spec.schema)
-    for where, columns in (("input", [*source.meta().columns]), ("output", spec.schema.names)):
+    for where, columns in (("input", [*source.meta.columns]), ("output", spec.schema.names)):
         if source_field is not None and source_field not in columns:
             raise ValueError(
                 f"no column {source_field!r} in the {where} to count rows by; columns are "
@@ -311,24 +325,34 @@ def make_job(
                 "Pass source_field= to name yours"
             )
     whole = {**identity_of(source, spec), **(identity or {})}
-    check_choice("verify", begin.get("verify", VERIFY[0]), VERIFY)
-    count, encoding = source.count, writer.encoding
-    manifest = Manifest(directory, whole, count, encoding, folders=folders, **begin)
+    manifest = Manifest(
+        directory,
+        whole,
+        source.count,
+        writer.encoding,
+        options,
+        code=code,
+        folders=folders,
+        keeps_earlier=not source.knows_input,
+    )
     manifest.check()
-    writer.check(count)
+    writer.check(source.count)
     return Job(source, spec, manifest, writer)
 
 
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
-    """What every task of the job does; remembers the storage options that it needs."""
-    meta = source.meta()
+    """Make the spec of every task of the job, and remember the storage options that it needs."""
+    meta = source.meta
     keep_index = source.has_index and writer.keeps_index
-    directory = writer.directory
+    schema = arrow_table(chain.meta(meta), keep_index).schema
+    for name in json_columns(source.input_schema.arrow if source.input_schema else ()):
+        if name in schema.names and is_text(schema.field(name).type):
+            schema = schema.set(schema.names.index(name), pa.field(name, pa.json_()))
     spec = TaskSpec(
         chain=chain,
         meta_dtypes=chain.meta_dtypes(meta),
-        schema=arrow_table(chain.meta(meta), keep_index).schema,
-        output=directory.root if directory.is_local else writer.path,
+        schema=with_plain_folders(writer.encoding.partition_by, schema),
+        directory=writer.directory,
         encoding=writer.encoding,
         keep_index=keep_index,
         label_fields=label_fields(chain.mappers),
@@ -336,16 +360,14 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
         text_fields=chain.text_fields,
         input_schema=source.input_schema,
         input_name=source.options_name,
-        output_name=f"output {redacted(writer.path)}",
         **settings,
     )
     remember(spec.input_name, source.storage_options)
-    remember(spec.output_name, writer.storage_options)
     return spec
 
 
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
-    """What the job is. It may go on with another `on_error`, which is no part of it."""
+    """Return the identity of the job, without `on_error`: it may continue with another one."""
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)
         for number, stage in enumerate(spec.chain.mappers, 1)
@@ -353,8 +375,7 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     encoding = {"format": spec.encoding.file_format, "compression": spec.encoding.compression}
     if spec.encoding.partition_by:
         encoding["partition_by"] = ", ".join(spec.encoding.partition_by)
-    if spec.encoding.non_finite != NON_FINITE[0]:
-        encoding["non_finite"] = spec.encoding.non_finite
+    encoding |= spec.encoding.of_json
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
     return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}

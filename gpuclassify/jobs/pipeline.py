@@ -7,23 +7,27 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.jobs.job import Job, Runnable, make_job
+from gpuclassify.jobs.input.quarantine import ON_ERROR
+from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
+from gpuclassify.jobs.job import Job, JobDeclaration, make_job
 from gpuclassify.jobs.output.hub_writer import HubWriter
+from gpuclassify.jobs.output.manifest import RunOptions
 from gpuclassify.jobs.output.writers import FileWriter
-from gpuclassify.jobs.quarantine import ON_ERROR
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, with_plain_values
 
 if TYPE_CHECKING:
-    from gpuclassify.jobs.estimate import Plan
+    from distributed import Client
+
+    from gpuclassify.frames import LazyFrame
+    from gpuclassify.jobs.plan import Plan
 
 OPTIONS = ("backend", "on_error", "source_field", "examples")
 
 
-class Pipeline(Runnable[JobSummary]):
+class Pipeline(JobDeclaration[JobSummary]):
     """A job: a reader, what is done with each part, and a writer.
 
     The input is cut into parts once; each is read, mapped and written by one task. Each part of the
@@ -48,8 +52,8 @@ class Pipeline(Runnable[JobSummary]):
         kept by its values.
     examples : int
         Texts that the report shows of each label and of each reason why rows are dropped: at most
-        so many of the most and of the least certain. 0 for none. A job may go on with another
-        number.
+        so many of the most and of the least certain. 0 for none. A job may continue with
+        another number.
 
     Examples
     --------
@@ -63,7 +67,7 @@ class Pipeline(Runnable[JobSummary]):
     @with_plain_values
     def __init__(
         self,
-        stages: Iterable[Any] = (),
+        stages: Iterable[object] = (),
         *,
         backend: str = "pandas",
         on_error: str = "raise",
@@ -73,7 +77,7 @@ class Pipeline(Runnable[JobSummary]):
         check_choice("backend", backend, BACKENDS)
         check_choice("on_error", on_error, ON_ERROR)
         check_count("examples", examples, 0)
-        self.stages = list(stages)
+        self.stages: list[Any] = list(stages)
         self.backend = backend
         self.on_error = on_error
         self.source_field = source_field
@@ -84,12 +88,12 @@ class Pipeline(Runnable[JobSummary]):
         options = "".join(f", {name}={value!r}" for name, value in self._options().items())
         return f"Pipeline([\n{lines}]{options})"
 
-    def add_stage(self, stage: Any) -> Pipeline:
+    def add_stage(self, stage: object) -> Pipeline:
         """Append a stage, and return the pipeline."""
         self.stages.append(stage)
         return self
 
-    def _make_job(self, **begin: Any) -> Job:
+    def _make_job(self, options: RunOptions) -> Job:
         reader, writer = self._ends()
         writer.directory.refuse_file()  # before any model is looked up
         middle = self.stages[1:-1]
@@ -97,7 +101,7 @@ class Pipeline(Runnable[JobSummary]):
         chain = self._chain(source, middle)
         chain.prepare()
         code = f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}"
-        return make_job(source, chain, writer, **{"code": code, **self._options(), **begin})
+        return make_job(source, chain, writer, options, code=code, **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in OPTIONS}
@@ -110,10 +114,10 @@ class Pipeline(Runnable[JobSummary]):
         seed: int = 0,
         trial_seconds: float | None = 20.0,
     ) -> Plan:
-        """What the job will be like, from a sample: rows, tokens, time and memory; writes nothing.
+        """Estimate the job from a sample: rows, tokens, time and memory; writes nothing.
 
-        Rows are drawn from places all over the input. Each classifier's own tokenizer counts their
-        tokens, and slices of them are run here, in this process; rows of files as pandas frames,
+        Rows are drawn from all over the input. The tokenizer of each classifier counts their
+        tokens, and some of them are run here, in this process; rows of files as pandas frames,
         whatever `backend` is. The pipeline needs no writer.
 
         Parameters
@@ -121,7 +125,7 @@ class Pipeline(Runnable[JobSummary]):
         sample_rows : int
             About how many rows to draw.
         seed : int
-            The same one draws the same rows.
+            The same one draws the same rows; others show how far the estimates vary.
         trial_seconds : float, optional
             About how long to run the stages. None times nothing, and needs no weights.
 
@@ -135,7 +139,7 @@ class Pipeline(Runnable[JobSummary]):
         TypeError, ValueError
             As `prepare` does, and if there are no rows.
         """
-        from gpuclassify.jobs.estimate import make_plan
+        from gpuclassify.jobs.plan import make_plan
 
         check_count("sample_rows", sample_rows)
         if not self.stages:
@@ -147,27 +151,19 @@ class Pipeline(Runnable[JobSummary]):
         chain = self._chain(source, middle)
         if trial_seconds is not None:
             chain.prepare()
-        return make_plan(
-            reader,
-            source,
-            chain,
-            sample_rows=sample_rows,
-            seed=seed,
-            on_error=self.on_error,
-            trial_seconds=trial_seconds,
-        )
+        return make_plan(source, chain, self.on_error, sample_rows, seed, trial_seconds)
 
-    def _chain(self, source: Source, stages: list[Any]) -> Chain:
-        """The stages between the ends, checked for the source's columns."""
+    def _chain(self, source: Source, stages: list[object]) -> Chain:
+        """Return the stages between the ends, checked for the source's columns."""
         is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
-        chain.check(source.meta())
+        chain.check(source.meta)
         stays = not any(isinstance(mapper, ToBackend) for mapper in chain.mappers)
         if self.backend == "pandas" and stays:  # else workers have parts of another library
-            chain.check_library(source.meta())
+            chain.check_library(source.meta)
         return chain
 
-    def _ends(self) -> tuple[Any, FileWriter]:
+    def _ends(self) -> tuple[object, FileWriter]:
         if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):
             last = type(self.stages[-1]).__qualname__ if self.stages else "nothing"
             raise TypeError(
@@ -178,11 +174,11 @@ class Pipeline(Runnable[JobSummary]):
 
 
 def push_to_hub(
-    ddf: Any,
+    ddf: LazyFrame,
     repo: str,
     *,
     staging: str,
-    client: Any = None,
+    client: Client | None = None,
     restart: bool = False,
     verify: str = "digest",
     report: Report | None = None,

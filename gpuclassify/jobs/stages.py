@@ -1,4 +1,4 @@
-"""What a job does with each part: classifiers, embedders, callables and changes of backend."""
+"""Stages that a job runs on each part: classifiers, embedders, callables, changes of backend."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuclassify.frames import backend_of, import_cudf
+from gpuclassify.frames import Frame, LazyFrame, backend_of, import_cudf
 from gpuclassify.jobs.output.records import FUNCTION
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import BACKENDS, check_choice
+from gpuclassify.settings.checks import BACKENDS, check_choice, check_ordered
 
 
 @dataclass(frozen=True)
 class Function(PartitionMap):
-    """Any callable from a plain frame to a plain frame of the same backend."""
+    """Stage that calls any callable from a plain frame to a plain frame of the same backend."""
 
-    function: Callable[[Any], Any]
+    function: Callable[[Frame], Frame]
 
     @property
     def __name__(self) -> str:
-        """The callable's name, on Dask's dashboard and in messages."""
+        """Name of the callable, on Dask's dashboard and in messages."""
         return getattr(self.function, "__qualname__", type(self.function).__qualname__)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
@@ -31,7 +31,7 @@ class Function(PartitionMap):
         # all else with its file's name and lines, which may change while the code stays.
         return (self.__name__, value_digest(self.function))
 
-    def check(self, frame: Any) -> None:
+    def check(self, frame: Frame) -> None:
         """Raise unless the callable takes a frame without rows, which a part may be."""
         try:
             self.meta(frame)
@@ -40,12 +40,12 @@ class Function(PartitionMap):
                 f"stage {self.__name__} fails for a frame without rows, which a part may be: {err}"
             ) from err
 
-    def meta(self, frame: Any) -> Any:
-        """What the callable makes of a frame without rows."""
+    def meta(self, frame: Frame) -> Frame:
+        """Return the callable's result for a frame without rows."""
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
-        """Call the callable; TypeError if it returns something else than such a frame."""
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Frame:
+        """Call the callable; raise TypeError unless it returns a frame of the same kind."""
         result = self.function(frame)
         if type(result) is not type(frame):
             raise TypeError(
@@ -57,7 +57,7 @@ class Function(PartitionMap):
 
 @dataclass(frozen=True)
 class ToBackend(PartitionMap):
-    """Moves each part to another dataframe library, on the worker.
+    """Stage that moves each part to another dataframe library, on the worker.
 
     Attributes
     ----------
@@ -71,45 +71,51 @@ class ToBackend(PartitionMap):
 
     @property
     def __name__(self) -> str:
-        """On Dask's dashboard and in messages."""
+        """Name of the stage, on Dask's dashboard and in messages."""
         return f"ToBackend({self.name!r})"
 
-    def check(self, frame: Any) -> None:
-        """Every frame can be moved."""
+    def check(self, frame: Frame) -> None:
+        """Accept every frame: all can be moved."""
 
-    def meta(self, frame: Any) -> Any:
-        """The frame as it is: the client does without cudf."""
+    def meta(self, frame: Frame) -> Frame:
+        """Return the frame as it is, without rows: the client does without cudf."""
         return frame.iloc[:0]
 
-    def _map_lazily(self, dataset: Any) -> Any:
-        """A Dask frame whose meta, too, is of the other library."""
+    @property
+    def moves_frames(self) -> bool:
+        """Always True: the stage moves frames, and does nothing else."""
+        return True
+
+    def map_lazily(self, dataset: Any) -> LazyFrame:
+        """Return a Dask frame whose meta, too, is of the other library."""
         if self._is_there(dataset._meta):
             return dataset
         if self.name == "cudf":
             import_cudf()  # whose absence it explains
         return dataset.to_backend(self.name)
 
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
-        """The same rows in a frame of the other library."""
+    def map_frame(self, frame: Any, meta_dtypes: object = None) -> Frame:
+        """Return the same rows in a frame of the other library."""
         if self._is_there(frame):
             return frame
         if self.name == "pandas":
             return frame.to_pandas()
         return import_cudf().from_pandas(frame)
 
-    def _is_there(self, frame: Any) -> bool:
+    def _is_there(self, frame: Frame) -> bool:
         return backend_of(frame).__name__.endswith(f".{self.name}")
 
 
-def as_chain(stages: Iterable[Any]) -> Chain:
-    """The stages as one mapper, which reads each text's tokens once."""
+def as_chain(stages: Iterable[object]) -> Chain:
+    """Return the stages as one mapper, which reads each text's tokens once."""
+    check_ordered("stages", stages)
     return Chain(tuple(_as_mappers(stages)))
 
 
 def describe(stage: PartitionMap) -> dict[str, Any]:
-    """What a stage is, for people and to compare with: JSON values, no secret.
+    """Describe a stage, for people and to compare with: JSON values, no secret.
 
-    The digest tells two stages apart whose settings are alike, such as those of other models.
+    The digest distinguishes two stages with equal settings, such as those of other models.
     """
     from dask.tokenize import tokenize
 
@@ -119,7 +125,7 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
 
 
 def shown(stage: Any) -> str:
-    """A stage in one line; a Dask frame's own text is long."""
+    """Return a stage in one line; the text of a Dask frame is long."""
     import dask
 
     if dask.is_dask_collection(stage):
@@ -129,8 +135,8 @@ def shown(stage: Any) -> str:
     return getattr(stage, "__qualname__", None) or repr(stage)
 
 
-def import_lines(things: Iterable[Any]) -> str:
-    """The imports that code needs which shows these classes, functions and instances.
+def import_lines(things: Iterable[object]) -> str:
+    """Return the imports for code that shows these classes, functions and instances.
 
     What a script or a function defines itself cannot be imported, and has no line.
     """
@@ -138,14 +144,14 @@ def import_lines(things: Iterable[Any]) -> str:
 
     names: dict[str, set[str]] = {}
     things = [*things]
-    things += [
-        own for each in things if isinstance(each, PartitionMap) for own in each.text_mappers()
-    ]
+    stages = [thing for thing in things if isinstance(thing, PartitionMap)]
+    things += [mapper for stage in stages for mapper in stage.text_mappers()]
     for thing in things:
         if dask.is_dask_collection(thing):  # of which no code tells how it is made
             continue
         named = thing if hasattr(thing, "__qualname__") else type(thing)
-        name, home = named.__qualname__, named.__module__
+        # Methods of built-in types, such as `str.lower`, have no module.
+        name, home = named.__qualname__, getattr(named, "__module__", "builtins")
         package = home.partition(".")[0]
         if getattr(sys.modules.get(package), name, None) is named:
             home = package
@@ -155,7 +161,7 @@ def import_lines(things: Iterable[Any]) -> str:
     return "\n".join(lines)
 
 
-def _as_mappers(stages: Iterable[Any]) -> Iterator[PartitionMap]:
+def _as_mappers(stages: Iterable[object]) -> Iterator[PartitionMap]:
     for stage in stages:
         if isinstance(stage, Chain):
             yield from _as_mappers(stage.mappers)

@@ -1,21 +1,21 @@
-"""Jobs of several steps: what each gives is kept in the output until documents are written."""
+"""Jobs of several steps: their results are kept in the output until documents are written."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.jobs.execution import compute_tasks
+from gpuclassify.jobs.execution import compute_tasks, digest_files
+from gpuclassify.jobs.input.sources import FrameSource, Source
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, Manifest, manifest_of
 from gpuclassify.jobs.output.records import (
@@ -29,11 +29,15 @@ from gpuclassify.jobs.output.records import (
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.sources import FrameSource, Source
 from gpuclassify.jobs.stages import as_chain
-from gpuclassify.jobs.storage import Place
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.workers.secrets import recall
+from gpuclassify.stores.store import Store
+
+if TYPE_CHECKING:
+    from dask.delayed import Delayed
+    from distributed import Client
+
+    from gpuclassify.frames import Frame, LazyFrame
 
 logger = logging.getLogger(__name__)
 
@@ -42,36 +46,42 @@ StepReport = Callable[[str, int, int, JobSummary], None]
 
 
 class StepWriter(ParquetWriter):
-    """Files of a step."""
+    """Writer of the files of a step."""
 
     @property
     def keeps_index(self) -> bool:
-        """Never: a row's position in its frame is no data."""
+        """Always False: a row's position in its frame is no data."""
         return False
 
     @property
     def has_report(self) -> bool:
-        """Never: the report of the job tells of its steps."""
+        """Always False: the report of the job tells of its steps."""
         return False
 
 
 @dataclass(frozen=True)
 class SteppedJob(Job):
-    """A job whose last step writes the documents, by what the steps before it have found."""
+    """A job whose last step writes the documents, by the results of the steps before it."""
 
     folder: ClassVar[str]  # of the steps, in the output; readers of datasets pass over it
     ledger: ClassVar[str]  # the file in it without which nothing there counts
     last_step: ClassVar[str]  # its name in reports
+    words: ClassVar[Mapping[str, str]] = {}  # what steps do, by the first word of their names
 
     @property
     def title(self) -> str:
-        """What is going on, for people."""
+        """Title of the work in progress, for people."""
         return self.last_step
 
-    @staticmethod
-    def shown_by(progress: JobProgress) -> Callable[..., None]:
-        """What `run` reports to, so that it shows this job."""
-        return progress.step
+    @classmethod
+    def shown_by(cls, progress: JobProgress) -> Callable[..., None]:
+        """Return the report function for `run` that shows this job in `progress`."""
+
+        def show(step: str, done: int, of: int, summary: JobSummary) -> None:
+            first, _, rest = step.partition("-")
+            progress.step(f"{cls.words.get(first, first)} {rest}".rstrip(), done, of, summary)
+
+        return show
 
     @abstractmethod
     def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
@@ -82,17 +92,15 @@ class SteppedJob(Job):
 
     @abstractmethod
     def result(self, steps: Steps, summary: JobSummary) -> Any:
-        """What the job gives, once documents are written."""
+        """Return the result of the job, once documents are written."""
 
-    def run(self, client: Any = None, report: StepReport | None = None) -> Any:
-        """Run what is not done yet; see `gpuclassify.jobs.job.Runnable.run`."""
+    def run(self, client: Client | None = None, report: StepReport | None = None) -> Any:
+        """Run what is not done yet; see `gpuclassify.jobs.job.JobDeclaration.run`."""
         with self.current(client):
-            if self.restart or not self.directory.filesystem.exists(self.directory.path(JOB)):
+            if self.restart or not self.directory.has(JOB):
                 # Remove what earlier runs kept; first the ledger: half removed, nothing counts.
                 self.directory.remove(self.ledger)
-                with contextlib.suppress(FileNotFoundError):
-                    folder = self.directory.path(self.folder)
-                    self.directory.filesystem.rm(folder, recursive=True)
+                self.directory.remove_folder(self.folder)
             is_done = sum(1 for _ in self.begin(client)) == self.manifest.count
             self.directory.sweep(self.folder)
             steps = Steps(self, client, report)
@@ -103,32 +111,33 @@ class SteppedJob(Job):
 class Steps:
     """Frames and results that one job computes one after another, each of them once.
 
-    A frame is written part by part as the output of a job of its own, and read from there, so that
-    nothing stays in memory between two steps, and an interrupted step goes on part by part. What is
-    no longer as it was written is computed again. The job's key is part of what each step is.
+    A frame is written part by part as the output of a separate job, and read from there, so that
+    nothing stays in memory between two steps, and an interrupted step continues part by part. What
+    is no longer as it was written is computed again. The job's key is part of what each step is.
     """
 
-    def __init__(self, job: SteppedJob, client: Any, report: StepReport | None) -> None:
-        self._spec, self._key, self._verify = job.spec, job.manifest.key, job.manifest.verify
+    def __init__(self, job: SteppedJob, client: Client | None, report: StepReport | None) -> None:
+        self._key = job.manifest.key
         self._directory, self._folder = job.directory, job.folder
+        self._options = replace(job.manifest.options, restart=False, command="")
         self.client, self._report = client, report
         begun = read_ledger(self._directory, self._folder, self._key)
         # Rows of each step that is done, and seconds of the run that finished it; what was counted.
         self.ledger = begun or {"key": self._key, "steps": {}, "duplicates": None}
 
     def report_of(self, name: str) -> Report | None:
-        """The report of one step."""
+        """Return the report function of one step."""
         return self._report and functools.partial(self._report, name)
 
     def is_done(self, name: str) -> bool:
-        """Whether a step has been noted as done."""
+        """Tell whether a step has been noted as done."""
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
-        """Whether a step's files are there, and as they were written."""
+        """Tell whether a step's files are there, and as they were written."""
         try:
             manifest = self.manifest(name)
-            recorded, damage = manifest.examine(self.client, self.place(name))
+            recorded, damage = manifest.examine(functools.partial(digest_files, self.client))
         except (FileNotFoundError, DamagedMetadataError):
             return False
         if manifest.identity.get("step") != self._identity(name, manifest.count):
@@ -142,8 +151,8 @@ class Steps:
             self._note(name, sum(record.rows_out for record in recorded.values() if record), 0.0)
         return True
 
-    def keep(self, name: str, frame: Any) -> Any:
-        """Write what is not yet written of a frame; returns one that reads the files."""
+    def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
+        """Write what is not yet written of a frame; return a frame that reads the files."""
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
             self.job, name, source, as_chain([]), backend="pandas", on_error="raise"
@@ -159,35 +168,40 @@ class Steps:
             self._note(name, done.rows_out, time.perf_counter() - started)
         return self._stored(name, job.manifest.names(), frame._meta)
 
-    def job(self, name: str, source: Source, chain: Chain, **settings: Any) -> Job:
-        """The job that writes what a step gives; settings as of `make_job`."""
-        options = recall(self._spec.output_name, {})
-        writer = StepWriter(self.place(name).path, storage_options=options)
-        return make_job(source, chain, writer, verify=self._verify, **settings)
+    def job(
+        self, name: str, source: Source, chain: Chain, *, restart: bool = False, **settings: Any
+    ) -> Job:
+        """Make the job that writes the result of a step; settings as of `make_job`."""
+        folder = self.folder(name)
+        writer = StepWriter(folder.address, storage_options=folder.storage_options)
+        options = replace(self._options, restart=restart)
+        return make_job(source, chain, writer, options, **settings)
 
-    def read(self, name: str) -> Any:
-        """The frame that a finished step has kept, read from its files."""
+    def read(self, name: str) -> LazyFrame:
+        """Return the frame that a finished step has kept, read from its files."""
         names = self.manifest(name).names()
-        return self._stored(name, names, read_rows(names[0], self.place(name)).iloc[:0])
+        return self._stored(name, names, read_rows(names[0], self.folder(name)).iloc[:0])
 
-    def place(self, name: str) -> Place:
-        """Where a step's files are."""
-        return Place(
-            f"{self._spec.output.rstrip('/')}/{self._folder}/{name}", self._spec.output_name
-        )
+    def folder(self, name: str) -> Store:
+        """Return the folder of a step's files."""
+        self._directory.path(f"{self._folder}/{name}")  # no link
+        return self._directory.below(f"{self._folder}/{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """What a step has noted of its files."""
-        return replace(manifest_of(self.place(name).open()), verify=self._verify)
+        """Read the manifest of a step's files."""
+        return replace(manifest_of(self.folder(name)), options=self._options)
 
-    def compute(self, name: str, tasks: Sequence[Any]) -> list[Any]:
-        """Results of delayed tasks, in any order."""
+    def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
+        """Compute delayed tasks, and return their results in any order."""
         results: list[Any] = []
-        started = time.perf_counter()
+        started, summary = time.perf_counter(), JobSummary()
+        report = self.report_of(name) or (lambda *_: None)
+        if tasks:
+            report(0, len(tasks), summary)
         for result in compute_tasks(self.client, list(tasks)):
             results.append(result)
-            if self._report is not None:
-                self._report(name, len(results), len(tasks), JobSummary())
+            summary.elapsed_seconds = time.perf_counter() - started
+            report(len(results), len(tasks), summary)
         self._note(name, None, time.perf_counter() - started)
         return results
 
@@ -197,10 +211,9 @@ class Steps:
         self._write_ledger()
 
     def remove(self, but: Collection[str]) -> None:
-        """Remove the files of all steps but some."""
+        """Remove the files of all steps but those in `but`."""
         for name in {*self._directory.folders(self._folder)} - {*but}:
-            place = self._directory.path(f"{self._folder}/{name}")
-            self._directory.filesystem.rm(place, recursive=True)
+            self._directory.remove_folder(f"{self._folder}/{name}")
 
     def _identity(self, name: str, partitions: int) -> dict[str, Any]:
         return {"name": name, "partitions": partitions, "job": self._key}
@@ -213,14 +226,14 @@ class Steps:
         self._directory.make(self._folder)
         self._directory.replace(f"{self._folder}/{LEDGER}", sealed(self.ledger, indent=1))
 
-    def _stored(self, name: str, names: Sequence[str], meta: pd.DataFrame) -> Any:
+    def _stored(self, name: str, names: Sequence[str], meta: Frame) -> LazyFrame:
         import dask.dataframe as dd
 
-        return dd.from_map(read_rows, names, place=self.place(name), meta=meta, label=name)
+        return dd.from_map(read_rows, names, folder=self.folder(name), meta=meta, label=name)
 
 
-def read_rows(name: str, place: Place, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One file of a step, or some of its columns."""
-    content = place.open().read(name)
+def read_rows(name: str, folder: Store, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read one file of a step, or some of its columns."""
+    content = folder.read(name)
     chosen = None if columns is None else list(columns)
     return pq.read_table(pa.BufferReader(content), columns=chosen).to_pandas()

@@ -10,16 +10,24 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
-from gpuclassify.frames import name_row
-from gpuclassify.jobs.files import InputFile, check_unchanged
-from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
+from gpuclassify.frames import Frame, name_row
+from gpuclassify.jobs.input.files import InputFile
+from gpuclassify.jobs.input.parts import InputSchema, Part
+from gpuclassify.jobs.input.quarantine import (
+    ROW,
+    Problem,
+    counts_by_kind,
+    isolate_bad_rows,
+    shortened,
+)
 from gpuclassify.jobs.input.schema import to_frame
+from gpuclassify.jobs.input.sources import read_pieces
 from gpuclassify.jobs.output.encoding import (
     Encoding,
     UnnamedFolderError,
@@ -34,10 +42,8 @@ from gpuclassify.jobs.output.records import (
     complete,
     is_published,
     key_in,
-    number_in,
     publish,
 )
-from gpuclassify.jobs.quarantine import ROW, Problem, counts_by_kind, isolate_bad_rows, shortened
 from gpuclassify.jobs.report.summary import (
     count_agreements,
     count_lengths,
@@ -45,22 +51,22 @@ from gpuclassify.jobs.report.summary import (
     count_sources,
 )
 from gpuclassify.jobs.stages import ToBackend
-from gpuclassify.jobs.storage import Directory, open_directory, redacted
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.stage_counts import Stages, add_examples, count_labels, label_fields
-from gpuclassify.workers.retire import on_sound_device
+from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
+from gpuclassify.stores.store import Store
+from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
 from gpuclassify.workers.run_context import PartProgress, add_counts, add_up, run_context
 from gpuclassify.workers.secrets import recall
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every task of a job does with its part."""
+    """Specification of what every task of a job does with its part."""
 
     chain: Chain
     meta_dtypes: Any  # what `chain` must know of the input's meta
     schema: pa.Schema  # of every part that is written
-    output: str  # directory, absolute, or URL
+    directory: Store  # of the output
     encoding: Encoding
     on_error: str  # "raise", "quarantine" or "whole"; see `FileReader.find_parts`
     backend: str  # of the frames that files are read as, where a stage sees the difference
@@ -70,79 +76,72 @@ class TaskSpec:
     number_fields: tuple[str, ...]
     text_fields: tuple[str, ...]
     input_schema: InputSchema | None  # of input files, without storage options
-    # Under which `gpuclassify.workers.secrets` knows the storage options.
-    input_name: str
-    output_name: str
+    input_name: str  # under which `gpuclassify.workers.secrets` knows the storage options
     source_field: str | None = None  # by whose values rows of input and output are counted
     examples: int = 0  # texts at each end of a group of examples, at most
     run_began: float = 0.0  # see `Record`
     # What is done with a part before the stages: a function of its frame and its number.
-    before: Callable[[Any, int], Any] | None = None
-
-    @property
-    def directory(self) -> Directory:
-        """Where parts are written."""
-        return open_directory(self.output, recall(self.output_name, {}))
+    before: Callable[[Frame, int], Frame] | None = None
 
     @property
     def part_backend(self) -> str:
-        """Whose frames the stages get: cudf's only where one sees them.
+        """Library of the frames that the stages get: cudf only where one sees them.
 
-        Others tokenize on the host, for which each would bring the texts back from the GPU.
+        Others tokenize on the host, and would all have to bring the texts back from the GPU.
         """
         first = itertools.takewhile(
             lambda stage: not isinstance(stage, ToBackend), self.chain.mappers
         )
         reads_texts = self.before is None and all(
-            (mappers := stage.text_mappers()) and not any(own.tokenizes_on_gpu for own in mappers)
+            (mappers := stage.text_mappers())
+            and not any(mapper.runner.tokenizes_on_gpu for mapper in mappers)
             for stage in first
         )
         return "pandas" if reads_texts else self.backend
 
     def pack(self) -> bytes:
-        """As bytes: a scheduler unpickles tasks, and need not have the modules of stages."""
+        """Pickle the spec: a scheduler unpickles tasks, and need not have the modules of stages."""
         return cloudpickle.dumps(self)
 
     @staticmethod
     def unpack(packed: bytes) -> TaskSpec:
-        """On a worker, which has those modules."""
+        """Unpickle the spec on a worker, which has the modules of stages."""
         return cloudpickle.loads(packed)
 
 
 @on_sound_device
-def run_part(part: Part, name: str, packed: bytes, file: InputFile | None = None) -> Record:
+def run_part(
+    part: Part, number: int, name: str, packed: bytes, files: Sequence[InputFile | None] = ()
+) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`.
 
-    Raises ChangedInputError if it is not the `file` any more that was found when the job began, and
-    JobChangedError if another run has started over in the output.
+    Raises ChangedInputError unless its pieces are from the `files` that were listed when the job
+    began, and JobChangedError if another run has started over in the output.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of {part}", name, spec):
         if (written := _already_written(name, spec)) is not None:
             return written
         started = time.perf_counter()
-        table, problems = _read(part, file, spec)
+        assert spec.input_schema is not None
+        schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
+        text_fields = spec.chain.main_text_fields
+        table, problems, source = read_pieces(part, files, schema, spec.on_error, text_fields)
         frame = to_frame(table, spec.part_backend)
         counted = frame if spec.part_backend == "pandas" else table  # which no GPU gives back
         read_seconds = time.perf_counter() - started
-        return _run(frame, counted, problems, _describe(part), name, spec, read_seconds)
-
-
-def read_frame(
-    part: Part, file: InputFile, packed: bytes, columns: Sequence[str] | None = None
-) -> Any:
-    """The rows of one part that can be read, or some of their columns, as a plain frame."""
-    spec = TaskSpec.unpack(packed)
-    return to_frame(_read(part, file, spec, columns)[0], spec.backend)
+        return _run(frame, counted, problems, source, number, name, spec, read_seconds)
 
 
 @on_sound_device
-def run_partition(frame: Any, number: int, name: str, packed: bytes) -> Record:
+def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of partition {number}", name, spec):
         source = {"partition": number}
-        return _already_written(name, spec) or _run(frame, frame, [], source, name, spec, 0.0)
+        return _already_written(name, spec) or _run(
+            frame, frame, [], source, number, name, spec, 0.0
+        )
 
 
 @contextlib.contextmanager
@@ -159,39 +158,12 @@ def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
-    """Compare a file with what it was when the job began, once it is read or could not be."""
-    try:
-        yield
-    except Exception:
-        if file is not None:
-            with contextlib.suppress(OSError):
-                check_unchanged(file, storage_options)
-        raise
-    if file is not None:
-        check_unchanged(file, storage_options)
-
-
-def _read(
-    part: Part, file: InputFile | None, spec: TaskSpec, columns: Sequence[str] | None = None
-) -> tuple[pa.Table, list[Problem]]:
-    assert spec.input_schema is not None
-    schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
-    # What is wrong with a column leaves out its row, and moves those after it: all must be read.
-    if columns is not None and spec.on_error != "quarantine":
-        schema = schema.projected(columns)
-    read = file if part.problem is None else None
-    with _noticing_changes(read, schema.storage_options):
-        table, problems, _ = read_table(part, schema, spec.on_error)
-    return table if columns is None else table.select(list(columns)), problems
-
-
 def _run(
-    frame: Any,
-    counted: Any,
+    frame: Frame,
+    counted: Frame | pa.Table,
     problems: list[Problem],
     source: dict[str, Any],
+    number: int,
     name: str,
     spec: TaskSpec,
     read_seconds: float,
@@ -200,12 +172,12 @@ def _run(
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
     with run_context(stats=[], part=progress) as context:
-        left = frame if spec.before is None else spec.before(frame, number_in(name))
+        left = frame if spec.before is None else spec.before(frame, number)
         table, failed, stages = _map_rows(left, source, spec)
     mapped = time.perf_counter()
     stats: dict[str, float] = {}
-    for each in context.stats or ():
-        add_up(stats, each.as_dict())
+    for run_stats in context.stats or ():
+        add_up(stats, run_stats.as_dict())
     names = spec.encoding.partition_by
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*problems, *failed]
@@ -236,7 +208,7 @@ def _run(
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
-    """The record of a part that an attempt before this one has written, if one has."""
+    """Return the record of a part that an earlier attempt has written, or None."""
     directory = spec.directory
     if not is_published(directory, name, spec.encoding):
         return None
@@ -245,14 +217,14 @@ def _already_written(name: str, spec: TaskSpec) -> Record | None:
 
 
 def _map_rows(
-    frame: Any, source: dict[str, Any], spec: TaskSpec
-) -> tuple[pa.Table, list[Problem], Stages]:
-    """The rows that the stages return, those that they fail for, and what became of the others."""
-    done = Stages(spec.examples)
+    frame: Frame, source: dict[str, Any], spec: TaskSpec
+) -> tuple[pa.Table, list[Problem], StageCounts]:
+    """Map the rows; return the results, the problems of failed rows, and counts of the stages."""
+    done = StageCounts(spec.examples)
 
     def run(start: int, stop: int) -> pa.Table:
-        stages = Stages(spec.examples)
-        with run_context(stages=stages):
+        stages = StageCounts(spec.examples)
+        with run_context(stages=stages), as_errors():
             mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
             table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
             check_values(table, spec.encoding.partition_by)
@@ -263,50 +235,52 @@ def _map_rows(
     if spec.on_error != "quarantine" or not len(frame):
         return run(0, len(frame)), [], done
     tables, problems = [], []
-    for row, found in isolate_bad_rows(run, 0, len(frame), row_errors()):
-        if isinstance(found, Exception):
-            problems.append(_row_problem(frame, row, source, found))
+    for row, result in isolate_bad_rows(run, 0, len(frame), row_errors()):
+        if isinstance(result, Exception):
+            problems.append(_row_problem(frame, row, source, result))
         else:
-            tables.append(found)
+            tables.append(result)
     return pa.concat_tables(tables or [run(0, 0)]), problems, done
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """What is raised for one row that cannot be scored or written, whatever its neighbours."""
+    """Return the errors of one row that cannot be scored or written, whatever its neighbours."""
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.mapping.runners import NonFiniteOutputError
 
-    return (NonFiniteOutputError, DocumentTooLargeError, UnicodeEncodeError, UnnamedFolderError)
+    return (
+        NonFiniteOutputError,
+        DocumentTooLargeError,
+        UnicodeEncodeError,
+        UnnamedFolderError,
+        PanicError,
+    )
 
 
-def _row_problem(frame: Any, row: int, source: dict[str, Any], error: Exception) -> Problem:
+def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exception) -> Problem:
     one = frame.iloc[row : row + 1]
     try:
         record = arrow_table(one, keep_index=False).to_pylist()[0]
         content = shortened(json.dumps(record, ensure_ascii=False, default=str))
     except (ValueError, OverflowError):  # what Python cannot write or lacks is not shown either
         content = name_row(frame, row)
+    for file in source.get("files", ()):
+        source = {key: value for key, value in file.items() if key != "rows"}
+        if row < file["rows"]:
+            break
+        row -= file["rows"]
     where = ", ".join(f"{key} {value}" for key, value in source.items())
     return Problem(ROW, where, str(error), row=row, content=content)
 
 
-def _describe(part: Part) -> dict[str, Any]:
-    """A part's source, for its record."""
-    known = {key: value for key, value in asdict(part).items() if value is not None}
-    known["path"] = redacted(part.path)
-    known.pop("file_bytes", None)
-    if part.row_groups is not None or part.length is None:
-        del known["start"]
-    return known
-
-
-def _counts(read: Any, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
-    """What a part's record counts of the rows that are read, in a frame or table, and kept."""
+def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
+    """Count the rows read, in a frame or table, and the rows kept, for the part's record."""
     column, sources = spec.source_field, {}
     if column is not None:
         values = _columns(read, [column])[column]
         sources = {column: count_sources(values, kept[column])}
-    first_labels = [labels[0] for own in spec.chain.mappers if (labels := label_fields([own]))]
+    fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
+    first_labels = [labels[0] for labels in fields if labels]
     return {
         "labels": count_labels(kept, spec.label_fields),
         "numbers": count_scores(kept, spec.number_fields),
@@ -316,12 +290,12 @@ def _counts(read: Any, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
     }
 
 
-def _columns(read: Any, names: list[str]) -> pa.Table:
+def _columns(read: Frame | pa.Table, names: list[str]) -> pa.Table:
     return read.select(names) if isinstance(read, pa.Table) else arrow_table(read[names], False)
 
 
-def _texts(read: Any, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of text that the input has."""
+def _texts(read: Frame | pa.Table, fields: tuple[str, ...]) -> dict[str, Any]:
+    """Return the columns of text that the input has."""
     known = read.column_names if isinstance(read, pa.Table) else read.columns
     there = [name for name in fields if name in known]
     if not there:

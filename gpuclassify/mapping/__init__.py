@@ -1,1 +1,1 @@
-"""The idea: a model mapped over the partitions of a frame; read `partition_map.py` first."""
+"""Models mapped over the partitions of a frame; read `partition_map.py` first."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame
-from gpuclassify.mapping.runners import SharedOutputs, current_outputs
+from gpuclassify.mapping.shared_layers import shared_layers
 from gpuclassify.settings.checks import check_count, with_plain_values
 from gpuclassify.tokenizing.prefetch import shared_tokens
-from gpuclassify.workers.run_context import during
 
 
 @with_plain_values
@@ -83,7 +83,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
 
 
 def joined(mappers: Iterable[Any]) -> Chain:
-    """One chain of all; those of chains stand in it themselves."""
+    """Return one chain of all mappers, with the mappers of nested chains in their place."""
     return Chain(tuple(_flat(mappers)))
 
 
@@ -108,7 +108,7 @@ class Chain(PartitionMap):
 
     @property
     def __name__(self) -> str:
-        """The mappers' names, on Dask's dashboard."""
+        """Names of the mappers joined by ``+``, shown on Dask's dashboard."""
         return "+".join(mapper.__name__ for mapper in self.mappers) or "Chain"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
@@ -116,11 +116,11 @@ class Chain(PartitionMap):
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """The mappers."""
+        """Mappers in the order in which they run."""
         return self.mappers
 
-    def check(self, frame: Any) -> None:
-        """Raise unless each mapper finds what it needs in what the ones before it leave."""
+    def check(self, frame: Frame) -> None:
+        """Raise unless each mapper finds what it needs in the output of the ones before it."""
         counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
         if repeated := sorted(name for name, count in counts.items() if count > 1):
             names = [m.__name__ for m in self.mappers if set(m.schema().names) & set(repeated)]
@@ -133,22 +133,33 @@ class Chain(PartitionMap):
             mapper.check_after(self.mappers[:place])
             frame = mapper.meta(frame)
 
-    def meta(self, frame: Any) -> Any:
-        """The empty frame with every mapper's columns."""
+    def meta(self, frame: Frame) -> Frame:
+        """Return the empty frame with every mapper's columns."""
         for mapper in self.mappers:
             frame = mapper.meta(frame)
         return frame
 
-    def meta_dtypes(self, frame: Any) -> tuple[Any, ...]:
-        """What each mapper must know of the meta that it sees."""
+    def meta_dtypes(self, frame: Frame) -> tuple[Any, ...]:
+        """Return what each mapper must know of the meta that it sees."""
         known = []
         for mapper in self.mappers:
             known.append(mapper.meta_dtypes(frame))
             frame = mapper.meta(frame)
         return tuple(known)
 
+    def map_lazily(self, dataset: LazyFrame) -> Any:
+        """Map lazily in one task a partition; mapper by mapper if one may move the frame."""
+        if not self.moves_frames:
+            return super().map_lazily(dataset)
+        for mapper in self.mappers:
+            dataset = mapper.map_lazily(dataset)
+        return dataset
+
     def narrowed(self, columns: Iterable[str]) -> Chain | None:
-        """The mappers that drop rows, write one of the columns, or write what such a one reads."""
+        """Return a chain of the mappers that these columns need, or None if they need none.
+
+        It has the mappers that drop rows, write one of the columns, or write what such a one reads.
+        """
         asked = set(columns)
         needed: list[PartitionMap] = []
         for mapper in reversed(self.mappers):
@@ -158,13 +169,13 @@ class Chain(PartitionMap):
         return Chain(tuple(needed)) if needed else None
 
     def after(self, earlier: PartitionMap) -> Chain:
-        """All in one pass."""
+        """Return one chain of both, which runs in one pass."""
         return joined([earlier, self])
 
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Run every mapper over one plain frame, with shared tokens and leading layers."""
-        known = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
-        with shared_tokens(), during(current_outputs, SharedOutputs(self.mappers)):
-            for mapper, own in zip(self.mappers, known, strict=True):
-                frame = mapper.map_frame(frame, own)
+        known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        with shared_tokens(), shared_layers(self.mappers):
+            for mapper, dtypes in zip(self.mappers, known, strict=True):
+                frame = mapper.map_frame(frame, dtypes)
         return frame

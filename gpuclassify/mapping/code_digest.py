@@ -2,287 +2,297 @@
 
 Dask keys, loaded models and jobs are known by it: a class that is defined anew in a notebook keeps
 its name, and must not get the results or the module of the earlier definition; a function that is
-the same in another kernel, file or line must get its own.
+the same in another kernel, file or line must get the same. Bytes of cloudpickle would not do: they
+hold paths, lines and the order of sets, and only the names of helpers that can be imported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import copyreg
 import dis
 import functools
 import hashlib
+import importlib.util
+import inspect
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from types import (
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    FunctionType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
+import sysconfig
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]
+_LIBRARY = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = {str, bytes, int, float, complex, bool, type(None), type(...)}
-# Whose arrays and frames Dask has digests for, by value and fast.
-_LIBRARIES = ("numpy", "pandas", "pyarrow", "cudf", "cupy", "scipy")
-# Members of classes that say where they are written, and all that say nothing of what they do;
-# pickle adds the names of slots.
-_PLACES = ("__firstlineno__", "__static_attributes__")
-_UNTOLD = {
+# Dask digests their arrays and frames by value, and fast.
+_ARRAYS = ("numpy", "pandas", "pyarrow", "cudf", "cupy", "scipy")
+# What modules and classes hold about where they are written.
+_PLACES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
+_LINES = {"__firstlineno__", "__static_attributes__"}
+# Members of classes that say nothing of what they do, or that come with use: pickle adds the names
+# of slots, a Flag each combination that is looked up.
+_IGNORED = {
     *("__dict__", "__weakref__", "__doc__", "__signature__", "__module__", "__slotnames__"),
-    *_PLACES,
+    *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+    *("_value2member_map_", "_hashable_values_", "_unhashable_values_", "_unhashable_values_map_"),
+    *_LINES,
 }
-
-
-def code_digest(owner: type) -> str:
-    """Digest of what `owner` and its bases outside this package define; equal in every process.
-
-    See `value_digest`; a class of this package has that of nothing.
-    """
-    digest = hashlib.sha256()
-    if _home(owner) != _PACKAGE:
-        digest.update(value_digest(owner).encode())
-    return digest.hexdigest()
+_HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # from Python 3.14 on
+# They hold what others keep alive, such as the types that a singledispatch function has seen.
+_MEMORIES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 
 def value_digest(value: Any) -> str:
-    """Digest of any value, equal in every process; of code, what it does and works with.
+    """Digest any value, equal in every process; for code, what it does and works with.
 
-    That of a function is of its bytecode, its defaults, what it closes over, and the globals that
-    it reads, followed through functions and classes that no other process could import: those in a
-    script, a notebook or a function. What can be imported counts by its name, but for `value`
-    itself. What it assigns outside itself (``global``, ``nonlocal``) is its memory, and counts for
-    nothing; nor do files' names, lines, comments and docstrings. Of an object, its class and its
-    state as pickle would take it count; of one that has none to take, such as a lock, the class.
+    A function counts by its bytecode, its defaults, what it closes over, and the globals and
+    modules that it reads, followed through every function and class that is not installed: those
+    of notebooks, scripts and the user's modules. What the standard library and installed packages
+    define counts by its name, but for `value` itself. What code assigns outside itself
+    (``global``, ``nonlocal``) is its memory and does not count; nor do files' names, lines,
+    comments and docstrings. Of an object, its class and its state as pickle would take it count;
+    where there is none to take, as of a lock, the class.
     """
-    return _digest(_Walk(frozenset(_names_in_full(value))).parts(value))
+    return _Digest(tuple(_names_in_full(value))).of(value)
 
 
-def _digest(parts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode("utf-8", "backslashreplace") + b"\n")
-    return digest.hexdigest()
+class _Digest:
+    """Hash of a value, which is taken apart step by step.
 
-
-class _Walk:
-    """Says what tells a value from others, in lines of text.
-
-    `in_full` are modules and names of what counts by its code, although it can be imported, and
-    `opened` the addresses of the objects that it is in the middle of.
+    `in_full` are names, each with a dot behind it, of installed code that counts by its content.
     """
 
-    def __init__(
-        self, in_full: Collection[tuple[str, str]], opened: Collection[int] = frozenset()
-    ) -> None:
-        self._in_full, self._opened = in_full, {*opened}
-        self._told: dict[int, Any] = {}  # functions and classes, kept so that no address is reused
+    def __init__(self, in_full: tuple[str, ...]) -> None:
+        self._in_full = in_full
+        # By address, with a number, what is open, and all functions and classes: what is met again.
+        self._known: dict[int, tuple[int, Any]] = {}
+        self._count = 0
 
-    def parts(self, value: Any) -> Iterator[str]:
-        """Lines that another value does not have."""
+    def of(self, value: Any) -> str:
+        """Return the digest of a value."""
+        self._hash = hashlib.sha256()
+        self._add(value)
+        return self._hash.hexdigest()
+
+    def _add(self, value: Any) -> None:
+        is_code = isinstance(value, (FunctionType, type))
         if type(value) in _PLAIN:
-            yield repr(value)
-        elif id(value) in self._opened:
-            yield "itself"
+            self._write(repr(value))
+        elif is_code and self._is_name_enough(value):
+            self._write(f"{value.__module__}.{value.__qualname__}")
+        elif id(value) in self._known:
+            self._write(f"again {self._known[id(value)][0]}")
         else:
-            self._opened.add(id(value))
-            yield from self._inner_parts(value)
-            self._opened.discard(id(value))
+            self._known[id(value)] = self._count, value
+            self._count += 1
+            parts = [*self._parts(value)]
+            self._write(f"{type(value).__name__} of {len(parts)}")
+            for part in parts:
+                self._add(part)
+            if not is_code:
+                del self._known[id(value)]
 
-    def _inner_parts(self, value: Any) -> Iterator[str]:
+    def _write(self, line: str) -> None:
+        self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
+
+    def _apart(self, item: Any) -> str:
+        """Digest an item of a set, whatever the order of the set is in this process."""
+        if type(item) in _PLAIN:
+            return repr(item)
+        other = copy.copy(self)
+        other._known = {**self._known}
+        return other.of(item)
+
+    def _parts(self, value: Any) -> Iterable[Any]:
+        """Return simpler values, which differ from those of any other value of this type."""
         kind = type(value)
-        if kind in (tuple, list, set, frozenset, dict, MappingProxyType):
-            yield from self._container(kind, value)
-        elif kind is CodeType:
-            yield from self._code(value)
-        elif kind is FunctionType:
-            yield from self._function(value)
-        elif isinstance(value, type):
-            yield from self._class(value)
-        elif kind is ModuleType:
-            yield f"module {value.__name__}"
-        elif kind in (staticmethod, classmethod, MethodType):
-            yield kind.__name__
-            yield from self._each(value.__func__, getattr(value, "__self__", None))
-        elif kind is BuiltinMethodType:  # such as a pattern's sub; of a function, self is a module
-            yield f"builtin {value.__qualname__}"
-            yield from self.parts(value.__self__)
-        elif kind is property:
-            yield from self._each(value.fget, value.fset, value.fdel)
-        elif kind is functools.partial:
-            yield from self._each(kind, value.func, value.args, value.keywords)
-        elif kind is functools.cached_property:
-            yield from self._each(kind, value.func)
-        else:
-            yield from self._object(value)
+        if isinstance(value, type):
+            members = {name: vars(value)[name] for name in sorted({*vars(value)} - _IGNORED)}
+            return value.__qualname__, kind, value.__bases__, members, _annotations(value)
+        if isinstance(value, ModuleType):
+            return (value.__name__,)
+        if kind in (tuple, list):
+            return list(value)
+        if kind in (dict, MappingProxyType):
+            return *value, *value.values()
+        if kind in (set, frozenset):
+            return sorted(map(self._apart, value))
+        if kind is FunctionType:
+            return _function_parts(value)
+        if kind is CodeType:
+            return _code_parts(value)
+        if kind is MethodType:
+            return value.__func__, value.__self__
+        if kind is property:
+            return value.fget, value.fset, value.fdel
+        return kind, *_object_parts(value)
 
-    def _each(self, *values: Any) -> Iterator[str]:
-        for value in values:
-            yield from self.parts(value)
-
-    def _container(self, kind: type, value: Any) -> Iterator[str]:
-        yield f"{kind.__name__} {len(value)}"
-        items = [*value, *value.values()] if kind in (dict, MappingProxyType) else value
-        is_plain = _PLAIN.issuperset(map(type, items))
-        if kind in (set, frozenset):  # whose order is another one in each process
-
-            def apart(item: Any) -> str:
-                """A digest that does not depend on what has been told before."""
-                return _digest(_Walk(self._in_full, self._opened).parts(item))
-
-            yield repr(sorted(map(repr if is_plain else apart, items)))
-        elif is_plain:
-            yield repr(items if kind in (dict, MappingProxyType) else value)
-        else:
-            yield from self._each(*items)
-
-    def _function(self, function: FunctionType) -> Iterator[str]:
-        if self._is_named(function):
-            yield f"function {function.__module__}.{function.__qualname__}"
-            return
-        yield f"function {function.__qualname__}"
-        if not self._is_new(function):
-            return
-        code, cells = function.__code__, function.__closure__ or ()
-        yield from self._each(code, function.__defaults__, function.__kwdefaults__)
-        read, written = _names(code)
-        for name, cell in zip(code.co_freevars, cells, strict=True):
-            if name not in written:
-                yield f"closes over {name}"
-                yield from self.parts(_content(cell))
-        known = function.__globals__
-        for name in read:
-            is_special = name.startswith("__") and name.endswith("__")  # such as __file__
-            if name in known and name not in written and not is_special:
-                yield f"reads {name}"
-                yield from self.parts(known[name])
-        yield from self.parts(getattr(function, "__wrapped__", None))
-
-    def _code(self, code: CodeType) -> Iterator[str]:
-        named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-        yield f"code {named} {counts} {code.co_exceptiontable.hex()}"
-        for step in _steps(code):
-            # By the constant rather than by its place among them, where a docstring stands first.
-            yield step.opname if step.opcode in dis.hasconst else f"{step.opname} {step.arg}"
-            yield from self.parts(step.argval)
-
-    def _class(self, klass: type) -> Iterator[str]:
-        if self._is_named(klass):
-            yield f"class {klass.__module__}.{klass.__qualname__}"
-            return
-        yield f"class {klass.__qualname__}"
-        if self._is_new(klass):
-            yield from self._each(*klass.__bases__)
-            for name, member in sorted(vars(klass).items()):
-                if name not in _UNTOLD:
-                    yield name
-                    yield from self.parts(member)
-
-    def _object(self, value: Any) -> Iterator[str]:
-        """What is left: instances of classes."""
-        kind = type(value)
-        yield from self.parts(kind)
-        if _is_known_to_dask(kind):
-            from dask.tokenize import tokenize
-
-            yield tokenize(value)
-        elif hasattr(value, "__wrapped__"):  # such as a function with a cache, or compiled
-            yield from self.parts(value.__wrapped__)
-        elif _home(kind) == "torch" and hasattr(value, "untyped_storage"):
-            import torch
-
-            flat = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            yield f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(flat).hexdigest()}"
-        else:
-            yield from self._state(value)
-
-    def _state(self, value: Any) -> Iterator[str]:
-        reduce = copyreg.dispatch_table.get(type(value))
-        try:
-            reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-        except Exception:  # as of a lock, or whatever a class of the user's raises
-            yield "no state"
-            return
-        if isinstance(reduced, str):
-            yield f"{value.__module__}.{reduced}"
-            return
-        parts: tuple[Any, ...] = (*reduced, None, None, None)
-        create, arguments, state, items, pairs = parts[:5]
-        yield from self._each(create, arguments)
-        for own in state if isinstance(state, tuple) else (state,):
-            if isinstance(own, dict):  # without what is only remembered
-                kind = type(value)
-                cached = functools.cached_property
-                kept = [k for k in own if not isinstance(getattr(kind, str(k), None), cached)]
-                yield from self.parts({name: own[name] for name in kept})
-            else:
-                yield from self.parts(own)
-        yield from self._each(list(items or ()), list(pairs or ()))
-
-    def _is_named(self, value: Any) -> bool:
-        """Whether a function or class counts by its name: other processes import it."""
-        home, name = value.__module__, value.__qualname__
-        if home == "__main__" or any(
-            home == full_home and f"{name}.".startswith(f"{full}.")
-            for full_home, full in self._in_full
-        ):
+    def _is_name_enough(self, value: Any) -> bool:
+        """Return whether a function or class is installed, and other processes can import it."""
+        home, name = str(value.__module__), value.__qualname__
+        if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
-        found = sys.modules.get(home)
-        for each in name.split("."):
-            found = getattr(found, each, None)
-        return found is value
-
-    def _is_new(self, value: Any) -> bool:
-        is_new = id(value) not in self._told
-        self._told[id(value)] = value
-        return is_new
+        members = [sys.modules.get(home), *name.split(".")]
+        return functools.reduce(lambda owner, part: getattr(owner, part, None), members) is value
 
 
-def _names_in_full(value: Any) -> Iterator[tuple[str, str]]:
-    """Modules and names of the functions and classes that a value is made of."""
+def _names_in_full(value: Any) -> Iterator[str]:
+    """Yield the dotted names of the functions and classes that a value is made of."""
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
     elif isinstance(value, FunctionType):
-        yield value.__module__, value.__qualname__
+        yield f"{value.__module__}.{value.__qualname__}."
     else:
-        of = value.__self__ if isinstance(value, MethodType) else value
-        owner = of if isinstance(of, type) else type(of)
-        for klass in owner.__mro__:
-            if _home(klass) == _home(owner) != _PACKAGE:
-                yield klass.__module__, klass.__qualname__
+        bound = value.__self__ if isinstance(value, MethodType) else value
+        owner = bound if isinstance(bound, type) else type(bound)
+        for base in owner.__mro__:
+            if _top(base.__module__) == _top(owner.__module__) != _PACKAGE:
+                yield f"{base.__module__}.{base.__qualname__}."
 
 
-def _names(code: CodeType) -> tuple[list[str], set[str]]:
-    """Globals that code reads, and what it writes of its surroundings: memory, no definition."""
-    read: list[str] = []
-    written: set[str] = set()
-    for step in _steps(code):
+def _is_installed(name: str) -> bool:
+    """Return whether a module is of this package, the standard library or an installed package."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name not in sys.modules:
+        with contextlib.suppress(ImportError, ValueError):
+            file = getattr(importlib.util.find_spec(_top(name)), "origin", None)
+    if file is None:
+        return name in sys.builtin_module_names
+    is_library = file.startswith(_LIBRARY) or not _PACKAGES.isdisjoint(Path(file).parts)
+    return is_library or file in ("built-in", "frozen") or _top(name) == _PACKAGE
+
+
+def _function_parts(function: FunctionType) -> tuple[Any, ...]:
+    code, scope = function.__code__, function.__globals__
+    uses: dict[str, dict[str, None]] = {use: {} for use in ("named", "read", "written", "imported")}
+    for name, use in _uses(code):
+        uses[use][name] = None
+    written = uses["written"]
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    closed = {name: _content(cell) for name, cell in cells if name not in written}
+    values = {n: scope[n] for n in uses["read"] if n in scope and n not in written}
+    modules = [_imported(name, scope) for name in uses["imported"]]
+    members = _members([*modules, *closed.values(), *values.values()], sorted(uses["named"]))
+    defaults = (function.__defaults__, function.__kwdefaults__)
+    wrapped = getattr(function, "__wrapped__", None)
+    return function.__qualname__, code, *defaults, closed, values, members, wrapped
+
+
+def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
+    """Return what code can reach in the user's modules among `values` by these names."""
+    members: dict[str, Any] = {}
+    for module in values:  # which grow
+        if isinstance(module, ModuleType) and not _is_installed(module.__name__):
+            for name in names:
+                key = f"{module.__name__}.{name}"
+                with contextlib.suppress(Exception):  # most names are of other things
+                    if key not in members and not hasattr(ModuleType, name):
+                        members[key] = getattr(module, name)
+                        values.append(members[key])
+    return members
+
+
+def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
+    """Return a module that code imports as it runs, if it is one of the user's."""
+    with contextlib.suppress(Exception, SystemExit):  # it may be one that only workers have
+        name = importlib.util.resolve_name(name, scope.get("__package__"))
+        if not _is_installed(name):
+            return importlib.import_module(name)
+    return None
+
+
+def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
+    """Yield names in code and in that within it, and how each is used.
+
+    Outer variables that code assigns are its memory, and no part of its definition.
+    """
+    steps = _steps(code)
+    yield from ((name, "named") for name in code.co_names if name not in _PLACES)
+    for at, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-            read.append(step.argval)
+            if step.argval not in _PLACES:
+                yield step.argval, "read"
+        elif step.opname == "IMPORT_NAME":  # after the level and the names
+            yield "." * steps[at - 2].argval + step.argval, "imported"
         elif step.opname == "STORE_GLOBAL" or (
             step.opname == "STORE_DEREF" and step.argval in code.co_freevars
         ):
-            written.add(step.argval)
+            yield step.argval, "written"
         elif isinstance(step.argval, CodeType):
-            inner_read, inner_written = _names(step.argval)
-            read += inner_read
-            written |= inner_written
-    return list(dict.fromkeys(read)), written
+            yield from _uses(step.argval)
+
+
+def _code_parts(code: CodeType) -> Iterator[Any]:
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    yield code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    yield from (*counts, code.co_flags & ~_HAS_DOCSTRING, code.co_exceptiontable)
+    for step in _steps(code):
+        # By the constant rather than by its place among them, where a docstring stands first.
+        yield step.opname
+        yield None if step.opcode in dis.hasconst else step.arg
+        yield step.argval
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """The instructions; without those by which the body of a class notes where it is written."""
-    steps = list(dis.get_instructions(code))
-    notes = {
-        at
-        for at, step in enumerate(steps)
-        if step.opname == "STORE_NAME" and step.argval in _PLACES
-    }
-    return [step for at, step in enumerate(steps) if not notes & {at, at + 1}]
+    """Return the instructions, without those by which a class body notes where it is written."""
+    # An extension is part of the argument of the step behind it.
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
+    return [step for at, step in enumerate(steps) if not stores & {at, at + 1}]
+
+
+def _object_parts(value: Any) -> tuple[Any, ...]:
+    """Return what tells an object from others of its class."""
+    from dask.tokenize import normalize_object, normalize_token, tokenize
+
+    kind = type(value)
+    is_array = _top(kind.__module__) in _ARRAYS
+    if isinstance(value, _MEMORIES):
+        return ()
+    if (is_array and normalize_token.dispatch(kind) is not normalize_object) or (
+        hasattr(kind, "__dask_tokenize__")
+    ):
+        return (tokenize(value),)
+    if hasattr(value, "__wrapped__"):  # such as a method of a class, or a function with a cache
+        return (value.__wrapped__,)
+    if _top(kind.__module__) == "torch" and hasattr(value, "untyped_storage"):
+        import torch
+
+        flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        return str(value.dtype), tuple(value.shape), flat.numpy()
+    reduce = copyreg.dispatch_table.get(kind)
+    try:
+        reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+    except Exception:  # as of a lock, or whatever a class of the user's raises
+        return ()
+    if isinstance(reduced, str):
+        return value.__module__, reduced
+    create, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    states = [_lasting(kind, part) for part in (state if isinstance(state, tuple) else (state,))]
+    return create, arguments, states, list(items or ()), list(pairs or ())
+
+
+def _lasting(kind: type, state: Any) -> Any:
+    """Return an object's state without what is only remembered, or says where it is written."""
+    if not isinstance(state, dict):
+        return state
+    cached = functools.cached_property
+    kept = [name for name in state if not isinstance(getattr(kind, str(name), None), cached)]
+    # Before the first of them is remembered, an object without others has no state.
+    return {name: state[name] for name in kept if name not in _IGNORED} or None
+
+
+def _annotations(owner: type) -> dict[str, Any]:
+    """Return a class's annotations, as source text where Python evaluates them lazily."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(owner, format=Format.STRING)
+    return dict(vars(owner).get("__annotations__", {}))
 
 
 def _content(cell: CellType) -> Any:
@@ -292,13 +302,5 @@ def _content(cell: CellType) -> Any:
         return ...
 
 
-def _is_known_to_dask(kind: type) -> bool:
-    from dask.tokenize import normalize_object, normalize_token
-
-    if _home(kind) in _LIBRARIES and normalize_token.dispatch(kind) is not normalize_object:
-        return True
-    return hasattr(kind, "__dask_tokenize__")
-
-
-def _home(kind: type) -> str:
-    return str(kind.__module__).partition(".")[0]
+def _top(name: str) -> str:
+    return str(name).partition(".")[0]

@@ -7,6 +7,7 @@ fails, and `PartitionMap` stays with the frame of `map_partitions`, which gives 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dask.dataframe.dask_expr import new_collection
@@ -21,16 +22,18 @@ from dask.dataframe.dask_expr._expr import (
     is_filter_pushdown_available,
 )
 
+Dependents = Mapping[str, Sequence[object]]  # what reads an expression, by its name
+
 
 def optimizable(mapped: Any) -> Any:
-    """The lazy frame of a row-wise mapper, open to Dask's optimizer."""
+    """Return the lazy frame of a row-wise mapper, open to Dask's optimizer."""
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
     return new_collection(kind(*mapped.expr.operands))
 
 
 class RowMap(MapPartitions):
-    """Partitions mapped by a row-wise mapper, computed for the rows and columns that are asked for.
+    """Partitions mapped by a row-wise mapper, computed only for the rows and columns asked for.
 
     Row filters on columns that the mapper leaves alone move below it, and a choice of columns
     becomes a choice of input columns.
@@ -38,20 +41,20 @@ class RowMap(MapPartitions):
 
     @property
     def mapper(self) -> Any:
-        """The mapper."""
+        """Mapper that is run on each partition."""
         return self.args[1]
 
     @property
     def _meta(self) -> Any:
-        """As given: to check it, Dask 2026.1 makes the input's graph, and a `Head` has none."""
+        """Meta as it is: to check it Dask 2026.1 makes the input's graph; a `Head` has none."""
         return self.operand("meta")
 
     @property
     def _projection_columns(self) -> list[Any]:
-        """What is asked of the input: the output need not have the text."""
+        """Columns asked of the input: the output need not have the text."""
         return self.frame.columns
 
-    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+    def _simplify_up(self, parent: Expr, dependents: Dependents) -> Expr | None:
         if isinstance(parent, Filter) and self._filter_passthrough_available(parent, dependents):
             return self._filter_simplification(parent)
         if isinstance(parent, (Projection, Index)):
@@ -61,7 +64,7 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """`parent` and this one as one pass, in which they share tokens and leading layers."""
+        """Return `parent` and this one as one pass, which shares tokens and leading layers."""
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -75,8 +78,8 @@ class RowMap(MapPartitions):
         )
         return optimizable(mapped).expr
 
-    def _narrowed(self, parent: Expr, dependents: Any) -> Expr | None:
-        """`parent` of no more columns than it and its fellows ask for.
+    def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
+        """Return `parent` with only the columns that it and the other dependents ask for.
 
         All of them ask one and the same expression, so that no row is scored twice.
         """
@@ -100,13 +103,13 @@ class RowMap(MapPartitions):
         )
         return type(parent)(optimizable(mapped).expr, *parent.operands[1:])
 
-    def _filter_passthrough_available(self, parent: Expr, dependents: Any) -> bool:
+    def _filter_passthrough_available(self, parent: Expr, dependents: Dependents) -> bool:
         return is_filter_pushdown_available(self, parent, dependents) and self._is_same_below(
             parent.predicate
         )
 
     def _is_same_below(self, predicate: Expr) -> bool:
-        """Whether each row gets the same value of `predicate` from the mapper's input."""
+        """Tell whether each row gets the same value of `predicate` from the mapper's input."""
         if isinstance(predicate, (Projection, Index)) and predicate.frame._name == self._name:
             return not set(self.mapper.schema().names).intersection(predicate.columns)
         if not isinstance(predicate, Elemwise):  # a mean, say, which other rows change
@@ -115,4 +118,4 @@ class RowMap(MapPartitions):
 
 
 class LengthPreservingRowMap(RowMap, Elemwise):
-    """A `RowMap` that keeps every row: `len` does without it, and `head` and `tail` move below."""
+    """`RowMap` that keeps every row: `len` does without it, and `head` and `tail` move below."""

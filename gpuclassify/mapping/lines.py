@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import chain, compress, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import HostTexts, Texts
-from gpuclassify.mapping.runners import Outputs, Runner, TokenLengths
+from gpuclassify.mapping.heads import FLOAT32, SCORES, Columns, Head, labelling_head, named_fields
+from gpuclassify.mapping.runners import EncoderRunner, Outputs, Runner
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.settings.options import TextOptions
 from gpuclassify.tokenizing.text_tokenizer import aggregate
 from gpuclassify.workers.run_context import RunStats
 
+if TYPE_CHECKING:
+    import torch
+
 
 class TextLines:
-    """The lines of texts as ``str.splitlines`` has them, and the distinct ones that are run.
+    """Lines of texts as ``str.splitlines`` has them, and the distinct ones that are run.
 
-    Blank ones are not; a text of nothing else is one line, which is run as it stands.
+    Blank lines are not run; a text of nothing else is one line, which is run as it stands.
     """
 
     def __init__(self, texts: list[str]) -> None:
@@ -27,89 +34,204 @@ class TextLines:
         bare = [text.splitlines() if text.strip() else [text] for text in texts]
         # Where each text's lines begin and end, int32 (texts + 1,), and which are run, (lines,).
         self.offsets = np.cumsum([0, *map(len, bare)], dtype=np.int32)
-        alone = (len(own) == 1 or line.strip() for own in bare for line in own)
-        self.is_run = np.fromiter(map(bool, alone), bool, self.offsets[-1])
-        # Of each text how many, int64 (texts,); and which of `distinct` each of them is.
+        runs = (len(lines) == 1 or line.strip() for lines in bare for line in lines)
+        self.is_run = np.fromiter(map(bool, runs), bool, self.offsets[-1])
+        # How many of each text are run, int64 (texts,), and which of `distinct` each of them is.
         self.counts = np.add.reduceat(self.is_run, self.offsets[:-1], dtype=np.int64)
         self.starts = np.cumsum(self.counts) - self.counts
-        self.distinct, self.places = HostTexts(compress(chain(*bare), self.is_run)).fold(None)
+        self.distinct, self.positions = HostTexts(compress(chain(*bare), self.is_run)).fold(None)
 
-    def name(self, name_text: Callable[[int], str], place: int) -> str:
-        """What messages call a distinct line: by the first text that has it."""
-        text = np.searchsorted(self.starts, (self.places == place).argmax(), side="right") - 1
-        return f"the line {self.distinct[place][:60]!r} of {name_text(int(text))}"
+    def name(self, name_text: Callable[[int], str], position: int) -> str:
+        """Name a distinct line in messages, by the first text that has it."""
+        text = np.searchsorted(self.starts, (self.positions == position).argmax(), side="right") - 1
+        return f"the line {self.distinct[position][:60]!r} of {name_text(int(text))}"
 
 
 @dataclass(frozen=True)
 class LineOutputs(Outputs):
-    """What a runner computed for the distinct lines of texts."""
+    """Outputs that a runner computed for the distinct lines of texts, in the lines' order."""
 
     lines: TextLines = field(kw_only=True)
+
+    def by_line(self, head: Head) -> np.ndarray:
+        """Return one row for each line that is run, of the values that `head` activates."""
+        return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """One row a text, from those of its lines; see `Outputs.by_text`."""
-        lines, values = self.lines, super().by_text(activate, outputs)[self.lines.places]
+        """Return one row a text, from those of its lines; see `Outputs.by_text`."""
+        lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
             return values[lines.starts]
         lengths = np.zeros(len(values), dtype=np.int64)  # which only "tokens" asks for
         if self.lengths is not None:
-            lengths = self.lengths[np.argsort(self.order)][lines.places]
+            lengths = self.lengths[lines.positions]
         return aggregate(values, lines.counts, lengths, self.aggregation)
 
-    def columns(self, options: Any, head: Any) -> tuple[dict[str, pa.Array], np.ndarray]:
-        """The columns about lines that have a name, and the share of each text's that is kept.
 
-        By the scores of `head`, a `LabelHead`, if the options need any.
+class LinesRunner(Runner):
+    """Runner that has another one run each distinct line of texts, as a text."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner.options, runner.model, runner.own_module)
+        self.runner = runner
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
+        """Return outputs of the lines of distinct texts; see `Runner.run`.
+
+        The share of a text that was read is by the characters of its lines.
         """
-        lines, minimum, made = self.lines, options.line_min_score, {}
-        values = super().by_text(head.activate, head.outputs)[lines.places]
-        kept = np.ones(len(values), dtype=bool)
+        lines = TextLines(texts.to_list())
+        outputs = self.runner.run(
+            lines.distinct, stats, lambda position: lines.name(name_text, position)
+        )
+        chars = np.maximum(lines.distinct.char_counts, 1)[lines.positions]
+        seen_chars = chars * outputs.seen_share[lines.positions].astype(float)
+        shares = np.add.reduceat(seen_chars, lines.starts) / np.add.reduceat(chars, lines.starts)
+        return LineOutputs(
+            outputs.values,
+            lines.counts,
+            shares.astype(np.float32),
+            lengths=outputs.lengths,
+            aggregation=self.options.window_aggregation,
+            lines=lines,
+        )
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Return the lengths in tokens of the lines of texts; see `Runner.token_lengths`."""
+        if not texts:
+            return self.runner.token_lengths(texts)
+        lines = TextLines(texts)
+        lengths = self.runner.token_lengths(lines.distinct)
+        whole = np.add.reduceat(lengths.whole[lines.positions], lines.starts)
+        return TokenLengths(whole, lengths.windows[lines.positions], lines.counts, lengths.limit)
+
+    def lease(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Hold the model in memory; see `Runner.lease`."""
+        return self.runner.lease(device, dtype)
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """Return the model's device and dtype; see `Runner.device_and_dtype`."""
+        return self.runner.device_and_dtype()
+
+    def batch_bytes(self) -> int | None:
+        """Estimate the bytes of the largest batch; see `Runner.batch_bytes`."""
+        return self.runner.batch_bytes()
+
+    def check_weights(self) -> None:
+        """Check the headers of the weights; see `Runner.check_weights`."""
+        self.runner.check_weights()
+
+    def check_tokenizer(self) -> None:
+        """Check the tokenizer's files; see `Runner.check_tokenizer`."""
+        self.runner.check_tokenizer()
+
+    @property
+    def takes_gpu(self) -> bool:
+        """Whether the model runs on a GPU where there is one."""
+        return self.runner.takes_gpu
+
+    @property
+    def encoder(self) -> EncoderRunner | None:
+        """Encoder that runs the lines; see `Runner.encoder`."""
+        return self.runner.encoder
+
+    @property
+    def resident_key(self) -> Hashable:
+        """First part of the keys of models in memory; see `Runner.resident_key`."""
+        return self.runner.resident_key
+
+
+@dataclass(frozen=True)
+class LineScores:
+    """Scores of lines, and which lines are kept by them."""
+
+    lines: TextLines
+    scores: np.ndarray | None  # float32 (lines that are run,), if a column shows them
+    are_kept: np.ndarray  # bool (lines that are run,)
+
+    def __len__(self) -> int:
+        return len(self.lines.counts)
+
+    @property
+    def kept_share(self) -> np.ndarray:
+        """Share of each text's lines that is kept, float32 (texts,)."""
+        kept = np.add.reduceat(self.are_kept, self.lines.starts, dtype=np.int64)
+        return (kept / self.lines.counts).astype(np.float32)
+
+    def score_lists(self) -> pa.Array:
+        """Return a list of scores for each text, null for a line that is not run."""
+        lines = self.lines
+        numbers = np.zeros(len(lines.is_run), dtype=np.float32)
+        numbers[lines.is_run] = self.scores
+        return pa.ListArray.from_arrays(lines.offsets, pa.array(numbers, mask=~lines.is_run))
+
+    def kept_texts(self) -> pa.Array:
+        """Return each text without the lines that are not kept."""
+        stays = ~self.lines.is_run
+        stays[self.lines.is_run] = self.are_kept
+        bounds = zip(self.lines.lines, pairwise(self.lines.offsets.tolist()), strict=True)
+        texts = ["".join(compress(every, stays[start:stop])) for every, (start, stop) in bounds]
+        return pa.array(texts, pa.string())
+
+
+class LinesHead(Head):
+    """Columns about the lines of a text, and the filter by the share of lines that is kept.
+
+    By the scores that another head, a `LabelHead`, has for each line.
+    """
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head.owner, head.options, head.model)
+        self.head = head
+
+    @property
+    def list_size(self) -> int:
+        """Always 0: texts have any number of lines."""
+        return 0
+
+    def fields(self) -> list[pa.Field]:
+        """Return the fields of scores, kept share and kept text, as far as they have names."""
+        return named_fields(
+            (self.options.line_scores_field, SCORES),
+            (self.options.kept_share_field, FLOAT32),
+            (self.options.kept_text_field, pa.string()),
+        )
+
+    def values(self, outputs: Any) -> Any:
+        """Return the `LineScores` of `LineOutputs`."""
+        head: Any = self.head
+        minimum, values = self.options.line_min_score, outputs.by_line(head)
+        are_kept, scores = np.ones(len(values), dtype=bool), None
         if minimum is not None:
-            kept = head.reaches(head.scores(values), minimum)
-        share = (np.add.reduceat(kept, lines.starts, dtype=np.int64) / lines.counts).astype("f4")
-        if options.kept_share_field is not None:
-            made[options.kept_share_field] = pa.array(share)
-        if options.line_scores_field is not None:
+            are_kept = head.reaches(head.scores(values), minimum)
+        if self.options.line_scores_field is not None:
             scores = head.scores(values)
             if scores.ndim == 2:  # of labels, of which one is named
                 scores = scores[:, head.labels.index(minimum[0][0])]
-            numbers = np.zeros(len(lines.is_run), dtype=np.float32)
-            numbers[lines.is_run] = scores
-            listed = pa.array(numbers, mask=~lines.is_run)
-            made[options.line_scores_field] = pa.ListArray.from_arrays(lines.offsets, listed)
-        if options.kept_text_field is not None:
-            stays = ~lines.is_run
-            stays[lines.is_run] = kept
-            bounds = zip(lines.lines, pairwise(lines.offsets.tolist()), strict=True)
-            texts = ["".join(compress(own, stays[start:stop])) for own, (start, stop) in bounds]
-            made[options.kept_text_field] = pa.array(texts, pa.string())
-        return made, share
+        return LineScores(outputs.lines, scores, are_kept)
+
+    def columns(self, values: Any) -> Columns:
+        """Return the named columns of `LineScores`."""
+        options = self.options
+        makers: dict[str | None, Callable[[], Any]] = {
+            options.line_scores_field: values.score_lists,
+            options.kept_share_field: lambda: values.kept_share,
+            options.kept_text_field: values.kept_texts,
+        }
+        return {name: make() for name, make in makers.items() if name is not None}
+
+    def passes(self, values: Any) -> dict[str, np.ndarray]:
+        """Tell which texts keep enough of their lines."""
+        least = self.options.min_kept_share
+        return {} if least is None else {"score": values.kept_share >= np.float32(least)}
 
 
-def run_lines(
-    runner: Runner, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
-) -> LineOutputs:
-    """Outputs of the lines of distinct texts; see `Runner.run`.
-
-    The share of a text that was read is by the characters of its lines.
-    """
-    lines = TextLines(texts.to_list())
-    found = runner.run(lines.distinct, stats, lambda place: lines.name(name_text, place))
-    chars = np.maximum(lines.distinct.char_counts, 1)[lines.places]
-    read = np.add.reduceat(chars * found.seen_share[lines.places].astype(float), lines.starts)
-    share = (read / np.add.reduceat(chars, lines.starts)).astype(np.float32)
-    stats.truncated_texts = int((share < 1).sum())
-    own = (found.values, found.order, lines.counts, share, found.counts, found.lengths)
-    return LineOutputs(*own, runner.options.window_aggregation, lines=lines)
-
-
-def line_lengths(runner: Runner, texts: list[str]) -> TokenLengths:
-    """How long the lines of texts are for a model; see `Runner.token_lengths`."""
-    if not texts:
-        return runner.token_lengths(texts)
-    lines = TextLines(texts)
-    own = runner.token_lengths(lines.distinct)
-    whole = np.add.reduceat(own.whole[lines.places], lines.starts)
-    return TokenLengths(whole, own.windows[lines.places], lines.counts, own.limit)
+def with_lines(heads: tuple[Head, ...], options: TextOptions) -> tuple[Head, ...]:
+    """Return the heads, and one for the columns about lines that the options ask for, if any."""
+    if all(getattr(options, name) is None for name in options.line_names):
+        return heads
+    return (*heads, LinesHead(labelling_head(heads)))

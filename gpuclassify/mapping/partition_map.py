@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gpuclassify.frames import backend_of, frame_of_texts
+from gpuclassify.frames import Frame, LazyFrame, backend_of, frame_of_texts
 from gpuclassify.settings.signatures import Public
 from gpuclassify.workers.retire import message_first, on_sound_device
 
 
 class PartitionMap(Public):
-    """A frame to frame function that adds columns and may drop rows, and does nothing else.
+    """Frame to frame function that adds columns and may drop rows, and does nothing else.
 
     A lazy Dask frame gives a lazy Dask frame of the same backend, a plain pandas or cudf frame is
     mapped at once. Rows, order, index, divisions, partitions and the other columns are unchanged.
@@ -27,23 +27,19 @@ class PartitionMap(Public):
 
     @property
     def __name__(self) -> str:
-        """Names the tasks on Dask's dashboard; without it an address would be part of the key."""
+        """Name of the tasks on Dask's dashboard; without it an address would be part of the key."""
         return type(self).__qualname__
 
     # What it says of itself.
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """The mappers that it runs, if it is made of several."""
+        """Mappers that this one runs, if it is made of several."""
         return ()
 
     def text_mappers(self) -> tuple[Any, ...]:
-        """The `TextMapper`s within it; itself, if it is one."""
-        return tuple(own for member in self.members for own in member.text_mappers())
-
-    def parts_of(self, frame: Any) -> Iterable[tuple[Any, Any]]:
-        """Each of the `text_mappers`, and its rows of a plain frame, or all if that is unknown."""
-        return [(mapper, frame) for mapper in self.text_mappers()]
+        """Return the `TextMapper`s within it; itself, if it is one."""
+        return tuple(mapper for member in self.members for mapper in member.text_mappers())
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -52,12 +48,12 @@ class PartitionMap(Public):
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Those of `text_fields` that a text is a value of, where it is given without a frame."""
+        """Columns among `text_fields` that get the text where texts are passed without a frame."""
         return _distinct(member.main_text_fields for member in self.members)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """The `text_fields`, and what else is read."""
+        """Columns that are read: the `text_fields`, and any others."""
         return _distinct([self.text_fields, *(member.read_fields for member in self.members)])
 
     @property
@@ -69,46 +65,51 @@ class PartitionMap(Public):
         return bool(self.members) and all(member.is_row_wise for member in self.members)
 
     @property
+    def moves_frames(self) -> bool:
+        """Whether the result may be a frame of another library than `meta` is."""
+        return any(member.moves_frames for member in self.members)
+
+    @property
     def drops_rows(self) -> bool:
         """Whether the result may have fewer rows."""
         return not self.members or any(member.drops_rows for member in self.members)
 
     def schema(self) -> pa.Schema:
-        """The new columns in order, as far as they are known without a frame."""
+        """Return the new columns in order, as far as they are known without a frame."""
         return pa.schema([field for member in self.members for field in member.schema()])
 
     def describe(self) -> dict[str, Any]:
-        """Its settings for people and for comparing two runs: JSON values, no secret."""
+        """Return the settings for people and for comparing two runs: JSON values, no secret."""
         return {}
 
     def code(self) -> str:
-        """The call that makes it, however long its settings are."""
+        """Return the call that makes it, however long its settings are."""
         return repr(self)
 
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
-        """The mapper that does for these columns of the result, and for the same rows.
+        """Return the mapper that suffices for these columns of the result, and for the same rows.
 
-        None where the input has them as they are.
+        None where the input has the columns as they are.
         """
         is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
         return self if is_needed else None
 
     def after(self, earlier: PartitionMap) -> PartitionMap | None:
-        """One mapper that does both, this one last; None where that would save nothing."""
+        """Return one mapper that does both, this one last; None where that would save nothing."""
         return None
 
     # What it does: check, prepare and meta in the client, map_frame on a worker.
 
     @abstractmethod
-    def check(self, frame: Any) -> None:
+    def check(self, frame: Frame) -> None:
         """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise unless what mappers that run before write is what this one can read."""
+        """Raise unless this mapper can read what the mappers before it write."""
         return
 
-    def check_library(self, frame: Any) -> None:
-        """Raise unless frames of this library will do.
+    def check_library(self, frame: Frame) -> None:
+        """Raise unless frames of this library are supported.
 
         Apart from `check`, because a job may move its parts to another library than that of the
         frame which it checks in the client.
@@ -117,20 +118,20 @@ class PartitionMap(Public):
             member.check_library(frame)
 
     def prepare(self) -> None:
-        """Look up in the client what workers will need; called once a dataset is given."""
+        """Look up in the client what workers will need; called once a dataset is passed."""
         for member in self.members:
             member.prepare()
 
     @abstractmethod
-    def meta(self, frame: Any) -> Any:
-        """The empty frame with the result's columns and dtypes, for one of the input's columns."""
+    def meta(self, frame: Frame) -> Frame:
+        """Return the empty frame with the result's columns and dtypes, for one of the input's."""
 
-    def meta_dtypes(self, frame: Any) -> Any:
-        """What `map_frame` must know of the dtypes in meta: one partition may look different."""
+    def meta_dtypes(self, frame: Frame) -> Any:
+        """Return what `map_frame` must know of meta's dtypes: one partition may look different."""
         return None
 
     @abstractmethod
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Map one plain frame, as a worker does with each partition.
 
         `meta_dtypes` are those of the meta; default: of the frame itself.
@@ -168,8 +169,11 @@ class PartitionMap(Public):
         self.check(frame)
         self.check_library(frame)
         self.prepare()
-        if not is_lazy:
-            return self.map_frame(dataset)
+        return self.map_lazily(dataset) if is_lazy else self.map_frame(dataset)
+
+    def map_lazily(self, dataset: LazyFrame) -> Any:
+        """Return the lazy frame of a Dask frame that is checked; see `__call__`."""
+        frame = dataset._meta
         meta, known = self.meta(frame), self.meta_dtypes(frame)
         mapped = dataset.map_partitions(map_partition, self, known, meta=meta, token=self.__name__)
         if not (self.is_row_wise and frame.columns.is_unique):
@@ -184,15 +188,15 @@ class PartitionMap(Public):
 @message_first
 @on_sound_device
 def map_partition(
-    frame: Any, mapper: PartitionMap, meta_dtypes: Any, columns: list[str] | None = None
+    frame: Frame, mapper: PartitionMap, meta_dtypes: object, columns: list[str] | None = None
 ) -> Any:
-    """The task that Dask runs on each partition; of the result it keeps all, or some columns."""
+    """Map one partition as a task of Dask, and keep all columns of the result, or some."""
     mapped = mapper.map_frame(frame, meta_dtypes)
     return mapped if columns is None else mapped[columns]
 
 
-def is_dask_frame(dataset: Any) -> bool:
-    """Whether `dataset` is a Dask DataFrame; raise TypeError for another collection of Dask."""
+def is_dask_frame(dataset: object) -> bool:
+    """Tell whether `dataset` is a Dask DataFrame; raise TypeError for another Dask collection."""
     import dask
 
     if not dask.is_dask_collection(dataset):

@@ -7,19 +7,30 @@ import functools
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.models.checkpoint import (
+    ADAPTER_WEIGHTS,
+    OWN_MODULE,
+    STATIC,
     Checkpoint,
+    CheckpointError,
+    OwnModule,
+    check_ids,
     find_tokenizer,
     position_limit,
     read_checkpoint,
+    scored_as_pairs,
 )
+from gpuclassify.models.tensors import check_headers, known_shapes
+from gpuclassify.settings.paths import exists
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 logger = logging.getLogger(__name__)
@@ -28,7 +39,7 @@ PIN = "revision= with 40 hex digits"
 
 
 class PinnedModel:
-    """The model that a mapper's settings name: looked up once, then described by its files.
+    """Model that a mapper's settings name: looked up once, then described by its files.
 
     Making one reads nothing. What it reads travels with it, so that a worker runs exactly the
     revision that the client has seen. `has_own_module` says that the mapper builds the network
@@ -56,7 +67,7 @@ class PinnedModel:
 
     @functools.cached_property
     def identity(self) -> Identity:
-        """The model pinned to a commit or to a digest of its directory, looked up once."""
+        """Model's name pinned to a commit or to a digest of its directory, looked up once."""
         if self._checkpoint is not None:
             return self._checkpoint.identity
         options = self.options
@@ -64,7 +75,7 @@ class PinnedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The model's description, read once from its ``config.json``."""
+        """Description of the model, read once from its ``config.json``."""
         while self._checkpoint is None:
             try:
                 checkpoint = self.read()
@@ -85,24 +96,30 @@ class PinnedModel:
 
     @property
     def unpinned(self) -> str:
-        """What to pass so that the settings alone tell the revision; empty if they do."""
+        """Argument to pass so that the settings alone tell the revision; empty if they do."""
         return "" if hub.is_pinned(self.options.model, self.options.revision) else PIN
 
     @property
     def identities(self) -> list[Identity]:
-        """All that is downloaded for the model; the one with most of the weights first."""
+        """Everything that is downloaded for the model; the one with most of the weights first."""
         checkpoint = self.checkpoint
-        return [checkpoint.identity, *([checkpoint.tokenizer] if checkpoint.tokenizer else [])]
+        places = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
+        return list(dict.fromkeys(place for place in places if place is not None))
 
     @property
     def tokenizer_home(self) -> Identity:
-        """Where the tokenizer is."""
+        """Identity of the model or directory that has the tokenizer."""
         return self.checkpoint.tokenizer or self.checkpoint.identity
 
     @property
     def prompt(self) -> str:
-        """What stands before every text that the model reads."""
+        """Text put before every text that the model reads."""
         return ""
+
+    def prompted(self, texts: list[Any]) -> list[Any]:
+        """Return the texts with the prompt before each."""
+        prompt = self.prompt
+        return [prompt + text for text in texts] if prompt else texts
 
     def read(self) -> Checkpoint:
         """Read what the checkpoint declares; no weights."""
@@ -116,6 +133,8 @@ class PinnedModel:
         )
         if self.has_own_module and self.has_own_columns:
             checkpoint = replace(checkpoint, labels=())
+        if options.pairing is not None and options.declared.get("problem_type") is None:
+            checkpoint = scored_as_pairs(checkpoint, options.cache_dir)
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -139,8 +158,44 @@ class PinnedModel:
             if identity.is_directory:
                 hub.download(identity, cache_dir=self.options.cache_dir)
 
+    def check_weights(self, module: OwnModule | None) -> None:
+        """Raise CheckpointError if the headers of the weights do not fit the network.
+
+        Where torch alone knows the network, they are compared when it is loaded: it takes seconds
+        to import. Your own module is made of it already.
+        """
+        checkpoint = self.checkpoint
+        if checkpoint.layout == STATIC:
+            return  # their header was read to describe the model
+        if module is None:
+            check_headers(checkpoint, known_shapes(checkpoint), self.options.cache_dir)
+            if checkpoint.base is not None:
+                from gpuclassify.models.loading import build_without_memory, check_adapter
+
+                network = build_without_memory(checkpoint)
+                check_adapter(checkpoint, checkpoint.identity, network, self.options.cache_dir)
+        elif not module.has_weights:
+            from gpuclassify.models.loading import check_own_module, check_tensors
+
+            check_tensors(checkpoint, self.options.cache_dir, module)
+            check_own_module(checkpoint, module, self.options.unpack_inference_batch)
+
+    def check_tokenizer(self) -> None:
+        """Raise CheckpointError if the tokenizer of a directory has ids that the model has not."""
+        home = self.tokenizer_home
+        file = Path(home.name, "tokenizer.json")
+        is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # whose ids are checked later
+        if home.is_directory and not is_late and exists(file):
+            from tokenizers import Tokenizer
+
+            try:
+                backend = Tokenizer.from_file(str(file))
+            except Exception as err:  # of any kind
+                raise CheckpointError(f"{file} is damaged, or no tokenizer ({err})") from err
+            check_ids(self.checkpoint, backend)
+
     def is_readable(self) -> bool:
-        """Whether the checkpoint can be read here; a client that gives `labels` need not.
+        """Tell whether the checkpoint can be read here; a client that gives `labels` need not.
 
         Such a client must pin the Hub revision itself, because nobody else does it once for all.
         """
@@ -164,11 +219,11 @@ class PinnedModel:
         return not self._is_out_of_reach
 
     def describe(self) -> dict[str, Any]:
-        """Its commit or digest, as JSON values."""
+        """Return the model's commit or digest, as JSON values."""
         return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
-        """What tells this model from every other: its description, or as much as is known."""
+        """Return a key that no other model has: its description, or as much as is known."""
         if not self._is_out_of_reach:
             with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
                 return self.checkpoint
@@ -176,28 +231,30 @@ class PinnedModel:
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """The safetensors file of each place that has some of the weights."""
+        """Name of the safetensors file of each place that has some of the weights."""
+        if self.checkpoint.base is not None:
+            return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}
 
-    def weights_bytes(self, dtype: torch.dtype) -> dict[str, int]:
-        """Bytes of the weights in this precision by file, from the safetensors headers.
+    def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
+        """Return bytes of the weights in this precision by file, from the safetensors headers.
 
         Mappers that share a decoder name the same file. Empty without headers to read.
         """
-        # A module of one's own keeps its weights as they are, and torch casts what it reads.
+        # Your own module keeps its weights as they are, and torch casts what it reads.
         item_bytes = 4 if self.has_own_module else dtype.itemsize
-        found = {}
+        sizes = {}
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):
             for identity, name in self.weights_files.items():
                 shapes = hub.read_tensor_shapes(identity, name, cache_dir=self.options.cache_dir)
                 numbers = sum(map(math.prod, shapes.values()))
-                found[f"{identity}/{name}"] = numbers * item_bytes
-            return found
+                sizes[f"{identity}/{name}"] = numbers * item_bytes
+            return sizes
         return {}
 
     def new_tokenizer(self) -> Any:
-        """A fresh tokenizer, for which no weights are fetched."""
-        from gpuclassify.models.loading import load_tokenizer
+        """Return a new tokenizer, for which no weights are fetched."""
+        from gpuclassify.models.tokenizer_files import load_tokenizer
 
         cache_dir = self.options.cache_dir
         directory = hub.download(self.tokenizer_home, cache_dir=cache_dir, has_weights=False)

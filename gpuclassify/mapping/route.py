@@ -1,4 +1,4 @@
-"""Route: each row to the mapper of its own, by the value of a column."""
+"""Route: each row to its mapper, by the value of a column."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.frames import backend_of, is_text, name_row
-from gpuclassify.mapping.heads import check_are_new, check_is_there, take
+from gpuclassify.frames import Frame, backend_of, is_text, name_row
+from gpuclassify.mapping.columns import check_are_new, check_is_there, check_room
+from gpuclassify.mapping.heads import take
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.mapping.stage_counts import Stages
+from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import some_of
 from gpuclassify.settings.checks import check_text, plain_value
@@ -31,7 +32,7 @@ _COLUMNS: dict[type, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Route(PartitionMap):
-    """Runs for each row the classifier that stands for its value of a column.
+    """Mapper that runs for each row the classifier chosen by its value of a column.
 
     All classifiers write the same columns. A row that none is for gets nulls, and passes no filter.
     A partition visits each model once, those in memory first; without rows for a model it loads
@@ -76,8 +77,10 @@ class Route(PartitionMap):
             raise ValueError('to={} names no value: pass at least one, as in {"deu_Latn": mapper}')
         kinds = {type(key): f"{key!r} ({type(key).__name__})" for key in to}
         if len(kinds) > 1 or not kinds.keys() <= _COLUMNS.keys():
-            told = ", ".join(kinds.values())
-            raise TypeError(f"to= has keys {told}: pass str, int or bool, as the column holds them")
+            shown = ", ".join(kinds.values())
+            raise TypeError(
+                f"to= has keys {shown}: pass str, int or bool, as the column holds them"
+            )
         for name, mapper in _named(to, self.otherwise):
             if not isinstance(mapper, TextMapper):
                 got, cure = f"a {type(mapper).__qualname__}", "pass one classifier or embedder"
@@ -92,22 +95,22 @@ class Route(PartitionMap):
 
     @property
     def members(self) -> tuple[TextMapper, ...]:
-        """The distinct mappers, in order."""
+        """Distinct mappers, in order."""
         return tuple(dict.fromkeys(mapper for _, mapper in _named(self.to, self.otherwise)))
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """The column of values, and those of text."""
+        """Column of values, and the columns of text."""
         return (self.by, *super().read_fields)
 
     def code(self) -> str:
-        """The call that makes it, however long its settings are."""
+        """Return the call that makes it, however long its settings are."""
         to = ", ".join(f"{key!r}: {mapper.code()}" for key, mapper in self.to.items())
         rest = "" if self.otherwise is None else f", otherwise={self.otherwise.code()}"
         return f"Route(by={self.by!r}, to={{{to}}}{rest})"
 
     def describe(self) -> dict[str, Any]:
-        """The mapper of each value, and its model's commit or digest if in reach."""
+        """Return the mapper of each value, and its model's commit or digest if in reach."""
         described: dict[str, Any] = {"by": self.by}
         for name, mapper in _named(self.to, self.otherwise):
             described[name] = repr(mapper)
@@ -115,18 +118,18 @@ class Route(PartitionMap):
         return described
 
     def schema(self) -> pa.Schema:
-        """The columns that all mappers write."""
+        """Return the columns that all mappers write."""
         return self.members[0].schema()
 
-    def meta(self, frame: Any) -> Any:
-        """The empty frame with the result's columns and dtypes."""
+    def meta(self, frame: Frame) -> Frame:
+        """Return the empty frame with the result's columns and dtypes."""
         return self.members[0].meta(frame)
 
-    def meta_dtypes(self, frame: Any) -> Any:
-        """The dtype of new string columns."""
+    def meta_dtypes(self, frame: Frame) -> Any:
+        """Return the dtype of new string columns."""
         return self.members[0].meta_dtypes(frame)
 
-    def check(self, frame: Any) -> None:
+    def check(self, frame: Frame) -> None:
         """Raise unless every mapper finds what it needs, and all write the same columns."""
         check_is_there(self.by, list(frame.columns), "by", "column")
         self._values(frame.iloc[:0])
@@ -134,8 +137,8 @@ class Route(PartitionMap):
         first, *others = ([f"{f.name}: {f.type}" for f in m.schema()] for m in self.members)
         for mapper, columns in zip(self.members[1:], others, strict=True):
             if columns != first:  # or their order alone is another
-                one = [own for own in first if own not in columns] or first
-                other = [own for own in columns if own not in first] or columns
+                one = [column for column in first if column not in columns] or first
+                other = [column for column in columns if column not in first] or columns
                 raise ValueError(
                     f"a Route needs mappers of the same columns: {self.members[0]!r} writes "
                     f"{some_of(one)} where {mapper!r} writes {some_of(other)}: make them alike, "
@@ -147,33 +150,36 @@ class Route(PartitionMap):
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
         """Raise ValueError for a value that the classifier which writes the column never gives."""
         for mapper in reversed(earlier):
-            for own in mapper.text_mappers():
+            for text_mapper in mapper.text_mappers():
                 try:
-                    own.check_labels(self.by, self.to)
+                    _check_labels(text_mapper, self.by, self.to)
                 except ValueError as err:
                     raise ValueError(f"to= of the Route by {self.by!r}: {err}") from err
             if not mapper.is_row_wise:  # it may change labels
                 return
 
-    def parts_of(self, frame: Any) -> Iterable[tuple[TextMapper, Any]]:
-        """Each mapper with its rows of a plain frame; with all before the column is written."""
+    def parts_of(self, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
+        """Return each mapper with its rows of a plain frame; all before the column is written."""
         if self.by not in frame.columns:
-            return super().parts_of(frame)
+            return [(mapper, frame) for mapper in self.members]
         take = backend_of(frame).take_rows
         return [(mapper, take(frame, mask)) for mapper, mask in self._masks(frame)]
 
-    def _masks(self, frame: Any) -> Iterator[tuple[TextMapper, np.ndarray]]:
-        """Each mapper, and which rows it is for, bool (rows,)."""
-        coded, places = self._values(frame), {own: place for place, own in enumerate(self.members)}
+    def _masks(self, frame: Frame) -> Iterator[tuple[TextMapper, np.ndarray]]:
+        """Yield each mapper with a mask of its rows, bool (rows,)."""
+        coded, places = (
+            self._values(frame),
+            {mapper: place for place, mapper in enumerate(self.members)},
+        )
         by_key = {key: places[mapper] for key, mapper in self.to.items()}
         rest = -1 if self.otherwise is None else places[self.otherwise]
         of_codes = [by_key.get(value, rest) for value in coded.dictionary.to_pylist()]
         codes = coded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        found = np.array([*of_codes, rest])[codes]  # the last one for null
-        yield from ((mapper, found == place) for mapper, place in places.items())
+        chosen = np.array([*of_codes, rest])[codes]  # the last one for null
+        yield from ((mapper, chosen == place) for mapper, place in places.items())
 
-    def _values(self, frame: Any) -> pa.DictionaryArray:
-        """The column's values; TypeError if they are of another kind than the keys."""
+    def _values(self, frame: Frame) -> pa.DictionaryArray:
+        """Return the column's values; TypeError if they are of another kind than the keys."""
         values = backend_of(frame).list_array(frame, self.by)
         coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
         key, kind = next(iter(self.to)), coded.type.value_type
@@ -186,7 +192,7 @@ class Route(PartitionMap):
             )
         return coded
 
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Run each mapper over its rows of one plain frame."""
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
@@ -196,33 +202,43 @@ class Route(PartitionMap):
         visits = [visit for visit in self._masks(frame) if visit[1].any()]
         # Always in the same order, models that do not all fit would push each other out.
         visits.sort(key=lambda visit: (not visit[0].runner.is_loaded, visit[0].options.model))
-        for mapper in self.members:
-            mapper.check_room(frame)
+        if backend.MOST_NUMBERS is not None:
+            for mapper in self.members:
+                check_room(mapper.heads, len(frame), backend.MOST_NUMBERS)
         for mapper, mask in visits:
-            rows, own = np.flatnonzero(mask), Stages(stages.most_examples) if stages else None
+            rows = np.flatnonzero(mask)
+            counts = StageCounts(stages.most_examples) if stages else None
             texts = mapper.read_texts(backend.take_rows(frame[list(mapper.text_fields)], mask))
-            with run_context(stages=own):
+            with run_context(stages=counts):
                 arrays, kept = mapper.compute(texts, functools.partial(_name_row, frame, rows))
             places[rows] = np.arange(len(rows)) + sum(map(len, tables))
             keep[rows] = True if kept is None else kept
             tables.append(pa.table(arrays).cast(schema))
             keys = [str(key) for key, each in self.to.items() if each == mapper]
-            counted[f"{self.by}={some_of(keys, 3)}" if keys else "otherwise"] = own
+            counted[f"{self.by}={some_of(keys, 3)}" if keys else "otherwise"] = counts
         if stages is not None:
             stages.add_routed(self, counted, int((places < 0).sum()), has_filters)
-        found, indices = pa.concat_tables(tables), pa.array(places, mask=places < 0)
-        new = {f.name: take(found[f.name], indices) for f in schema}
+        table, indices = pa.concat_tables(tables), pa.array(places, mask=places < 0)
+        new = {f.name: take(table[f.name], indices) for f in schema}
         # A decision is never null.
         new |= {f.name: new[f.name].fill_null(False) for f in schema if not f.nullable}
         result = backend.with_columns(frame, new, schema, string_dtype)
         return backend.take_rows(result, keep) if self.drops_rows else result
 
 
-def _name_row(frame: Any, rows: np.ndarray, row: int) -> str:
+def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
     return name_row(frame, int(rows[row]))
 
 
-def _named(to: Mapping[Any, Any], otherwise: Any) -> list[tuple[str, Any]]:
-    """All mappers, by what messages call their place."""
+def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
+    """Raise ValueError if the mapper writes labels to the column, and never one of these."""
+    if mapper.options.plans_without_model or mapper.model.is_readable():
+        for head in mapper.heads:
+            if head.label_field == column:
+                head.check_labels(*labels)
+
+
+def _named(to: Mapping[Any, TextMapper], otherwise: TextMapper | None) -> list[tuple[str, Any]]:
+    """Return all mappers, each with the name of its place in messages."""
     rest = [] if otherwise is None else [("otherwise", otherwise)]
     return [*((f"to {key}", mapper) for key, mapper in to.items()), *rest]

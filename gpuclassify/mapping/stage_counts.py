@@ -1,7 +1,8 @@
-"""What each mapper does with the rows of a part: counts that add up, and a few of its texts."""
+"""Counts of what each mapper does with the rows of a part, which add up, and example texts."""
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,40 +13,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Texts
-from gpuclassify.mapping.heads import LABELS
+from gpuclassify.mapping.label_heads import LABELS
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.workers.run_context import add_counts
 
 # Why a row is dropped. One that several filters drop counts once, under the first of these.
-REASONS = ("null", "label", "confidence", "score")
+REASONS = ("null", "empty", "blank", "label", "confidence", "score")
+WITHOUT_TEXT = 3  # of them: whichever filter drops texts that hold nothing
 NO_MODEL = "no model"  # the reason beside them, of rows that a route leads nowhere
 KEPT, NULL = -1, 0  # beside and among the places in REASONS
 MOST_LABELS = 1_000
 MOST_LABELS_WITH_EXAMPLES = 30  # of one part, so that its record stays small
 EXAMPLE_CHARS = 160
 LABEL = {b"role": b"label"}  # metadata of the field of a label
+COUNT = {b"role": b"count"}  # of one whose whole numbers are no labels
 
 
 @dataclass(frozen=True)
 class TextOutcomes:
-    """What a mapper found for distinct texts."""
+    """Results of a mapper for distinct texts."""
 
     texts: Texts
     passed: Mapping[str, np.ndarray] | None  # which pass the filter of each reason; None without
     labels: pa.Array | None = None
     certainties: np.ndarray | None = None  # what examples are ordered by, finite numbers (texts,)
 
-    @property
+    @functools.cached_property
     def reasons(self) -> np.ndarray:
-        """Why each text is dropped first: its place in `REASONS`, or `KEPT`, int8 (texts,)."""
+        """First reason to drop each text: its place in `REASONS`, or `KEPT`, int8 (texts,)."""
         reasons = np.full(len(self.texts), KEPT, dtype=np.int8)
         for place, reason in reversed([*enumerate(REASONS)]):
             if self.passed and reason in self.passed:
                 reasons[~self.passed[reason]] = place
+        if len(dropped := np.flatnonzero(reasons != KEPT)):
+            for row, text in zip(dropped, self.texts.take(dropped).to_list(), strict=True):
+                if not text.strip():
+                    reasons[row] = REASONS.index("blank" if text else "empty")
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """The texts at the highest and the lowest certainties, `most` at each end.
+        """Return the texts at the highest and the lowest certainties, `most` at each end.
 
         ``labels`` and ``dropped`` have, by label and by reason, pairs of certainty, or None, and
         the text's beginning, the highest first. A mapper without labels has one group, "".
@@ -58,7 +65,8 @@ class TextOutcomes:
             frequent = [*count_values(self.labels)][:MOST_LABELS_WITH_EXAMPLES]
             groups = {name: np.flatnonzero(codes == places[name]) for name in frequent}
         reasons = self.reasons
-        dropped = {name: np.flatnonzero(reasons == place) for place, name in enumerate(REASONS)}
+        shown = [*enumerate(REASONS)][WITHOUT_TEXT:]
+        dropped = {name: np.flatnonzero(reasons == place) for place, name in shown}
         return {"labels": self._pick(groups, most), "dropped": self._pick(dropped, most)}
 
     def _pick(self, groups: Mapping[str, np.ndarray], most: int) -> dict[str, list[list[Any]]]:
@@ -79,10 +87,10 @@ class TextOutcomes:
 
 
 @dataclass
-class Stages:
-    """What the mappers of one run did, by their names in the order in which they ran.
+class StageCounts:
+    """Counts and examples of one run's mappers, by name in the order in which they ran.
 
-    Filled by those that run within ``run_context(stages=...)``.
+    Filled by the mappers that run within ``run_context(stages=...)``.
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
@@ -98,9 +106,9 @@ class Stages:
         outcomes: TextOutcomes,
         positions: np.ndarray,
         columns: Mapping[str, pa.Array],
-        **counts: Any,
+        **counts: object,
     ) -> None:
-        """Note what one more mapper did; a second one of the same name gets a number.
+        """Record what one more mapper did; a second one of the same name gets a number.
 
         `positions` say where each row's text is among the outcomes, int64 (rows,); -1 for null.
         """
@@ -122,9 +130,13 @@ class Stages:
             self.examples[name] = {"most": most, **outcomes.examples(most)}
 
     def add_routed(
-        self, mapper: PartitionMap, routes: Mapping[str, Stages], unrouted: int, has_filters: bool
+        self,
+        mapper: PartitionMap,
+        routes: Mapping[str, StageCounts],
+        unrouted: int,
+        has_filters: bool,
     ) -> None:
-        """Note what the mappers within one more did, by name and all together.
+        """Record what the mappers within one more did, by name and all together.
 
         `unrouted` are rows that none of them was for; they pass no filter.
         """
@@ -135,10 +147,10 @@ class Stages:
         total: dict[str, Any] = {}
         add_counts(total, {**rest, "models": {NO_MODEL: rest} if unrouted else {}})
         for route, stages in routes.items():
-            for own, counts in stages.counts.items():
-                add_counts(total, {**counts, "models": {f"{route}: {own}": counts}})
-            for own, examples in stages.examples.items():
-                self.examples[f"{name}, {route}: {own}"] = examples
+            for stage, counts in stages.counts.items():
+                add_counts(total, {**counts, "models": {f"{route}: {stage}": counts}})
+            for stage, examples in stages.examples.items():
+                self.examples[f"{name}, {route}: {stage}"] = examples
         self.counts[name] = total
 
     def _name(self, mapper: PartitionMap) -> str:
@@ -148,20 +160,20 @@ class Stages:
 
 
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """New columns whose values a report counts: labels, whole numbers and decisions.
+    """Return the new columns whose values a report counts: labels, whole numbers and decisions.
 
-    Of a column of lists every label of a row counts.
+    In a column of lists every label of a row counts.
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
         counted += [field.name for field in schema if field.metadata == LABEL]
         kinds = (pa.bool_(), pa.int64(), LABELS)
-        counted += [field.name for field in schema if field.type in kinds]
+        counted += [f.name for f in schema if f.type in kinds and f.metadata != COUNT]
     return tuple(dict.fromkeys(counted))
 
 
-def count_values(column: Any) -> dict[str, int]:
-    """Rows by value, of lists by each value, the most frequent `MOST_LABELS` first; not nulls."""
+def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
+    """Count rows by value, of lists by each, the most frequent `MOST_LABELS` first; not nulls."""
     if pa.types.is_list(column.type):
         column = pc.list_flatten(column)
     pairs = pc.value_counts(column.drop_null()).to_pylist()
@@ -169,14 +181,16 @@ def count_values(column: Any) -> dict[str, int]:
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}
 
 
-def count_labels(columns: Any, names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """`count_values` of some columns of a table, or of a dict of arrays, as far as it has them."""
+def count_labels(
+    columns: pa.Table | Mapping[str, pa.Array], names: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Return `count_values` of those named columns that a table, or a dict of arrays, has."""
     there = columns.column_names if isinstance(columns, pa.Table) else columns
     return {name: count_values(columns[name]) for name in names if name in there}
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
-    """Keep in `sums` the best of its examples and of one more part's; both as `Stages.examples`."""
+    """Keep in `sums` the best of its examples and of one more part's, as `StageCounts` has them."""
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
         known["most"] = max(known["most"], groups["most"])
@@ -187,16 +201,18 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
                 known[kind][name] = [list(pair) for pair in _ends(ordered, known["most"])]
 
 
-def beginning(text: str) -> str:
-    """The first `EXAMPLE_CHARS` characters of a text in one line, without those that are invisible.
+def beginning(text: str | tuple[str, str]) -> str:
+    """Return the first `EXAMPLE_CHARS` characters of a text in one line, without invisible ones.
 
     Controls, marks of direction and lone surrogates would change how what is around them is shown.
     """
+    if isinstance(text, tuple):
+        return " | ".join(map(beginning, text))
     line = " ".join(text[:EXAMPLE_CHARS].split())
     shown = "".join(char for char in line if unicodedata.category(char)[0] != "C")
     return f"{shown}…" if len(text) > EXAMPLE_CHARS else shown
 
 
 def _ends(ordered: list[Any], most: int) -> list[Any]:
-    """The first and the last `most` of a list, or all of a shorter one."""
+    """Return the first and the last `most` of a list, or all of a shorter one."""
     return ordered if len(ordered) <= 2 * most else ordered[:most] + ordered[-most:]

@@ -7,35 +7,33 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.frames import HostTexts, Texts, backend_of, name_row
-from gpuclassify.mapping.code_digest import code_digest, value_digest
-from gpuclassify.mapping.heads import (
-    Columns,
-    Head,
-    OwnColumns,
+from gpuclassify.frames import Frame, HostTexts, Texts, backend_of, name_row
+from gpuclassify.mapping.code_digest import value_digest
+from gpuclassify.mapping.columns import (
+    DeclaredColumns,
     check_are_new,
     check_column_types,
     check_is_there,
-    line_fields,
-    read_share_columns,
-    read_share_fields,
-    take,
+    check_room,
 )
-from gpuclassify.mapping.lines import LineOutputs, line_lengths, run_lines
+from gpuclassify.mapping.heads import Columns, Head, labelling_head, take
+from gpuclassify.mapping.label_heads import check_published
+from gpuclassify.mapping.lines import LinesRunner, with_lines
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.mapping.runners import EncoderRunner, Runner, TokenLengths
+from gpuclassify.mapping.read_share import read_share_columns, read_share_fields
+from gpuclassify.mapping.runners import EncoderRunner, Runner
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes
-from gpuclassify.models.checkpoint import CheckpointError, OwnModule, some_of
+from gpuclassify.models.checkpoint import OwnModule
 from gpuclassify.pages import html_table
-from gpuclassify.settings.checks import setting_names, warn_once
+from gpuclassify.settings.checks import HubName, setting_names
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.options import (
     ModelOptions,
@@ -52,20 +50,22 @@ from gpuclassify.settings.signatures import (
     show_settings,
     takes,
 )
-from gpuclassify.workers.run_context import RunStats, current_run, tell
+from gpuclassify.workers.run_context import RunStats, current_run, report_stats
 
 if TYPE_CHECKING:
     from torch import nn
 
-# Attributes that are no settings of a subclass's own.
+Settings = TypeVar("Settings", bound=TextOptions)
+
+# Attributes that hold no setting of a subclass.
 _PARTS = frozenset({"options", "model", "runner", "heads"})
 
 
-class TextMapper(PartitionMap):
-    """Runs one model over a text column and adds columns of its outputs.
+class TextMapper(PartitionMap, Generic[Settings]):
+    """Mapper that runs one model over a text column and adds columns of its outputs.
 
     The constructor stores settings and reads nothing. The model is looked up once, when a dataset
-    is given: its configuration and the headers of its weights, so that mistakes show before any
+    is passed: its configuration and the headers of its weights, so that mistakes show before any
     work starts. Weights are loaded on workers, once a process.
 
     A subclass declares which parts it is made of (`model_type`, `runner_type`, `head_type`, or
@@ -89,17 +89,20 @@ class TextMapper(PartitionMap):
     is_gated: ClassVar[bool] = False
     # Every label of the published model; a checkpoint with others is not one of this class.
     published_labels: ClassVar[tuple[Any, ...]] = ()
-    # What a class of one's own may declare; see `ModelMapper`.
+    # What a custom class may declare; see `ModelMapper`.
     new_columns: ClassVar[Mapping[str, str]] = {}
     build_module: Callable[[dict[str, Any]], nn.Module] | None = None
     columns: Callable[[np.ndarray], Columns] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("gpuclassify."):  # a user's class may mean a user's folder
+            models = {"model", "base_model"} & cls.defaults.keys()
+            cls.defaults = cls.defaults | {name: HubName(cls.defaults[name]) for name in models}
         check_column_types(cls.__qualname__, cls.new_columns)
         if "__init__" in vars(cls):
-            _self, *own = inspect.signature(cls.__init__).parameters.values()
-            cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+            _self, *parameters = inspect.signature(cls.__init__).parameters.values()
+            cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         else:
             show_settings(cls, cls.Options, cls.defaults)
 
@@ -108,9 +111,9 @@ class TextMapper(PartitionMap):
         owner = type(self).__qualname__
         if unnamed:
             refuse_unnamed(owner, unnamed[0])
-        given = modern_spellings(owner, self.family, arguments)
-        token = given.pop("token", None)  # before anything could show or keep it
-        self.options: Any = parse_options(owner, self.Options, self.defaults, given)
+        settings = modern_spellings(owner, self.family, arguments)
+        token = settings.pop("token", None)  # before anything could show or keep it
+        self.options = cast(Settings, parse_options(owner, self.Options, self.defaults, settings))
         if token is not None:
             for name in self.model.repositories:
                 hub.remember_token(name, token)
@@ -119,7 +122,7 @@ class TextMapper(PartitionMap):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """What the settings name, pinned and described; what it has read travels to workers."""
+        """Model that the settings name, pinned and described; what it read travels to workers."""
         return self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -128,23 +131,31 @@ class TextMapper(PartitionMap):
 
     @functools.cached_property
     def runner(self) -> Runner:
-        """Texts to outputs."""
-        own = None
+        """Runner, which turns texts into outputs."""
+        runner = self.make_runner()
+        return LinesRunner(runner) if self.options.runs_lines else runner
+
+    def make_runner(self) -> Runner:
+        """Return the runner of whole texts."""
+        module = None
         if self.build_module is not None:
-            own = OwnModule(self.build_module, self._definition)
-        return self.runner_type(self.options, self.model, own)
+            module = OwnModule(self.build_module, self._definition)
+        return self.runner_type(self.options, self.model, module)
 
     @functools.cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Outputs to columns; several heads read the outputs of one run."""
-        if self.new_columns:
-            owner = type(self).__qualname__
-            parts = (owner, self.options, self.model)
-            return (OwnColumns(*parts, declared=self.new_columns, compute=self.columns),)
-        return self.make_heads()
+        """Heads, which turn outputs into columns; several read the outputs of one run."""
+        heads = self._declared_heads() or self.make_heads()
+        return with_lines(heads, self.options) if self.options.runs_lines else heads
+
+    def _declared_heads(self) -> tuple[Head, ...]:
+        if not self.new_columns:
+            return ()
+        parts = (type(self).__qualname__, self.options, self.model)
+        return (DeclaredColumns(*parts, declared=self.new_columns, compute=self.columns),)
 
     def make_heads(self) -> tuple[Head, ...]:
-        """The heads of a mapper that declares no columns of its own."""
+        """Return the heads of a mapper that declares no columns."""
         return (self.head_type(type(self).__qualname__, self.options, self.model),)
 
     # What a mapper is, for Dask, pickle and people.
@@ -160,12 +171,12 @@ class TextMapper(PartitionMap):
         return (*self._definition(), self.model.key())
 
     def _definition(self) -> tuple[Any, ...]:
-        """What tells this mapper from another of any class, whatever the model says."""
+        """Return what tells this mapper from another of any class, whatever the model says."""
         owner = type(self)
-        own = sorted(
+        attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
         )
-        return (owner.__module__, owner.__qualname__, code_digest(owner), self.options, own)
+        return (owner.__module__, owner.__qualname__, value_digest(owner), self.options, attributes)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._definition() == other._definition()
@@ -182,7 +193,7 @@ class TextMapper(PartitionMap):
         return html_table(self.__name__, [("", self.purpose), *rows])
 
     def describe(self) -> dict[str, Any]:
-        """Settings as JSON values, and the model's commit or digest if in reach."""
+        """Return the settings as JSON values, and the model's commit or digest if in reach."""
         described = {
             name: as_json(getattr(self.options, name)) for name in setting_names(self.options)
         }
@@ -193,32 +204,22 @@ class TextMapper(PartitionMap):
 
     @property
     def text_field(self) -> str:
-        """Name of the text column."""
-        return self.options.text_field
+        """Name of the text column, of a pair that of the second text."""
+        return self.options.main_field
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The text column, or those of the template."""
+        """Text column, both of a pair, or the columns of the template."""
         return self.options.text_fields
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """The text column."""
+        """Text column, in a tuple."""
         return (self.text_field,)
 
     @property
-    def tokenizes_on_gpu(self) -> bool:
-        """Whether texts of a cudf frame stay on the GPU."""
-        return getattr(self.options, "tokenizer", "host") == "gpu"
-
-    @property
-    def runs_lines(self) -> bool:
-        """Whether the lines of texts are run, each as a text."""
-        return getattr(self.options, "long_text", "truncate") == "lines"
-
-    @property
     def is_row_wise(self) -> bool:
-        """A text gets the same columns whatever texts are beside it."""
+        """Whether each row gets the same columns whatever texts are beside it: always."""
         return True
 
     @property
@@ -227,11 +228,11 @@ class TextMapper(PartitionMap):
         return self._keep_field is None and self.options.filters
 
     def text_mappers(self) -> tuple[TextMapper, ...]:
-        """Itself."""
+        """Return itself, in a tuple."""
         return (self,)
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """The call that makes it, with each setting as `show` gives it."""
+        """Return the call that makes it, with each setting as `show` gives it."""
         settings = changed_settings(self.options, self.defaults, ["model"])
         return call_text(self.__name__, settings, show)
 
@@ -241,40 +242,32 @@ class TextMapper(PartitionMap):
         return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     def schema(self) -> pa.Schema:
-        """The new columns: results, lines', the decision, the share that was read."""
+        """Return the new columns: the heads', the decision, the share that was read."""
         new = []
         for head in self.heads:
             for field in head.fields():
                 is_label = field.name == head.label_field
                 new.append(field.with_metadata(LABEL) if is_label else field)
-        new += line_fields(self.options)
         if self._keep_field is not None:
             new.append(pa.field(self._keep_field, pa.bool_(), nullable=False))
-        return pa.schema([*new, *read_share_fields(self.options)])
-
-    def list_sizes(self) -> dict[str, int]:
-        """How many numbers a row has in each new column of lists of numbers; 0 if not known."""
-        return {
-            field.name: head.list_size
-            for head in self.heads
-            for field in head.fields()
-            if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type)
-        }
+        if self.options.shows_read_share:
+            new += read_share_fields(self.options)
+        return pa.schema(new)
 
     @property
     def _keep_field(self) -> str | None:
         return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Both in one pass, in which they may share tokens and layers."""
+        """Return one chain of both, which runs in one pass and may share tokens and layers."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
 
     # In the client.
 
-    def check(self, frame: Any) -> None:
-        """Raise unless the frame has the columns that are needed, and the filters a meaning."""
+    def check(self, frame: Frame) -> None:
+        """Raise unless the frame has the columns that are needed, and the filters fit the model."""
         columns, backend = list(frame.columns), backend_of(frame)
         for name in self.text_fields:
             check_is_there(name, columns, self.options.setting_of_column(name))
@@ -287,18 +280,17 @@ class TextMapper(PartitionMap):
                 head.check_settings()
             if not self.options.plans_without_model:
                 self._check_model()  # a model of another kind is no matter of its labels
-            self._check_published_labels()
+                if self.published_labels:
+                    options = cast("ModelOptions", self.options)
+                    owner = type(self).__qualname__
+                    check_published(owner, options, self.labels, self.published_labels)
 
-    def check_labels(self, column: str, labels: Iterable[Any]) -> None:
-        """Raise ValueError if it gives labels in the column, and never one of these."""
-        if self.options.plans_without_model or self.model.is_readable():
-            for head in self.heads:
-                if head.label_field == column:
-                    head.check_labels(*labels)
-
-    def check_library(self, frame: Any) -> None:
+    def check_library(self, frame: Frame) -> None:
         """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
-        self.runner.check_library(frame)
+        if self.runner.tokenizes_on_gpu:
+            from gpuclassify.tokenizing.gpu_wordpiece import check_library
+
+            check_library(frame)
 
     def prepare(self) -> None:
         """Check the checkpoint and give workers the token, before any work starts."""
@@ -313,37 +305,16 @@ class TextMapper(PartitionMap):
         for head in self.heads:
             head.check_model(head.model.checkpoint)
 
-    def _check_published_labels(self) -> None:
-        """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
-        found, published = self.labels, self.published_labels
-        are_meant = self.options.plans_without_model  # because they are given
-        if not (found and published) or are_meant or set(found) == set(published):
-            return
-        owner = type(self).__qualname__
-        message = (
-            f"{self.options.model} gives {some_of(found, 2)}, which are not the labels of {owner} "
-            f"({some_of(published, 2)}). If they are meant, pass labels=; else take the class of "
-            "this model (`gpuclassify models`), or DistributedDataClassifier"
-        )
-        if self.options.strict:
-            raise CheckpointError(message)
-        warn_once(message)
-
-    def meta(self, frame: Any) -> Any:
-        """The empty frame with the result's columns and dtypes."""
+    def meta(self, frame: Frame) -> Frame:
+        """Return the empty frame with the result's columns and dtypes."""
         schema = self.schema()
         empty = {field.name: pa.array([], field.type) for field in schema}
         backend = backend_of(frame)
         return backend.with_columns(frame.iloc[:0], empty, schema, self.meta_dtypes(frame))
 
-    def meta_dtypes(self, frame: Any) -> Any:
-        """The dtype of new string columns; a partition without strings may suggest another."""
+    def meta_dtypes(self, frame: Frame) -> Any:
+        """Return new string columns' dtype; a partition without strings may suggest another."""
         return backend_of(frame).string_dtype(frame, self.text_field)
-
-    def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """How long texts, or their lines, are for the model, found without its weights."""
-        runner = self.runner
-        return line_lengths(runner, texts) if self.runs_lines else runner.token_lengths(texts)
 
     # On a worker.
 
@@ -360,46 +331,43 @@ class TextMapper(PartitionMap):
             if distributed is not None:
                 distributed.get_client().run(_evict, self)
 
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Map one plain frame, as a worker does with each partition."""
         backend = backend_of(frame)
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
-        self.check_room(frame)
+        if backend.MOST_NUMBERS is not None:
+            check_room(self.heads, len(frame), backend.MOST_NUMBERS)
         arrays, keep = self.compute(self.read_texts(frame), functools.partial(name_row, frame))
         result = backend.with_columns(frame, arrays, self.schema(), string_dtype)
         return backend.take_rows(result, keep) if self.drops_rows else result
 
-    def check_room(self, frame: Any) -> None:
-        """Raise OverflowError before a model runs whose numbers a column of lists cannot hold."""
-        rows, most = len(frame), backend_of(frame).MOST_NUMBERS
-        for name, numbers in () if most is None else self.list_sizes().items():
-            if rows * numbers > most:
-                raise OverflowError(
-                    f"column {name!r} would hold {numbers:,} numbers in each of {rows:,} rows, "
-                    f"and one of cudf holds {most:,} in all: at most {most // numbers:,} rows fit. "
-                    "Make partitions smaller (ddf.repartition(partition_size='256MB'), part_bytes= "
-                    "of a reader), or use frames of pandas, which hold any number"
-                )
+    def read_texts(self, frame: Frame) -> Texts:
+        """Return the rows' texts: a list of strings, or a column if the GPU is to tokenize."""
+        # All of a text, if a column has to tell how much of it was read; else one character more
+        # than are, by which `compute` tells those that are cut.
+        most = self.options.max_chars
+        max_chars = None if most is None or self.options.shows_read_share else most + 1
+        if self.runner.tokenizes_on_gpu:
+            from gpuclassify.tokenizing.gpu_wordpiece import device_texts
 
-    def read_texts(self, frame: Any) -> Any:
-        """The rows' texts: a list of strings, or a column if the GPU is to tokenize."""
-        # All of a text, if a column has to tell how much of it was read.
-        max_chars = None if read_share_fields(self.options) else self.options.max_chars
-        on_device = self.runner.device_texts(frame, self.text_field, max_chars)
-        return HostTexts(self.list_texts(frame, max_chars)) if on_device is None else on_device
+            return device_texts(self.runner, frame, self.text_field, max_chars)
+        return HostTexts(self.list_texts(frame, max_chars))
 
-    def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:
-        """The rows' texts, of columns that are cut to `max_chars` characters; None where null."""
+    def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
+        """Return the rows' texts, of columns cut to `max_chars` characters; None where null."""
         template, texts = self.options.text_template, backend_of(frame).texts
         columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
-        if template is None:
+        if template is not None:
+            return fill_template(template, columns, self.text_field)
+        if len(columns) == 1:
             return columns[self.text_field]
-        return fill_template(template, columns, self.text_field)
+        pairs = zip(*columns.values(), strict=True)  # null where one of both is
+        return [None if None in pair else pair for pair in pairs]
 
     def compute(
-        self, texts: Any, name_row: Callable[[int], str]
+        self, texts: Texts, name_row: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
-        """New columns for `texts` of `read_texts`, each distinct one of which is run once.
+        """Return new columns for `texts` of `read_texts`, each distinct one of which is run once.
 
         Columns have one value a row, null where the text is, in the order of meta. Beside them
         stands the filters' decision, bool (rows,), false for a null text; None without filters.
@@ -409,66 +377,56 @@ class TextMapper(PartitionMap):
         null_rows = int((positions < 0).sum())
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
-        made, read, found = self._run(
+        made, read, outcomes = self._run(
             distinct, stats, lambda place: name_row(int((positions == place).argmax()))
         )
-        tell(stats)
+        is_cut = read[1] < 1
+        if (most := self.options.max_chars) is not None:
+            is_cut[positions[texts.char_counts > most]] = True
+        stats.truncated_texts = int(is_cut.sum())
+        report_stats(stats)
         indices = pa.array(positions, mask=positions < 0)
         arrays = {name: take(array, indices) for name, array in made.items()}
-        if read_share_fields(self.options):
+        if self.options.shows_read_share:
             arrays |= read_share_columns(self.options, texts.to_list(), positions, *read)
         if (stages := current_run().stages) is not None:
             counts = {"truncated_texts": stats.truncated_texts}
             seconds = time.perf_counter() - started
-            stages.add(self, found, positions, arrays, **counts, seconds=seconds)
+            stages.add(self, outcomes, positions, arrays, **counts, seconds=seconds)
         keep = None
-        if found.passed is not None:
-            keep = np.all([np.ones(len(distinct), dtype=bool), *found.passed.values()], axis=0)
+        if outcomes.passed is not None:
+            keep = np.all([np.ones(len(distinct), dtype=bool), *outcomes.passed.values()], axis=0)
             keep = np.append(keep, False)[positions]  # the last one for null, whose place is -1
         if self._keep_field is not None:
             arrays[self._keep_field] = pa.array(keep)
         return {name: arrays[name] for name in self.schema().names}, keep
 
-    def passing(self, values: np.ndarray) -> np.ndarray:
-        """Which texts pass all filters by their raw outputs, (texts, outputs); bool (texts,)."""
-        passed = np.ones(len(values), dtype=bool)
-        with np.errstate(all="ignore"):  # outputs that are not finite are made again later
-            for head in self.heads:
-                for each in head.passes(head.activate(values[..., head.outputs])).values():
-                    passed &= each
-        return passed
-
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], tuple[np.ndarray, np.ndarray], TextOutcomes]:
-        """New columns of distinct texts, what was read of them, and which pass the filters."""
+        """Return distinct texts' new columns, what was read of them, and which pass the filters."""
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
-        fields = [field for head in self.heads for field in head.fields()]
-        fields += line_fields(self.options)
+        fields = (field for head in self.heads for field in head.fields())
         arrays = {field.name: pa.array([], field.type) for field in fields}
         passed: dict[str, np.ndarray] = {}
         certainties = None
-        labelling = next((h for h in self.heads if h.label_field is not None), self.heads[0])
+        labelling = labelling_head(self.heads)
         if len(texts):
+            self.model.check_directories()  # also where the model is in memory already
             self._check_model()
-            run = functools.partial(run_lines, self.runner) if self.runs_lines else self.runner.run
-            outputs = run(texts, stats, name_text)
+            outputs = self.runner.run(texts, stats, name_text)
             read = outputs.text_windows, outputs.seen_share
             for head in self.heads:
-                values = outputs.by_text(head.activate, head.outputs)
+                values = head.values(outputs)
                 arrays |= head.arrays(values)
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing
                 if head is labelling:
                     certainties = head.certainties(values)
-            if isinstance(outputs, LineOutputs) and self.options.line_names:
-                of_lines, share = outputs.columns(self.options, labelling)
-                arrays |= of_lines
-                if (least := self.options.min_kept_share) is not None:
-                    passed["score"] = passed.get("score", True) & (share >= np.float32(least))
         labels = arrays.get(labelling.label_field or "")
-        found = TextOutcomes(texts, passed if self.options.filters else None, labels, certainties)
-        return arrays, read, found
+        filtered = passed if self.options.filters else None
+        outcomes = TextOutcomes(texts, filtered, labels, certainties)
+        return arrays, read, outcomes
 
 
 def _evict(mapper: TextMapper) -> None:

@@ -1,1 +1,1 @@
-"""What checkpoints are, and the torch modules with their tensors; read `checkpoint.py` first."""
+"""Descriptions of checkpoints, and torch modules with their tensors; read `checkpoint.py` first."""

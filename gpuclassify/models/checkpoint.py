@@ -1,4 +1,4 @@
-"""What a checkpoint declares: layout, labels, kind of problem, sizes. Reads no weights.
+"""Declarations of a checkpoint: layout, labels, kind of problem, sizes. Reads no weights.
 
 Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 """
@@ -6,6 +6,7 @@ Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import nn
 
 LINEAR_HEAD = "linear_head"  # a backbone ``model.`` and a linear layer ``fc`` on the first token
@@ -23,7 +25,36 @@ POOLED_HEADS = "pooled_heads"  # ``backbone.`` and several such layers on the me
 SEQUENCE_CLASSIFICATION = "sequence_classification"  # transformers' own classes
 OWN_MODULE = "own_module"  # one that the mapper builds
 EMBEDDING = "embedding"  # a backbone alone, whose tokens are pooled
+STATIC = "static"  # a vector for each token, of which those of a text are averaged
 FIRST_TOKEN_LEVELS = "first_token_levels"  # ``deberta.`` and several ``heads.`` that tell levels
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# The fields of peft's LoraConfig that do nothing to an adapter that is trained,
+LORA_WITHOUT_EFFECT = {
+    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
+    *("revision", "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
+    "runtime_config",
+}
+# those that peft applies to what it loads,
+LORA_APPLIED = {
+    *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias"),
+    *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "bias"),
+    *("layers_pattern", "layer_replication", "modules_to_save", "trainable_token_indices"),
+    *("fan_in_fan_out", "ensure_weight_tying", "use_bdlora", "kasa_config", "init_lora_weights"),
+}
+# and those that are refused, each with its reason and cure.
+_PLAIN = "train a plain LoRA adapter, or take the plain one if its publisher has both"
+_MERGED = "merge it by peft's merge_and_unload, and pass the saved model"
+LORA_REFUSED = {
+    "alora_invocation_tokens": f"it would work from these tokens on alone: {_PLAIN}",
+    "arrow_config": f"it chooses among several adapters: {_PLAIN}",
+    "megatron_config": f"it is for layers of Megatron: {_PLAIN}",
+    "monteclora_config": f"it has tensors of its training: {_MERGED}",
+    "use_qalora": f"it is for weights that GPTQ quantised: {_PLAIN}",
+}
+# How an adapter may have started with the base model's weights as they are.
+_PLAIN_STARTS = {"true", "false", "gaussian", "eva", "orthogonal", "mica"}
 CELADON, CELADON_AXES = (
     "MultiHeadDebertaForSequenceClassification",  # a class in the repository
     ("race_origin", "gender_sex", "religion", "ability", "violence"),
@@ -31,17 +62,11 @@ CELADON, CELADON_AXES = (
 
 # Architectures whose learned positions begin after the padding id.
 _OFFSET_POSITIONS = {
-    "camembert",
-    "data2vec-text",
-    "longformer",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke"),
+    *("markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
     "xmod",
 }
-_TOKENIZER_FILES = {
+TOKENIZER_FILES = {
     "spm.model",
     "tokenizer.json",
     "tokenizer.model",
@@ -49,6 +74,13 @@ _TOKENIZER_FILES = {
     "vocab.json",
     "vocab.txt",
 }
+# How architectures are called whose heads label something else than texts.
+_OTHER_HEADS = re.compile(
+    r"((Token|Image|Audio|AudioFrame|Video)Classification|MultipleChoice|QuestionAnswering|LM|LMHeadModel"
+    r"|PreTraining|Prediction|Generation)$"
+)
+_COUNTS_OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+_USUAL_COUNT = 1_000  # of layers or labels that need no look at the weights
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
 
 # What the configuration class that GTE was published with takes for what a file leaves out;
@@ -107,12 +139,12 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 
 
 class CheckpointError(ValueError):
-    """A checkpoint lacks something, or does not fit what is asked of it."""
+    """Error raised when a checkpoint lacks something, or does not fit what is asked of it."""
 
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """How token states become a text's embedding."""
+    """Settings by which token states become a text's embedding."""
 
     pooling: str = "mean"  # or "cls", or "last"
     is_normalized: bool = False  # embeddings have length 1
@@ -120,9 +152,17 @@ class SentenceModel:
     prompts: tuple[tuple[str, str], ...] = ()  # name and text of each
     default_prompt: str | None = None  # name of what is put before a text unless another is asked
     pools_prompt: bool = True  # the prompt's tokens are part of the mean
+    # Of a static model: the folder of its files, and whether they are model2vec's, which cuts texts
+    # by their characters, too, and leaves unknown tokens out.
+    folder: str = ""
+    is_model2vec: bool = False
+    dense: tuple[str, ...] = ()  # folders of the layers that follow
+    width: int | None = None  # numbers that the last of these gives
+    truncate_dim: int | None = None  # numbers of an embedding that are kept, after normalisation
+    normalizes_cut: bool = False  # and after the rest is cut
 
     def prompt(self, name: str | None = None) -> str:
-        """The prompt called `name`, or the default one; empty if there is none."""
+        """Return the prompt called `name`, or the default one; empty if there is none."""
         name = name or self.default_prompt
         prompts = dict(self.prompts)
         if name is None:
@@ -142,7 +182,7 @@ class Checkpoint:
 
     identity: Identity
     layout: str  # one of those above
-    # In id order; of the first head if there are several. None for a module of one's own whose
+    # In id order; of the first head if there are several. None for a custom module whose
     # configuration names none.
     labels: tuple[str, ...]
     problem_type: str  # of `ProblemType`, or "embedding"
@@ -151,11 +191,21 @@ class Checkpoint:
     heads: tuple[tuple[str, int], ...] = ()  # name and outputs of each, for `POOLED_HEADS`
     tokenizer: Identity | None = None  # where it is, if not beside the weights
     sentence: SentenceModel | None = None  # for the layout `EMBEDDING`
+    base: Identity | None = None  # of which the model itself is a LoRA adapter
+    adapter_json: str = ""  # its configuration
+    is_probability: bool = False  # the only output, once a sigmoid is taken of it
 
     @property
     def output_count(self) -> int:
         """Outputs of the network for one text; 0 if it has to be run to know."""
         return sum(size for _, size in self.heads) or len(self.labels)
+
+    @property
+    def embedding_width(self) -> int | None:
+        """Numbers of an embedding; None if the sizes do not tell."""
+        sentence = self.sentence or SentenceModel()
+        width = sentence.width or state_width(self.sizes)
+        return width and min(width, sentence.truncate_dim or width)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -169,14 +219,7 @@ class Checkpoint:
         CheckpointError if it asks for what transformers' classes of the architecture do not do.
         """
         sizes = json.loads(self.backbone_json or self.config_json)
-        if not is_published_gte(sizes):
-            return sizes
-        if problems := _gte_problems(sizes):
-            raise CheckpointError(
-                f"{self.identity.name} has {', '.join(problems)}, which transformers' GteModel "
-                "does not do: run it with the code in its repository"
-            )
-        return gte_sizes(sizes)
+        return sizes if self.layout == OWN_MODULE else network_sizes(sizes, self.identity.name)
 
 
 @dataclass(frozen=True)
@@ -213,12 +256,16 @@ def read_checkpoint(
         if kind == REGRESSION and not labels:
             labels = ("LABEL_0",)  # as transformers calls the one output of such a model
         return Checkpoint(identity, OWN_MODULE, labels, kind, json.dumps(config))
+    if hub.read_json(identity, "config.json", cache_dir=cache_dir) is None:
+        adapter = hub.read_json(identity, ADAPTER_CONFIG, cache_dir=cache_dir)
+        if adapter is not None:
+            return _adapted_classifier(adapter, identity, base_model, problem_type, cache_dir)
     config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
     if "target_sizes" in config:
         return _with_base_model(config, identity, POOLED_HEADS, base_model, cache_dir)
     if "base_model" in config and "fc_dropout" in config:
-        found = _with_base_model(config, identity, LINEAR_HEAD, base_model, cache_dir)
-        return replace(found, problem_type=problem_type or SINGLE_LABEL)
+        checkpoint = _with_base_model(config, identity, LINEAR_HEAD, base_model, cache_dir)
+        return replace(checkpoint, problem_type=problem_type or SINGLE_LABEL)
     if base_model is not None:
         raise CheckpointError(
             f"{identity.name} carries its own sizes, so base_model={base_model!r} has no meaning: "
@@ -230,47 +277,85 @@ def read_checkpoint(
 def read_required_json(
     identity: Identity, filename: str, otherwise: str, cache_dir: str | None
 ) -> dict[str, Any]:
-    """A JSON file that the model must have; CheckpointError says what it is otherwise."""
+    """Read a JSON file that the model must have; CheckpointError says what it is otherwise."""
     content = hub.read_json(identity, filename, cache_dir=cache_dir)
+    is_static = content is not None and is_model2vec(content)
+    if content is None:
+        modules = hub.read_text(identity, "modules.json", cache_dir=cache_dir) or ""
+        is_static = "StaticEmbedding" in modules
+    if is_static:
+        raise CheckpointError(
+            f"{identity.name} is a static embedder, which has no labels and writes no answers: "
+            "Embedder(model=...) embeds with it, and `gpuclassify train --backbone` trains a "
+            "classifier on it"
+        )
     if content is None:
         files = some_of(hub.list_files(identity, cache_dir=cache_dir)) or "no files"
         raise CheckpointError(
             f"{identity.name} {otherwise}: it has no {filename}; it has {files}. Pass the "
             "directory or Hub name of what was meant."
         )
+    check_sizes(content, identity, cache_dir)
     return content
 
 
+def is_model2vec(config: Mapping[str, Any]) -> bool:
+    """Tell whether a ``config.json`` is one that model2vec saved."""
+    return config.get("model_type") == "model2vec" or "embedding_dtype" in config
+
+
+def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | None) -> None:
+    """Raise CheckpointError for more layers or labels than the weights have tensors or rows for.
+
+    What a configuration states is built before it is compared with the weights, and a wrong number
+    would take all memory. Headers of the weights are read for unusual numbers alone.
+    """
+    stated = {name: sizes.get(name) for name in (*_COUNTS_OF_LAYERS, "num_labels")}
+    for name, count in stated.items():
+        if not isinstance(count, int) or count <= _USUAL_COUNT:
+            continue
+        shapes = hub.read_tensor_shapes(identity, cache_dir=cache_dir)
+        most = len(shapes)
+        if name == "num_labels":
+            most = max((size for shape in shapes.values() for size in shape), default=0)
+        if count > most:
+            raise CheckpointError(
+                f"config.json of {identity.name} states {name}={count:,}, and the weights are of "
+                f"{most:,} at most: save the model again, or correct the file"
+            )
+
+
 def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Labels by id from ``id2label`` or ``label2id``, if ids are 0 to n - 1 and names differ."""
+    """Return the labels by id from ``id2label`` or ``label2id``, if ids are 0 to n - 1.
+
+    As in transformers, they need be no texts, which they become, and may be equal.
+    """
     by_label, by_number = config.get("label2id"), config.get("id2label")
     if not by_number and not by_label:
         raise CheckpointError(f"config.json of {name} has no id2label: add the labels by id")
-    pairs = [(i, label) for i, label in by_number.items()] if isinstance(by_number, dict) else []
+    pairs = [*by_number.items()] if isinstance(by_number, dict) else []
     if not by_number and isinstance(by_label, dict):
         pairs = [(i, label) for label, i in by_label.items()]
-    if not pairs or not all(str(i).isdigit() and isinstance(label, str) for i, label in pairs):
+    if not pairs or not all(str(i).isdigit() for i, _ in pairs):
         raise CheckpointError(
             f"id2label of {name} is {by_number or by_label!r}: it must map whole numbers to labels"
         )
-    by_id = {int(i): label for i, label in pairs}
+    by_id = {int(i): str(label) for i, label in pairs}
     if sorted(by_id) != list(range(len(by_id))):
         raise CheckpointError(
             f"id2label of {name} has ids {sorted(by_id)}: they must run from 0 to {len(by_id) - 1}"
         )
-    labels = tuple(by_id[i] for i in range(len(by_id)))
-    if len(set(labels)) < len(labels):
-        raise CheckpointError(f"id2label of {name} names a label twice: {list(labels)}")
-    return labels
+    return tuple(by_id[i] for i in range(len(by_id)))
 
 
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Most tokens that the network has positions for, and whether more are impossible.
+    """Return the most tokens that the network has positions for, and whether more are impossible.
 
     Relative positions, without a table, have no limit; learned ones end there, and rotary ones only
     lose quality beyond.
     """
-    limit = sizes.get("max_position_embeddings") or sizes.get("n_positions")
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    limit = first_size(sizes, names if "relative_attention_num_buckets" not in sizes else names[:1])
     if limit is None or sizes.get("position_biased_input") is False:
         return None, False
     if any(key in sizes for key in _ROTARY_KEYS):
@@ -278,6 +363,18 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     if sizes.get("model_type") in _OFFSET_POSITIONS:
         limit -= sizes.get("pad_token_id", 1) + 1
     return int(limit), True
+
+
+def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
+    """Raise CheckpointError if a ``tokenizers.Tokenizer`` has ids beyond the model's embedding."""
+    rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
+    highest = max(backend.get_vocab().values(), default=0)
+    if rows is not None and highest >= rows:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.identity.name} has ids up to {highest}, and the model "
+            f"an embedding of {rows} rows: copy the tokenizer that the model was trained with, or "
+            "call model.resize_token_embeddings and save both"
+        )
 
 
 def _sequence_classifier(
@@ -291,6 +388,12 @@ def _sequence_classifier(
     if CELADON in (config.get("architectures") or ()):
         content = json.dumps(config)
         return Checkpoint(identity, FIRST_TOKEN_LEVELS, CELADON_AXES, REGRESSION, content)
+    architectures = config.get("architectures") or [""]
+    if all(map(_OTHER_HEADS.search, map(str, architectures))):
+        raise CheckpointError(
+            f"{identity.name} is a {architectures[0]}, whose head labels no whole texts: pass a "
+            "ForSequenceClassification. PromptClassifier asks decoders, Embedder takes any network"
+        )
     if config.get("id2label") or config.get("label2id"):
         labels = labels_in_order(config, identity.name)
     else:  # transformers leaves its default of two labels out of the file
@@ -300,19 +403,70 @@ def _sequence_classifier(
     return Checkpoint(identity, SEQUENCE_CLASSIFICATION, labels, declared, json.dumps(config))
 
 
+def _adapted_classifier(
+    adapter: dict[str, Any],
+    identity: Identity,
+    base_model: str | None,
+    problem_type: str | None,
+    cache_dir: str | None,
+) -> Checkpoint:
+    """Describe a LoRA adapter with a head for texts, on `base_model` or the one that it names."""
+    check_is_lora(adapter, identity.name)
+    shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
+    # Of tensors that are no low-rank update, the last layer is the one that narrows most.
+    outputs = [of[0] for name, of in shapes.items() if len(of) == 2 and "lora_" not in name]
+    if adapter.get("task_type") != "SEQ_CLS" or not outputs:
+        raise CheckpointError(
+            f"the adapter {identity.name} has task_type {adapter.get('task_type')!r} and "
+            f"{len(outputs)} whole layers: a classifier's has 'SEQ_CLS' and its last layer. "
+            "PromptClassifier takes a decoder's as adapter="
+        )
+    name = base_model or adapter.get("base_model_name_or_path") or ""
+    has_revision = base_model is None and not hub.is_directory_name(name)
+    revision = adapter.get("revision") if has_revision else None
+    config = read_backbone(name, cache_dir=cache_dir, revision=revision)
+    if len(config.get("id2label") or ()) != min(outputs):
+        config |= {"id2label": None, "label2id": None, "num_labels": min(outputs)}
+    whole = _sequence_classifier(config | {"architectures": None}, identity, problem_type)
+    base = hub.resolve(name, revision, cache_dir=cache_dir)
+    return replace(whole, base=base, adapter_json=json.dumps(adapter))
+
+
+def scored_as_pairs(checkpoint: Checkpoint, cache_dir: str | None = None) -> Checkpoint:
+    """Set whether the only output becomes a score as by sentence-transformers' CrossEncoder.
+
+    The activation that its files name decides, else it is the sigmoid unless they name a
+    `ProblemType`.
+    """
+    identity, config = checkpoint.identity, checkpoint.config
+    if checkpoint.problem_type != REGRESSION or len(checkpoint.labels) != 1:
+        return checkpoint
+    saved = hub.read_json(identity, "config_sentence_transformers.json", cache_dir=cache_dir)
+    places = (saved or {}, config.get("sentence_transformers") or {})
+    named = [module["activation_fn"] for module in places if module.get("activation_fn")]
+    name = (*named, config.get("sbert_ce_default_activation_function"))[0]
+    kind = str(name or ("Identity" if config.get("problem_type") else "Sigmoid")).split(".")[-1]
+    if kind not in ("Identity", "Sigmoid"):
+        cure = f'pass problem_type="{REGRESSION}" for the output as it is'
+        raise CheckpointError(f"{identity.name} has activation {name}, which is not known: {cure}")
+    return replace(checkpoint, is_probability=kind == "Sigmoid")
+
+
 def find_tokenizer(
     checkpoint: Checkpoint, base_model: str | None = None, cache_dir: str | None = None
 ) -> Checkpoint:
-    """The checkpoint with its base model as `tokenizer`, if none lies beside the weights.
+    """Return the checkpoint with its base model as `tokenizer`, if none lies beside the weights.
 
     Saving a torch module saves no tokenizer, so one is looked for where that may have been done.
     """
-    if checkpoint.layout not in (LINEAR_HEAD, OWN_MODULE):
+    if checkpoint.layout not in (LINEAR_HEAD, OWN_MODULE) and checkpoint.base is None:
         return checkpoint
     identity = checkpoint.identity
     files = hub.list_files(identity, cache_dir=cache_dir)
-    if _TOKENIZER_FILES & set(files):
+    if TOKENIZER_FILES & set(files):
         return checkpoint
+    if checkpoint.base is not None:
+        return replace(checkpoint, tokenizer=checkpoint.base)
     base = base_model or checkpoint.config.get("base_model") or ""
     if "/" not in base:  # none, or just a folder within the checkpoint
         raise CheckpointError(
@@ -330,7 +484,7 @@ def _with_base_model(
     base_model: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """A checkpoint whose sizes are those of `base_model`, or of the one that it names itself."""
+    """Describe a checkpoint with the sizes of `base_model`, or of the one that it names itself."""
     # The order of the heads is the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
     by_id = {"id2label": config.get("task_type_map")} if layout == POOLED_HEADS else config
@@ -342,14 +496,18 @@ def _with_base_model(
         )
     inside = identity if base_model is None else None
     backbone = read_backbone(base_model or config["base_model"], inside, cache_dir)
+    check_sizes(backbone, identity, cache_dir)
     contents, heads = (json.dumps(config), json.dumps(backbone)), tuple(sizes.items())
     return Checkpoint(identity, layout, labels, SINGLE_LABEL, *contents, heads)
 
 
 def read_backbone(
-    base_model: str, identity: Identity | None = None, cache_dir: str | None = None
+    base_model: str,
+    identity: Identity | None = None,
+    cache_dir: str | None = None,
+    revision: str | None = None,
 ) -> dict[str, Any]:
-    """Sizes from a folder of the checkpoint, the table of known backbones, a directory or the Hub.
+    """Read sizes from a folder of the checkpoint, the known backbones, a directory or the Hub.
 
     Never a default: a wrong size would go unnoticed where shapes do not tell, as with heads.
     """
@@ -361,13 +519,12 @@ def read_backbone(
     if known is not None and not hub.is_directory_name(base_model):
         return dict(known)
     try:
-        home = hub.resolve(base_model, cache_dir=cache_dir)
+        home = hub.resolve(base_model, revision, cache_dir=cache_dir)
         backbone = hub.read_json(home, "config.json", cache_dir=cache_dir)
     except (hub.HubUnreachableError, hub.ModelNotFoundError, hub.ModelAccessError) as err:
         err.add_note(
-            f"{base_model} is the backbone that the model is built on, and its config.json, which "
-            "alone is read, gives its sizes: base_model= takes a directory with that file, or "
-            "another name"
+            f"{base_model} is the backbone that the model is built on, and its config.json gives "
+            "the sizes: base_model= takes a directory with that file, or another name"
         )
         raise
     if backbone is None:
@@ -379,6 +536,36 @@ def read_backbone(
     return backbone
 
 
+def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the ``config.json`` of the network `name` as transformers takes and runs it anywhere.
+
+    CheckpointError if it asks for what transformers' classes of the architecture do not do.
+    """
+    dropped = ("attn_implementation", "quantization_config")  # the latter is null, or refused
+    sizes = {key: value for key, value in config.items() if not key.endswith(dropped)}
+    quantized = config.get("quantization_config") or config.get("compression_config")
+    position, is_gte, wrong = sizes.get("position_embedding_type"), is_published_gte(sizes), ""
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        wrong = (
+            f"is quantized by {method or 'a method without a name'}, which this package does not "
+            "run: pass the model that it was made of, or save what model.dequantize() makes of it"
+        )
+    elif str(position).startswith("relative_key"):
+        wrong = (
+            f"has position_embedding_type={position!r}, which transformers 5 no longer has: run it "
+            "with transformers 4, or take another model"
+        )
+    elif is_gte and (problems := _gte_problems(sizes)):
+        wrong = (
+            f"has {', '.join(problems)}, which transformers' GteModel does not do: run it with the "
+            "code in its repository"
+        )
+    if wrong:
+        raise CheckpointError(f"{name} {wrong}")
+    return gte_sizes(sizes) if is_gte else sizes
+
+
 # GTE, whose encoders (``model_type`` "new", in Snowflake's copy "gte") came with modelling code in
 # their repositories, `Alibaba-NLP/new-impl`. transformers has since got `GteModel`, which renames
 # their tensors while loading; their configurations it does not read. Written from the published
@@ -386,25 +573,25 @@ def read_backbone(
 
 
 def is_published_gte(config: Mapping[str, Any]) -> bool:
-    """Whether it is a configuration of the published code, and not of transformers' `GteConfig`."""
+    """Tell whether a configuration is of the published code, not of transformers' `GteConfig`."""
     return config.get("model_type") in ("new", "gte") and "rope_parameters" not in config
 
 
 def _gte_problems(config: Mapping[str, Any]) -> list[str]:
-    """Settings of a published configuration that transformers' classes cannot follow, in words."""
-    found = [
+    """List settings of a published configuration that transformers' classes cannot follow."""
+    problems = [
         f"{name}={config[name]!r}"
         for name, value in _GTE_PLAIN.items()
         if config.get(name, value) != value
     ]
     scaling = config.get("rope_scaling") or {"type": "ntk"}
     if scaling.get("type", scaling.get("rope_type")) != "ntk" or scaling.get("mixed_b") is not None:
-        found.append(f"rope_scaling={scaling}")
-    return found
+        problems.append(f"rope_scaling={scaling}")
+    return problems
 
 
 def gte_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A published configuration as transformers' `GteConfig` takes it.
+    """Convert a published configuration to the form of transformers' `GteConfig`.
 
     The published NTK scaling by f multiplies the base of the frequencies by f, and divides all of
     them by f^(2 / d), d numbers being a head's width: a linear scaling of another base.
@@ -425,16 +612,41 @@ def gte_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_width(sizes: Mapping[str, Any]) -> int | None:
-    """Numbers of a token's state, by the configuration of a network; None if it has other names."""
+    """Return the numbers of a token's state by a network's configuration; None for other names."""
     return first_size(sizes, ("hidden_size", "dim", "n_embd"))
 
 
 def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The first of these sizes that a configuration has."""
+    """Return the first of these sizes that a configuration has."""
     return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:
-    """The first of the names in words, and how many more there are."""
+    """List the first of the names in words, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError unless it configures a low-rank adapter that is applied whole."""
+    peft_type = settings.get("peft_type")
+    if peft_type != "LORA":
+        raise CheckpointError(
+            f"the adapter {name} has peft_type {peft_type!r}, and only 'LORA' is known: "
+            "name a LoRA adapter"
+        )
+    for field, value in settings.items():
+        values = value.values() if isinstance(value, dict) else [value]
+        if field not in LORA_WITHOUT_EFFECT | LORA_APPLIED and any(values):
+            unknown = "it is not known here: upgrade gpuclassify, or remove it if it has no effect"
+            raise CheckpointError(
+                f"the adapter {name} has {field}={value!r}, which is not applied, because "
+                f"{LORA_REFUSED.get(field, unknown)}"
+            )
+    start = settings.get("init_lora_weights", True)
+    if str(start).lower() not in _PLAIN_STARTS:
+        raise CheckpointError(
+            f"the adapter {name} has init_lora_weights={start!r}, which changed the weights that "
+            "it was trained on, and is no adapter of those of the base model: save it anew where "
+            "it was trained, by save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        )

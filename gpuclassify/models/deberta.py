@@ -58,6 +58,8 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
 
     def __init__(self, config: Mapping[str, Any], backbone: nn.Module | None = None) -> None:
         labels = labels_in_order(config, "config")
+        if len(set(labels)) < len(labels):
+            raise CheckpointError(f"id2label of config names a label twice: {list(labels)}")
         if "base_model" not in config:
             raise CheckpointError("config has no base_model: name the backbone's Hub name")
         base_model = str(config["base_model"])
@@ -85,7 +87,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Weights and the published ``config.json``; a private backbone's sizes go beside it."""
+        """Save weights, the published ``config.json`` and the sizes of a private backbone."""
         super()._save_pretrained(save_directory)
         config = dict(self.config)
         base_model = config["base_model"]
@@ -104,9 +106,9 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         revision: str | None,
         cache_dir: str | Path | None,
         token: str | bool | None,
-        **_: Any,
+        **_: object,
     ) -> Deberta:
-        """From safetensors alone, and every tensor must fit: the mixin's own way is laxer."""
+        """Load from safetensors alone, and every tensor must fit: the mixin's own way is laxer."""
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)

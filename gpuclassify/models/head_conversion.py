@@ -12,13 +12,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gpuclassify.models.checkpoint import CheckpointError, some_of
-from gpuclassify.models.trained_head import Backbone, TrainedHead
+from gpuclassify.models.head_network import Backbone, HeadNetwork
+from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL, ProblemType, StrPath
+
+if TYPE_CHECKING:
+    import torch
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 WEIGHT_NAMES, BIAS_NAMES = ("weight", "coef_", "coef"), ("bias", "intercept_", "intercept")
@@ -28,7 +32,7 @@ Layer = tuple[np.ndarray, np.ndarray]
 
 
 class Published(NamedTuple):
-    """A layout that is published, by the names of its layers; and what no file says of it."""
+    """Published layout, by the names of its layers, with what no file says of it."""
 
     name: str
     layers: tuple[str, ...]
@@ -37,7 +41,7 @@ class Published(NamedTuple):
     backbone: Backbone
 
     def fits(self, layers: Mapping[str, Layer]) -> bool:
-        """Whether layers have the names and the widths of this layout."""
+        """Tell whether layers have the names and the widths of this layout."""
         weights = [weight for weight, _ in layers.values()]
         is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
         return tuple(layers) == self.layers and is_wide
@@ -74,10 +78,10 @@ def convert_head(
     hidden_activation: str | None = None,
     output_activation: str | None = None,
     backbone: Mapping[str, Any] | None = None,
-) -> tuple[TrainedHead, str | None]:
+) -> tuple[HeadNetwork, str | None]:
     """Write the head in a file as a directory that `HeadClassifier` reads.
 
-    Returns the head, and the published layout that the file has, if it has one: what is not given
+    Returns the head, and the published layout that the file has, if it has one: what is not passed
     is that layout's. Two labels may name one output that tells two classes apart. Of the output,
     "none" is no activation.
     """
@@ -92,21 +96,22 @@ def convert_head(
             f"{path} has {len(layers)} layers ({', '.join(layers)}), and no file says what stands "
             "between them: pass hidden_activation=, relu or tanh"
         )
+    check_ordered("labels", labels)
     labels = tuple(labels) or ("score",)
     kind = problem_type or (SINGLE_LABEL if len(labels) > 1 else REGRESSION)
     if kind == SINGLE_LABEL and len(labels) == 2:
         last, (weight, bias) = list(layers.items())[-1]
         if len(weight) == 1:  # the output of the first of two classes is always 0
             layers[last] = np.vstack([np.zeros_like(weight), weight]), np.append(0, bias)
-    given = dict(backbone or {})
+    settings = dict(backbone or {})
     if published is not None:
-        made_on: Backbone | None = replace(published.backbone, **given)
-    elif given and "model" not in given:
-        raise ValueError(f"{' and '.join(given)} say how a model embeds: name it (model=)")
+        made_on: Backbone | None = replace(published.backbone, **settings)
+    elif settings and "model" not in settings:
+        raise ValueError(f"{' and '.join(settings)} say how a model embeds: name it (model=)")
     else:
-        made_on = Backbone(**given) if given else None
+        made_on = Backbone(**settings) if settings else None
     has_end = kind == REGRESSION and output_activation != "none"
-    head = TrainedHead(
+    head = HeadNetwork(
         layers=tuple(layers.values()),
         problem_type=kind,
         labels=labels,
@@ -119,7 +124,7 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Tensors by name, in the order of the layers as far as the file keeps one."""
+    """Read tensors by name, in the order of the layers as far as the file keeps one."""
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)
@@ -132,7 +137,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         return _READERS[kind](path)
     except OSError:
         raise
-    except Exception as err:  # each reader has errors of its own for what is not in its format
+    except Exception as err:  # readers raise different errors for what is not in its format
         raise CheckpointError(f"{path} is no {kind} file of numbers: {err}") from err
 
 
@@ -142,7 +147,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     by_name = load_file(path)
 
     def natural(name: str) -> list[Any]:
-        """Sorts 10 after 9."""
+        """Return a sort key that puts 10 after 9."""
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
     return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=natural)}
@@ -157,14 +162,14 @@ _READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
 
 
 class _Omitted:
-    """Makes an empty dictionary of what a pickle would make with a function that is not known."""
+    """Empty dictionary in place of what a pickle would make with a function that is not known."""
 
-    def __new__(cls, *_: Any) -> Any:
+    def __new__(cls, *_: object) -> Any:
         return OrderedDict()
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """The tensors that torch reads of a pickle without running code of others.
+    """Read the tensors of a pickle with torch, without running code of others.
 
     They are at the top, or where Lightning and others keep them.
 
@@ -194,14 +199,14 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
         places += [loaded.get(name) for name in WHERE_TENSORS_ARE]
     for place in places:
         tensors = place.items() if isinstance(place, dict) else ()
-        found = {str(k): _as_numpy(v) for k, v in tensors if isinstance(v, torch.Tensor)}
-        if found:
-            return found
+        arrays = {str(k): _as_numpy(v) for k, v in tensors if isinstance(v, torch.Tensor)}
+        if arrays:
+            return arrays
     return {}
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Weights (outputs, inputs) and biases (outputs,) of linear layers by name."""
+    """Find weights (outputs, inputs) and biases (outputs,) of linear layers by name."""
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
@@ -213,14 +218,15 @@ def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Lay
     pairs = [(weights[layer], biases.get(layer)) for layer in weights]
     is_linear = all(bias is None or len(bias) == len(weight) for weight, bias in pairs)
     if not weights or not is_linear or len(weights) + len(biases) != len(tensors):
-        found = ", ".join(f"{name} {tensor.shape}" for name, tensor in tensors.items())
+        described = ", ".join(f"{name} {tensor.shape}" for name, tensor in tensors.items())
         raise CheckpointError(
-            f"{path} holds no head of linear layers; its tensors are {found or 'none'}. A head has "
-            "a weight (outputs, inputs) and a bias (outputs,) for each layer, and nothing else"
+            f"{path} holds no head of linear layers; its tensors are {described or 'none'}. A "
+            "head has a weight (outputs, inputs) and a bias (outputs,) for each layer, and no "
+            "more"
         )
     zeros = {layer: np.zeros(len(weight), np.float32) for layer, weight in weights.items()}
     return {layer: (weight, (zeros | biases)[layer]) for layer, weight in weights.items()}
 
 
-def _as_numpy(tensor: Any) -> np.ndarray:
+def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().to_dense().float().numpy()

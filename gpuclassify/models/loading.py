@@ -8,23 +8,34 @@ import json
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import nn
 
+from gpuclassify import hub
+from gpuclassify.hub import Identity
 from gpuclassify.models.checkpoint import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     EMBEDDING,
     FIRST_TOKEN_LEVELS,
+    LORA_APPLIED,
     OWN_MODULE,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
+    STATIC,
     Checkpoint,
     CheckpointError,
     OwnModule,
+    check_is_lora,
     position_limit,
 )
 from gpuclassify.models.networks import (
@@ -32,21 +43,34 @@ from gpuclassify.models.networks import (
     FirstTokenLevels,
     PooledEmbedding,
     PooledHeads,
+    TokenAverage,
     refuse_wrong_outputs,
 )
 from gpuclassify.models.tensors import (
     LEGACY_BUFFERS,
     LOADED_BY_TRANSFORMERS,
+    Shapes,
     check_digest,
     check_headers,
     compare_shapes,
     needed_tensors,
     refuse_wrong_tensors,
     shapes_of,
+    unused_tensors,
 )
+from gpuclassify.settings.checks import install
+from gpuclassify.settings.paths import exists
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Value = TypeVar("Value")
 
 _UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
-_DEFAULT_TOKENS = 512
+_DEFAULT_TOKENS = 512  # of a custom module that states no length
+NO_LIMIT = 2**31 - 1
+_POSITION_TABLES = {"position_embeddings", "embed_positions", "positions_embed", "wpe"}
+_NOT_OF_TEXTS = {"entity_embeddings", "vision_model", "vision_tower", "visual"}
 
 # transformers' loading and building switch process-wide state (default dtype, progress bars).
 building_lock = threading.Lock()
@@ -56,101 +80,99 @@ def load_module(
     checkpoint: Checkpoint,
     directory: Path,
     dtype: torch.dtype,
-    own: OwnModule | None = None,
+    custom: OwnModule | None = None,
+    adapter_directory: Path | None = None,
 ) -> nn.Module:
-    """The checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
+    """Return the checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
 
     CheckpointError if tensors are missing, unknown, of another shape, or not those that were saved.
     """
-    has_weights = own is not None and own.has_weights
+    has_weights = custom is not None and custom.has_weights
     if not has_weights:
         check_digest(checkpoint, directory)
     with building_lock, quiet_transformers():
         if has_weights:
-            module = _build(checkpoint, own).to(dtype)
+            module = _build(checkpoint, custom).to(dtype)
+        elif checkpoint.layout == STATIC and checkpoint.sentence is not None:
+            folder = directory / checkpoint.sentence.folder
+            module = _load_average(folder, dtype, checkpoint.sentence.is_model2vec)
         elif checkpoint.layout in LOADED_BY_TRANSFORMERS:
-            module = _load_by_transformers(checkpoint, directory, dtype)
+            module = _load_by_transformers(checkpoint, directory, dtype, adapter_directory)
         else:
-            module = _load_strictly(checkpoint, directory, dtype, own)
+            module = _load_strictly(checkpoint, directory, dtype, custom)
+        if checkpoint.sentence is not None:
+            layers = [_load_dense(directory / folder) for folder in checkpoint.sentence.dense]
+            module.dense = nn.Sequential(*layers)
     return module.eval().requires_grad_(False)
 
 
-def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
-    """A fresh tokenizer of the checkpoint, from its directory."""
-    most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
-    settings = {} if most is None else {"model_max_length": most}
-    return read_tokenizer(checkpoint.identity.name, directory, **settings)
+def longest_input(
+    checkpoint: Checkpoint,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig | None = None,
+    module: nn.Module | None = None,
+) -> int:
+    """Return the most tokens of a text, special ones included, unless the user sets another length.
 
-
-def read_tokenizer(owner: str, directory: Path, **settings: Any) -> Any:
-    """The tokenizer in a directory, of the model `owner`."""
-    from transformers import AutoTokenizer
-
-    try:
-        with building_lock, quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False, **settings
-            )
-        own_files = set(tokenizer.vocab_files_names.values())  # none if it works on bytes
-        files = own_files | {"tokenizer.json", "tokenizer.model"}
-        if own_files and not any((directory / name).exists() for name in files):
-            # Without any, transformers makes a tokenizer to which every word is unknown.
-            raise FileNotFoundError(f"none of {sorted(files)} is there")
-    except (OSError, ValueError, KeyError, ImportError) as err:
-        present = sorted(path.name for path in directory.iterdir())
-        raise CheckpointError(
-            f"no tokenizer of {owner} loads from its files {present}: save it "
-            "beside the model with tokenizer.save_pretrained"
-        ) from err
-    return tokenizer
-
-
-def longest_input(checkpoint: Checkpoint, tokenizer: Any, config: Any = None) -> int:
-    """Most tokens of a text, special ones included, unless the user asks for another length.
-
-    `config` is that of a module of one's own, of which the checkpoint need not tell sizes.
+    `config` is that of a custom module, whose sizes the checkpoint may lack. Tables
+    of positions in a `module` count, whatever sizes are called. Where nothing is a limit, it is the
+    length that a configuration was written for, or none.
     """
-    sizes = checkpoint.sizes
-    if checkpoint.layout == OWN_MODULE:
+    sizes, is_own = checkpoint.sizes, checkpoint.layout == OWN_MODULE
+    if is_own:
         sizes = {} if config is None else config.to_dict()
-    limits = [position_limit(sizes)[0]]
+    limits = [position_limit(sizes)[0], None if module is None else _table_limit(module)]
     if tokenizer.model_max_length < _UNLIMITED:
         limits.append(int(tokenizer.model_max_length))
-    return min((limit for limit in limits if limit), default=_DEFAULT_TOKENS)
+    usual = sizes.get("max_position_embeddings") or (_DEFAULT_TOKENS if is_own else NO_LIMIT)
+    return min((limit for limit in limits if limit), default=usual)
+
+
+def _table_limit(module: nn.Module) -> int | None:
+    """Return how many tokens the smallest table of positions has rows for."""
+    limits = []
+    for name, part in module.named_modules():
+        *path, last = name.split(".")
+        table = getattr(part, "weight", None)
+        if last in _POSITION_TABLES and table is not None and _NOT_OF_TEXTS.isdisjoint(path):
+            padding = getattr(part, "padding_idx", None)
+            first = getattr(part, "offset", 0) if padding is None else padding + 1
+            limits.append(len(table) - first)
+    return min(limits, default=None)
 
 
 def check_tensors(
-    checkpoint: Checkpoint, cache_dir: str | None = None, own: OwnModule | None = None
+    checkpoint: Checkpoint, cache_dir: str | None = None, custom: OwnModule | None = None
 ) -> None:
     """Compare the safetensors headers with what the architecture needs, before any work starts.
 
     CheckpointError names the tensors that are missing, unknown or of another shape.
     """
-    module = build_without_memory(checkpoint, own)
+    module = build_without_memory(checkpoint, custom)
     check_headers(checkpoint, shapes_of(module.state_dict()), cache_dir, _tied_names(module))
 
 
-def build_without_memory(checkpoint: Checkpoint, own: OwnModule | None = None) -> nn.Module:
-    """The checkpoint's module with shapes alone."""
+def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None) -> nn.Module:
+    """Build the checkpoint's module with shapes alone."""
     with building_lock, torch.device("meta"):
-        return _build(checkpoint, own)
+        return _build(checkpoint, custom)
 
 
 def _tied_names(module: nn.Module) -> list[list[str]]:
-    """All names of each tensor; safetensors keeps a tensor once, under one of its names."""
+    """List all names of each tensor; safetensors keeps a tensor once, under one of its names."""
     names = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items():
         names[id(tensor)].append(name)
     return list(names.values())
 
 
-def check_own_module(checkpoint: Checkpoint, own: OwnModule, unpacks: bool) -> None:
-    """Run a module of one's own on a device without memory, before any work starts.
+def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -> None:
+    """Run a custom module on a device without memory, before any work starts.
 
     CheckpointError if its forward takes other arguments, or gives other outputs than labels.
     """
     with building_lock, torch.device("meta"), torch.inference_mode():
-        module = own.build(checkpoint.config).eval()
+        module = custom.build(checkpoint.config).eval()
         ids = torch.zeros(2, 4, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         try:
@@ -166,9 +188,9 @@ def check_own_module(checkpoint: Checkpoint, own: OwnModule, unpacks: bool) -> N
     refuse_wrong_outputs(module, outputs, 2, checkpoint.output_count)
 
 
-def _build(checkpoint: Checkpoint, own: OwnModule | None) -> nn.Module:
-    if own is not None:
-        return own.build(checkpoint.config)
+def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
+    if custom is not None:
+        return custom.build(checkpoint.config)
     if checkpoint.layout != SEQUENCE_CLASSIFICATION:
         backbone = random_backbone(checkpoint.sizes, checkpoint.identity.name)
         if checkpoint.layout == EMBEDDING:
@@ -180,7 +202,7 @@ def _build(checkpoint: Checkpoint, own: OwnModule | None) -> nn.Module:
         return FirstTokenHead(backbone, checkpoint.output_count)
     from transformers import AutoModelForSequenceClassification
 
-    config = _config(checkpoint.sizes, checkpoint.identity.name)
+    config = network_config(checkpoint.sizes, checkpoint.identity.name)
     try:
         return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as err:
@@ -191,13 +213,14 @@ def _build(checkpoint: Checkpoint, own: OwnModule | None) -> nn.Module:
 
 
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
-    """A transformers encoder of these sizes with random float32 weights; `owner` has them."""
+    """Build a transformers encoder of these sizes, of `owner`, with random float32 weights."""
     from transformers import AutoModel
 
-    return AutoModel.from_config(_config(sizes, owner), dtype=torch.float32)
+    return AutoModel.from_config(network_config(sizes, owner), dtype=torch.float32)
 
 
-def _config(sizes: dict[str, Any], owner: str) -> Any:
+def network_config(sizes: dict[str, Any], owner: str) -> Any:
+    """Return the transformers configuration with these sizes, which are of `owner`."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -211,18 +234,11 @@ def _config(sizes: dict[str, Any], owner: str) -> Any:
 
 
 def _load_strictly(
-    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, own: OwnModule | None
+    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, custom: OwnModule | None
 ) -> nn.Module:
-    module = _build(checkpoint, own)
-    index = directory / "model.safetensors.index.json"
-    files = ["model.safetensors"]
-    if index.exists():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    tensors: dict[str, torch.Tensor] = {}
-    for name in files:
-        with safe_open(directory / name, framework="pt") as file:
-            kept = set(file.keys()) - LEGACY_BUFFERS
-            tensors.update({key: file.get_tensor(key).to(dtype) for key in kept})
+    module = _build(checkpoint, custom)
+    slices = read_weights(directory)
+    tensors = {name: slices[name][...].to(dtype) for name in slices.keys() - LEGACY_BUFFERS}
     for names in _tied_names(module):
         held = next((tensors[name] for name in names if name in tensors), None)
         tensors |= {} if held is None else dict.fromkeys(set(names) - tensors.keys(), held)
@@ -232,14 +248,60 @@ def _load_strictly(
     return module.to(dtype)
 
 
-def _load_by_transformers(checkpoint: Checkpoint, directory: Path, dtype: torch.dtype) -> nn.Module:
+def read_weights(directory: Path) -> dict[str, Any]:
+    """Return all tensors of a model by name; ``[...]`` of one reads it, and is it alone.
+
+    Files are mapped where they cannot change, so that processes share them. A model must not follow
+    what is written into other ones, nor die where one ends early.
+    """
+    slices: dict[str, Any] = {}
+    for path, is_fixed in hub.weights_paths(directory).items():
+        file = safe_open(path, framework="pt", backend="mmap" if is_fixed else "pread")
+        slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return slices
+
+
+def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> TokenAverage:
+    tensors = {name: part[...] for name, part in read_weights(folder).items()}
+    if not is_model2vec:
+        return TokenAverage(tensors["embedding.weight"].to(dtype))
+    vectors = tensors["embeddings"]
+    if "mapping" in tensors:
+        vectors = vectors[tensors["mapping"].long()]
+    if "weights" in tensors:
+        vectors = vectors.double() * tensors["weights"][:, None]
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model, tokens = json.loads(backend.to_str())["model"], backend.get_vocab()
+    unknown = model.get("unk_id", tokens.get(model.get("unk_token")))
+    return TokenAverage(vectors.to(dtype), unknown, int(np.median(list(map(len, tokens)))))
+
+
+def _load_dense(folder: Path) -> nn.Module:
+    """Load a dense layer of sentence-transformers with its activation, float32."""
+    tensors = {name: part[...].float() for name, part in read_weights(folder).items()}
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
+    layer = nn.Linear(weight.shape[1], len(weight), bias is not None)
+    layer.load_state_dict(
+        {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
+    )
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    name = config.get("activation_function", "Tanh").rpartition(".")[2]
+    return nn.Sequential(layer, getattr(nn, name)())
+
+
+def _load_by_transformers(
+    checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, adapter: Path | None
+) -> nn.Module:
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     name, sentence = checkpoint.identity.name, checkpoint.sentence
     loader = AutoModelForSequenceClassification if sentence is None else AutoModel
     needed = functools.partial(needed_tensors, checkpoint)
-    config = _config(checkpoint.sizes, name)
-    module = pretrained(loader, name, directory, dtype, needed, config=config)
+    config = network_config(checkpoint.sizes, name)
+    loaded_as = dtype if checkpoint.base is None else torch.float32
+    module = pretrained(loader, name, directory, loaded_as, config, needed)
+    if checkpoint.base is not None and adapter is not None:
+        module = _with_adapter(module, checkpoint, adapter).to(dtype)
     module.config.use_cache = False  # which decoders fill to generate text
     return module if sentence is None else PooledEmbedding(module, sentence.pooling)
 
@@ -249,33 +311,136 @@ def pretrained(
     owner: str,
     directory: Path,
     dtype: torch.dtype,
+    config: PretrainedConfig | None,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
-    **settings: Any,
 ) -> Any:
-    """The model `owner` as transformers loads it, if all tensors are there that are `needed`."""
-    module, report = loader.from_pretrained(
-        directory,
+    """Load the model `owner` by transformers, if all tensors are there that are `needed`.
+
+    CheckpointError if there are tensors that it does not use.
+    """
+    if exists(directory / ADAPTER_CONFIG):
+        raise CheckpointError(
+            f"{owner} has an adapter beside its weights ({ADAPTER_CONFIG}): move it to a folder of "
+            "its own, and pass that as model= with base_model=, or to PromptClassifier as adapter="
+        )
+    with torch.device("meta"):
+        network = loader.from_config(config)
+    module, report = type(network).from_pretrained(
+        None,
+        config=network.config,
+        state_dict=read_weights(directory),
         dtype=dtype,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
         ignore_mismatched_sizes=True,  # reported below with all their names, instead of the first
         output_loading_info=True,
-        **settings,
     )
+    is_whole = network.base_model is not network  # else what stands on it does not matter
+    parts = None if is_whole else {network.base_model_prefix, *dict(network.named_children())}
+    shapes = {name: f"{tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]}
     refuse_wrong_tensors(
         owner,
         needed(report["missing_keys"]),
-        [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]],
-        [],  # transformers itself ignores what it does not know
+        [f"{name} {shapes[name]}" for name in sorted(needed(shapes))],
+        unused_tensors(report["unexpected_keys"], parts),
     )
     return module
 
 
+def _with_adapter(network: PreTrainedModel, checkpoint: Checkpoint, directory: Path) -> nn.Module:
+    """Return the network with the adapter in `directory` merged into its weights."""
+    with torch.device("meta"):
+        shell = _build(checkpoint, None)
+    config, tensors = load_adapter(directory, shell, network.device)
+    adapted = import_peft().PeftModel(network, config, autocast_adapter_dtype=False)
+    import_peft().set_peft_model_state_dict(adapted, tensors)
+    if config.layer_replication:  # of layers that share the tensors that merging would write into
+        for part in adapted.modules():
+            if isinstance(part, import_peft().tuners.tuners_utils.BaseTunerLayer):
+                below = part.get_base_layer()
+                below.weight = nn.Parameter(below.weight.detach().clone(), requires_grad=False)
+    return adapted.merge_and_unload()
+
+
+def check_adapter(
+    checkpoint: Checkpoint,
+    adapter: Identity,
+    network: PreTrainedModel,
+    cache_dir: str | None = None,
+) -> None:
+    """Compare the headers of an adapter with what it needs on a network without memory.
+
+    CheckpointError names the tensors that are missing, unknown or of another shape.
+    """
+    shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
+    expected = adapter_shapes(json.loads(checkpoint.adapter_json), network)
+    compare_shapes(f"{adapter.name} for {checkpoint.base}", shapes, expected)
+
+
+def adapter_shapes(settings: Mapping[str, Any], network: PreTrainedModel) -> Shapes:
+    """Return names and shapes of an adapter's tensors for a network without memory."""
+    peft = import_peft()
+    try:
+        with torch.device("meta"):
+            adapted = peft.PeftModel(network, _lora_config(settings))
+    except ValueError as err:
+        raise CheckpointError(f"the adapter does not fit the model: {err}") from err
+    # The embeddings that peft adds to a saved adapter of the last layer are the model's own.
+    return shapes_of(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+
+
+def load_adapter(
+    directory: Path, network: PreTrainedModel, device: torch.device
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Load configuration and tensors of the adapter in `directory` for a network without memory.
+
+    Tensors have the names that peft saves them under, and their saved precision. The base model
+    that the adapter names is never looked for: it can be a path of whoever trained it.
+    """
+    missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not exists(directory / n)]
+    if missing:
+        raise CheckpointError(
+            f"the adapter in {directory} has no {' and no '.join(missing)}: save it with peft's "
+            "save_pretrained"
+        )
+    settings = json.loads((directory / ADAPTER_CONFIG).read_text())
+    check_is_lora(settings, str(directory))
+    expected = adapter_shapes(settings, network)
+    tensors = _without_base(load_file(directory / ADAPTER_WEIGHTS, device=str(device)))
+    compare_shapes(str(directory), shapes_of(tensors), expected)
+    return _lora_config(settings), tensors
+
+
+def import_peft() -> ModuleType:
+    """Import the peft library; ModuleNotFoundError says how to install it."""
+    try:
+        import peft
+    except ModuleNotFoundError as err:
+        raise ModuleNotFoundError(
+            f"adapters need {err.name}, which is not here: {install('safety')}",
+            name=err.name,
+        ) from err
+    return peft
+
+
+def _lora_config(settings: Mapping[str, Any]) -> Any:
+    # Some ways to initialise an adapter would change the weights below it.
+    fixed = {"inference_mode": True, "init_lora_weights": False}
+    peft = import_peft()
+    config = peft.LoraConfig.from_peft_type(**{**settings, **fixed})
+    if left := [name for name in LORA_APPLIED - vars(config).keys() if settings.get(name)]:
+        raise CheckpointError(f"peft {peft.__version__} does not apply {left}: upgrade peft")
+    return config
+
+
+def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the adapter's own tensors: with an adapted last layer, peft saves the base's too."""
+    return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}
+
+
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without progress bars, load reports and libraries' notes to each other: no worker's log is
-    a place for them.
+    """Turn off progress bars, load reports and libraries' notes to each other.
+
+    No worker's log is a place for them.
     """
     from transformers.utils import logging as transformers_logging
 

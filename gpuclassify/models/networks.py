@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from gpuclassify.models.checkpoint import CheckpointError
 
 
 def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """The mean of each row's tokens, special ones included, float32 (rows, width of a state).
+    """Average each row's tokens, special ones included, float32 (rows, width of a state).
 
     Of `states` (rows, tokens, width of a state) in any precision, summed in float32; the mask,
     int64 (rows, tokens), has 1 for a token and 0 for padding.
@@ -25,12 +26,12 @@ def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.
 
 
 def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """The state of each row's first token, float32; arguments as in `mean_of_tokens`."""
+    """Return the state of each row's first token, float32; arguments as in `mean_of_tokens`."""
     return _rows_at(states, attention_mask.argmax(dim=1)).float()
 
 
 def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """The state of each row's last token, float32; arguments as in `mean_of_tokens`."""
+    """Return the state of each row's last token, float32; arguments as in `mean_of_tokens`."""
     columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     return _rows_at(states, (attention_mask * columns).argmax(dim=1)).float()
 
@@ -50,9 +51,9 @@ class FirstTokenHead(nn.Module):
         self.fc = nn.Linear(width, outputs)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Logits (rows, outputs) from ids and mask (rows, width), padded on either side."""
+        """Compute logits (rows, outputs) from ids and mask (rows, width), padded on either side."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
         columns = attention_mask.argmax(dim=1)
         return self.fc(self.dropout(_rows_at(hidden.last_hidden_state, columns)))
@@ -74,9 +75,11 @@ class PooledHeads(nn.Module):
         self._count = len(sizes)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Logits of all heads side by side, (rows, sum of sizes), from ids and mask (rows, width).
+        """Compute the logits of all heads side by side, (rows, sum of sizes), from ids and mask.
+
+        Ids and mask are (rows, width).
 
         Special tokens count in the mean; it is taken in float32 whatever the weights are.
         """
@@ -101,9 +104,9 @@ class FirstTokenLevels(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(width, levels) for _ in range(count))
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Levels (rows, heads) from ids and mask (rows, width), padded on either side."""
+        """Compute levels (rows, heads) from ids and mask (rows, width), padded on either side."""
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
         levels = [head(first).argmax(dim=1) for head in self.heads]
@@ -120,36 +123,84 @@ class PooledEmbedding(nn.Module):
         super().__init__()
         self.backbone = backbone
         self._pool = _POOL[pooling]
+        self.dense: nn.Module = nn.Identity()  # float32, as what is pooled
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: Any
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Vectors, float32 (rows, width of a state), from ids and mask (rows, tokens)."""
+        """Compute vectors, float32 (rows, width of a state), from ids and mask (rows, tokens)."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
-        return self._pool(hidden.last_hidden_state, attention_mask)
+        return self.dense(self._pool(hidden.last_hidden_state, attention_mask))
 
 
-def refuse_wrong_outputs(module: nn.Module, outputs: Any, rows: int, count: int) -> torch.Tensor:
-    """The outputs as (rows, outputs); a module may give one number a row, or logits in an object.
+class TokenAverage(nn.Module):
+    """The mean of the vectors of a text's tokens, but for the `unknown` one; zeros without any.
+
+    model2vec reads no more of a text than `token_chars` for each token, if that is set.
+    """
+
+    def __init__(
+        self, vectors: torch.Tensor, unknown: int | None = None, token_chars: int | None = None
+    ) -> None:
+        super().__init__()
+        self.vectors = nn.EmbeddingBag.from_pretrained(vectors, padding_idx=unknown)
+        self.token_chars = token_chars
+        self.dense: nn.Module = nn.Identity()
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
+    ) -> torch.Tensor:
+        """Compute vectors (rows, numbers) from ids and mask (rows, tokens)."""
+        lengths = attention_mask.sum(1)
+        return self.average(input_ids[attention_mask.bool()], lengths.cumsum(0) - lengths)
+
+    def average(self, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Compute vectors (texts, numbers), float32, from the ids of texts end to end."""
+        return self.dense(self.vectors(ids, starts).float())
+
+
+class GuardLayers(nn.Module):
+    """Four linear layers on a normalised state of a decoder, `input_dim` numbers.
+
+    The layout of ``nvidia/instruction-data-guard``, whose inner sizes are fixed.
+    """
+
+    def __init__(self, input_dim: int) -> None:
+        super().__init__()
+        self.input_layer = nn.Linear(input_dim, input_dim)
+        self.hidden_layer_0 = nn.Linear(input_dim, 2000)
+        self.hidden_layer_1 = nn.Linear(2000, 500)
+        self.hidden_layer_2 = nn.Linear(500, 1)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """Compute logits (rows, 1) from states (rows, input_dim)."""
+        hidden = F.normalize(state, dim=-1)
+        for layer in (self.input_layer, self.hidden_layer_0, self.hidden_layer_1):
+            hidden = F.relu(layer(hidden))
+        return self.hidden_layer_2(hidden)
+
+
+def refuse_wrong_outputs(module: nn.Module, outputs: object, rows: int, count: int) -> torch.Tensor:
+    """Return the outputs as (rows, outputs), also of one number a row or of logits in an object.
 
     CheckpointError for any other shape than texts that went in by `count` outputs, 0 for any.
     """
-    found = getattr(outputs, "logits", outputs)
-    if not isinstance(found, torch.Tensor):
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, torch.Tensor):
         raise CheckpointError(
             f"{type(module).__name__}.forward gives a {type(outputs).__qualname__}: "
             "it must return a tensor (texts, outputs)"
         )
-    if found.shape == (rows,):
-        found = found[:, None]
-    if found.ndim != 2 or len(found) != rows:
+    if logits.shape == (rows,):
+        logits = logits[:, None]
+    if logits.ndim != 2 or len(logits) != rows:
         raise CheckpointError(
-            f"{type(module).__name__}.forward gives a tensor of shape {tuple(found.shape)} "
+            f"{type(module).__name__}.forward gives a tensor of shape {tuple(logits.shape)} "
             f"for {rows} texts: it must return (texts, outputs)"
         )
-    if count and found.shape[1] != count:
+    if count and logits.shape[1] != count:
         raise CheckpointError(
-            f"{type(module).__name__} gives {found.shape[1]} outputs a text, and config.json "
+            f"{type(module).__name__} gives {logits.shape[1]} outputs a text, and config.json "
             f"names {count} labels: they must be as many"
         )
-    return found
+    return logits

@@ -1,4 +1,4 @@
-"""What a checkpoint's sentence-transformers files say: pooling, length, prompts. No torch.
+"""Description of an embedder by the files of sentence-transformers and model2vec. No torch.
 
 They are ``modules.json`` (what runs after what), ``config.json`` in the pooling module's folder,
 ``sentence_bert_config.json`` (how texts are tokenized) and ``config_sentence_transformers.json``
@@ -7,14 +7,24 @@ They are ``modules.json`` (what runs after what), ``config.json`` in the pooling
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
-from gpuclassify.models.checkpoint import EMBEDDING, Checkpoint, CheckpointError, SentenceModel
+from gpuclassify.hub.files import WEIGHTS
+from gpuclassify.models.checkpoint import (
+    EMBEDDING,
+    STATIC,
+    Checkpoint,
+    CheckpointError,
+    SentenceModel,
+    is_model2vec,
+    some_of,
+)
 
 _POOLING_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 # How older releases spell them: one flag a mode.
@@ -26,7 +36,14 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_KINDS = ["Transformer", "Pooling", "Normalize"]
+# What may follow what; a model begins with what follows None.
+_FOLLOWS: dict[str | None, set[str]] = {
+    None: {"Transformer", "StaticEmbedding"},
+    "Transformer": {"Pooling"},
+    "Normalize": set(),
+} | {kind: {"Dense", "Normalize"} for kind in ("Pooling", "StaticEmbedding", "Dense")}
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
+_TOKENS_READ = 512  # by model2vec, unless the model says otherwise
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 # The first that is there counts; newer releases write the first name whatever the architecture.
@@ -54,39 +71,57 @@ def read_embedding_checkpoint(
     *,
     pooling: str | None = None,
     normalize: bool | None = None,
+    truncate_dim: int | None = None,
     cache_dir: str | None = None,
 ) -> Checkpoint:
     """Describe the model at `identity` as one that embeds texts.
 
-    `pooling` and `normalize` stand over what the model's files say. Without sentence-transformers
-    files, a model pools as that library does then: the last token of a causal language model, the
-    mean of any other, not normalised. CheckpointError names modules and settings that would give
-    other embeddings here than there.
+    `pooling`, `normalize` and `truncate_dim` stand over what the model's files say. Without
+    sentence-transformers files, a model pools as that library does then: the last token of a causal
+    language model, the mean of any other, not normalised. CheckpointError names modules and
+    settings that would give other embeddings here than there.
     """
     files = _Files(identity, cache_dir)
-    config, modules = files.sizes(), files.modules()
-    pooling_config = files.pooling_config(modules)
-    prompts, default_prompt = files.prompts()
-    sentence = SentenceModel(
-        pooling=pooling or _pooling(pooling_config, config, identity.name),
-        is_normalized=len(modules) == len(_KINDS) if normalize is None else normalize,
-        max_tokens=files.transformer_settings().get("max_seq_length"),
+    modules = files.modules()
+    folders = dict(modules)
+    if "StaticEmbedding" in folders or (not folders and files.are_of_model2vec):
+        layout, (config, sentence) = STATIC, files.table(folders.get("StaticEmbedding", ""))
+        if pooling not in (None, "mean"):
+            raise CheckpointError(f"{identity.name} averages vectors: leave pooling= out")
+    else:
+        layout, config = EMBEDDING, files.sizes()
+        pooling_config = files.pooling_config(folders)
+        sentence = SentenceModel(
+            pooling=pooling or _pooling(pooling_config, config, identity.name),
+            max_tokens=files.transformer_settings().get("max_seq_length"),
+            pools_prompt=pooling_config.get("include_prompt", True),
+        )
+    if not sentence.is_model2vec:
+        sentence = replace(sentence, is_normalized="Normalize" in folders)
+    prompts, default_prompt, dimensions = files.prompts()
+    dense = tuple(folder for kind, folder in modules if kind == "Dense")
+    sentence = replace(
+        sentence,
+        is_normalized=sentence.is_normalized if normalize is None else bool(normalize),
         prompts=prompts,
         default_prompt=default_prompt,
-        pools_prompt=pooling_config.get("include_prompt", True),
+        dense=dense,
+        width=[None, *map(files.dense_width, dense)][-1],
+        truncate_dim=truncate_dim or dimensions,
+        normalizes_cut=bool(normalize),
     )
-    return Checkpoint(identity, EMBEDDING, (), EMBEDDING, json.dumps(config), sentence=sentence)
+    return Checkpoint(identity, layout, (), EMBEDDING, json.dumps(config), sentence=sentence)
 
 
 @dataclass(frozen=True)
 class _Files:
-    """The files of one model, as far as it has them, each read and checked."""
+    """Files of one model, as far as it has them, each read and checked."""
 
     identity: Identity
     cache_dir: str | None
 
     def sizes(self) -> dict[str, Any]:
-        """The network's ``config.json``."""
+        """Read the network's ``config.json``."""
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
             raise CheckpointError(
@@ -104,60 +139,107 @@ class _Files:
             )
         return config
 
-    def modules(self) -> list[str]:
-        """Folders of Transformer, Pooling and Normalize; none without sentence-transformers."""
+    @property
+    def are_of_model2vec(self) -> bool:
+        """Whether the configuration is model2vec's; older models have no list of modules."""
+        return is_model2vec(self._read("config.json") or {})
+
+    def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
+        """Read the sizes of a static model's vectors, and how they are averaged."""
+        name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
+        shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
+        is_own = "embeddings" in shapes  # and not of sentence-transformers
+        table = shapes.get("embeddings" if is_own else "embedding.weight", ())
+        if len(table) != 2:
+            raise CheckpointError(
+                f"{weights} of {name} has the tensors {some_of(sorted(shapes))}: a static embedder "
+                "has embeddings (tokens, numbers), or embedding.weight. Save the model again"
+            )
+        rows = shapes.get("mapping", table)[0]
+        sizes = {"model_type": STATIC, "vocab_size": rows, "hidden_size": table[1]}
+        config = (self._read("config.json") or {}) if is_own else {"max_length": None}
+        return sizes, SentenceModel(
+            is_normalized=bool(config.get("normalize")),
+            max_tokens=config.get("max_length", _TOKENS_READ),
+            folder=folder,
+            is_model2vec=is_own,
+        )
+
+    def dense_width(self, folder: str) -> int:
+        """Return the number of outputs of a dense layer."""
+        settings = {"activation_function": "torch.nn.Tanh"}
+        settings |= self._read(f"{folder}/config.json") or {}
+        library, _, activation = settings["activation_function"].rpartition(".")
+        read = {settings.get(f"module_{end}_name") for end in ("input", "output")}
+        is_plain = read <= {"sentence_embedding", None} and not settings.get("use_residual")
+        if not (is_plain and activation in ACTIVATIONS and library.startswith("torch.nn")):
+            raise CheckpointError(
+                f"{folder} of {self.identity.name} has the settings {settings}, and this package "
+                f"runs dense layers with {', '.join(ACTIVATIONS)} alone: {_ELSEWHERE}"
+            )
+        weights = f"{folder}/{WEIGHTS}"
+        shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
+        return shapes["linear.weight"][0]
+
+    def modules(self) -> list[tuple[str, str]]:
+        """List kind and folder of each module; none without sentence-transformers."""
         name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
         if text is None:
             return []
         try:
-            modules = [(entry["path"], entry["type"]) for entry in json.loads(text)]
+            modules = [(entry["type"], entry["path"]) for entry in json.loads(text)]
         except (ValueError, TypeError, KeyError) as err:
             raise CheckpointError(
                 f"{_MODULES} of {name} is no list of modules with a path and a type ({err!r}): "
                 "save the model again with sentence-transformers"
             ) from err
-        for place, (_, kind) in enumerate(modules):
-            is_own = kind.startswith("sentence_transformers.")
-            if not is_own or [kind.rpartition(".")[2]] != _KINDS[place : place + 1]:
+        folder_of_module = [
+            (kind.rpartition(".")[2], "" if at == "." else at) for kind, at in modules
+        ]
+        kinds = [None, *(kind for kind, _ in folder_of_module)]
+        for place, (before, kind) in enumerate(itertools.pairwise(kinds)):
+            full = modules[place][0]
+            if not full.startswith("sentence_transformers.") or kind not in _FOLLOWS[before]:
                 raise CheckpointError(
-                    f"{_MODULES} of {name} has {kind} in place {place}, and this package runs "
-                    f"{', then '.join(_KINDS)}: {_ELSEWHERE}"
+                    f"{_MODULES} of {name} has {full} in place {place}, and this package runs "
+                    "Transformer, then Pooling, or StaticEmbedding, then Dense, then Normalize: "
+                    f"{_ELSEWHERE}"
                 )
-        if len(modules) == 1:
+        if kinds[-1] == "Transformer":
             raise CheckpointError(
                 f"{_MODULES} of {name} has no Pooling: add one, or remove the file"
             )
-        folders = [folder for folder, _ in modules]
-        if folders and folders[0]:
+        folders = dict(folder_of_module)
+        if folders.get("Transformer"):
             raise CheckpointError(
-                f"{_MODULES} of {name} has its Transformer in the folder {folders[0]!r}: move its "
-                'files to the top of the model and set its path to ""'
+                f"{_MODULES} of {name} has its Transformer in the folder "
+                f"{folders['Transformer']!r}: move its files to the top of the model and set its "
+                'path to ""'
             )
-        for folder in folders[2:]:
-            settings = self._read(f"{folder}/config.json") or {}
-            if {*settings.values()} - {"sentence_embedding", None}:
-                raise CheckpointError(
-                    f"{folder} of {name} has the settings {settings}, and this package normalises "
-                    f"'sentence_embedding' alone: {_ELSEWHERE}"
-                )
-        return folders
+        settings = self._read(f"{folders.get('Normalize')}/config.json") or {}
+        if {*settings.values()} - {"sentence_embedding", None}:
+            raise CheckpointError(
+                f"{folders['Normalize']} of {name} has the settings {settings}, and this package "
+                f"normalises 'sentence_embedding' alone: {_ELSEWHERE}"
+            )
+        return folder_of_module
 
-    def pooling_config(self, modules: list[str]) -> dict[str, Any]:
-        """The settings of the pooling module; none if there is no such module."""
+    def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
+        """Read the settings of the pooling module; none if there is no such module."""
         if not modules:
             return {}
-        filename = f"{modules[1]}/config.json"
+        filename = f"{modules['Pooling']}/config.json"
         config = self._read(filename)
         if config is None:
             raise CheckpointError(
-                f"{_MODULES} of {self.identity.name} names {modules[1]!r}, and {filename} is not "
-                "there: save the model again with sentence-transformers, or copy the folder too"
+                f"{_MODULES} of {self.identity.name} names {modules['Pooling']!r}, and {filename} "
+                "is not there: save the model again with sentence-transformers, or copy the folder"
             )
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """How texts are tokenized."""
+        """Read the settings by which texts are tokenized."""
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -176,18 +258,13 @@ class _Files:
             )
         return settings
 
-    def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None]:
-        """Name and text of each prompt, and the default one's name."""
+    def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
+        """Read name and text of each prompt, the default one's name, and the cut of embeddings."""
         config, name = self._read(_PROMPTS) or {}, self.identity.name
         kind = config.get("model_type", "SentenceTransformer")
         if kind != "SentenceTransformer":
             raise CheckpointError(
                 f"{name} is a {kind} by its {_PROMPTS}: an Embedder takes a SentenceTransformer"
-            )
-        if config.get("truncate_dim") is not None:
-            raise CheckpointError(
-                f"{_PROMPTS} of {name} cuts embeddings to {config['truncate_dim']} dimensions, "
-                f"which this package does not do: {_ELSEWHERE}"
             )
         prompts = {key: text or "" for key, text in (config.get("prompts") or {}).items()}
         default = config.get("default_prompt_name")
@@ -196,7 +273,7 @@ class _Files:
                 f"{_PROMPTS} of {name} names the default prompt {default!r}, and its prompts are "
                 f"{sorted(prompts)}: correct the file"
             )
-        return tuple(prompts.items()), default
+        return tuple(prompts.items()), default, config.get("truncate_dim")
 
     def _read(self, filename: str) -> dict[str, Any] | None:
         return hub.read_json(self.identity, filename, cache_dir=self.cache_dir)
@@ -221,7 +298,7 @@ def _pooling(pooling_config: Mapping[str, Any], config: Mapping[str, Any], name:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether a setting of the Transformer module is one that changes nothing."""
+    """Tell whether a setting of the Transformer module is one that changes nothing."""
     if name in _HARMLESS or value is None or value == _PLAIN.get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

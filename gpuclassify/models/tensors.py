@@ -1,13 +1,15 @@
 """Tensors as a file has them against those that a network needs.
 
 Nothing here imports torch, which takes seconds of a client that plans: the tensors of the published
-classifiers' architectures are told without building a network. Names and shapes are those that
+classifiers' architectures are known without building a network. Names and shapes are those that
 transformers gives its `BertModel` and `DebertaV2Model`, and GTE's published ones.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,15 @@ from gpuclassify.models.checkpoint import (
 LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
 # Buffers that old versions saved; they hold nothing that the network does not know.
 LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
+
+# Tensors that a checkpoint may have and its outputs do not depend on: constants that were saved,
+# what reads a loss, a pooler that the head does not read, and heads of pretraining.
+_UNUSED = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version"
+    r"|pooler\..*|loss\w*\..*)$"
+    r"|^(cls|lm_head|lm_loss|lm_predictions|mask_predictions|predictions|sop_classifier|pred_layer"
+    r"|generator_\w+|discriminator_predictions|vocab_\w+|final_logits_bias|decoder\.(bias|weight))\b"
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -52,15 +63,31 @@ _Shape = tuple[int, ...]
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
-    """The shapes of tensors of torch or numpy."""
+    """Return the shapes of tensors of torch or numpy."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Those of `names` that outputs depend on: an embedding reads no pooler, nor an old buffer."""
+    """Select those of `names` that outputs depend on.
+
+    An embedding reads no pooler, nor an old buffer, and a network with an adapter nothing that the
+    adapter has itself.
+    """
+    if checkpoint.base is not None:
+        parts = json.loads(checkpoint.adapter_json).get("modules_to_save") or ()
+        return {name for name in names if not any(f".{part}." in f".{name}" for part in parts)}
     if checkpoint.layout != EMBEDDING:
         return set(names)
     return {name for name in names if not name.startswith(("pooler.", "embeddings.position_ids"))}
+
+
+def unused_tensors(unknown: Iterable[str], parts: Collection[str] | None = None) -> set[str]:
+    """Select tensors, unknown to a network, that its outputs may have been trained with.
+
+    Of a network without a head only those in its `parts`.
+    """
+    names = [name for name in unknown if parts is None or name.partition(".")[0] in parts]
+    return {name for name in names if not _UNUSED.search(name)}
 
 
 def check_headers(
@@ -75,18 +102,21 @@ def check_headers(
     `expected` are not known, headers are read, and nothing is compared. Each of `ties` are names
     that share one tensor, which a file holds under any of them.
     """
-    found = hub.read_tensor_shapes(checkpoint.identity, cache_dir=cache_dir)
+    home = checkpoint.base or checkpoint.identity
+    shapes = hub.read_tensor_shapes(home, cache_dir=cache_dir)
     if expected is None:
         return
-    held = {name for names in ties if found.keys() & names for name in names}
-    missing = needed_tensors(checkpoint, set(expected) - set(found) - held)
-    unknown = needed_tensors(checkpoint, set(found) - set(expected)) - LEGACY_BUFFERS
+    held = {name for names in ties if shapes.keys() & names for name in names}
+    missing = needed_tensors(checkpoint, set(expected) - set(shapes) - held)
+    unknown = set(shapes) - set(expected) - LEGACY_BUFFERS
     if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
+        is_whole = checkpoint.layout != EMBEDDING
+        parts = None if is_whole else {name.partition(".")[0] for name in expected}
         # transformers renames tensors of older checkpoints while loading, so with unknown names
         # about, only the loading itself can tell what is missing.
-        missing, unknown = set(), set()
-    name = checkpoint.identity.name
-    refuse_wrong_tensors(name, missing, misshaped(found, expected), unknown)
+        missing, unknown = set(), set() if missing else unused_tensors(unknown, parts)
+    compared = {name: expected[name] for name in needed_tensors(checkpoint, expected)}
+    refuse_wrong_tensors(home.name, missing, misshaped(shapes, compared), unknown)
 
 
 def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
@@ -97,33 +127,33 @@ def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
     saved = checkpoint.config.get(WEIGHTS_DIGEST)
     if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:
         return
-    if (found := file_sha256(directory / WEIGHTS)) != saved:
+    if (digest := file_sha256(directory / WEIGHTS)) != saved:
         if checkpoint.identity.is_directory:
             hub.download(checkpoint.identity)  # unchanged since it was described
         raise CheckpointError(
             f"{directory / WEIGHTS} is not the file that was saved with its {CONFIG}: its SHA-256 "
-            f"begins with {found[:12]}, not {saved[:12]}. It was damaged, or copied without the "
+            f"begins with {digest[:12]}, not {saved[:12]}. It was damaged, or copied without the "
             f"other: copy both anew, or train or convert again. If you changed the weights on "
             f"purpose, remove {WEIGHTS_DIGEST} from {CONFIG}"
         )
 
 
-def compare_shapes(owner: str, found: Shapes, expected: Shapes) -> None:
+def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
     """Raise CheckpointError unless the names and shapes of the model `owner` are those expected."""
     refuse_wrong_tensors(
         owner,
-        expected.keys() - found.keys(),
-        misshaped(found, expected),
-        found.keys() - expected.keys(),
+        expected.keys() - shapes.keys(),
+        misshaped(shapes, expected),
+        shapes.keys() - expected.keys(),
     )
 
 
-def misshaped(found: Shapes, expected: Shapes) -> list[str]:
-    """Those that both have and in another shape, in words."""
+def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
+    """List the tensors that both have and in another shape, in words."""
     return [
-        f"{name} {tuple(found[name])} instead of {tuple(expected[name])}"
-        for name in sorted(found.keys() & expected.keys())
-        if tuple(found[name]) != tuple(expected[name])
+        f"{name} {tuple(shapes[name])} instead of {tuple(expected[name])}"
+        for name in sorted(shapes.keys() & expected.keys())
+        if tuple(shapes[name]) != tuple(expected[name])
     ]
 
 
@@ -151,7 +181,7 @@ def refuse_wrong_tensors(
 
 
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
-    """Names and shapes of the tensors that a checkpoint must have, or None if only torch tells.
+    """Return names and shapes of the tensors a checkpoint must have, or None if only torch tells.
 
     That is for other architectures than BERT, DeBERTa-v3 and GTE as it was published, and for
     unusual settings of these.
@@ -171,7 +201,7 @@ def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
 
 
 def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
-    """What the backbone's names begin with, and the tensors that follow it."""
+    """Return the prefix of the backbone's names, and the tensors that follow it."""
     width, kind = checkpoint.sizes["hidden_size"], checkpoint.sizes["model_type"]
     prefix, layers = _PREFIXES[kind], {"classifier": checkpoint.output_count}
     if checkpoint.layout == LINEAR_HEAD:
@@ -190,7 +220,7 @@ def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
 
 
 def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """The embeddings and the layers of an encoder; nothing of an architecture not known here."""
+    """Yield the embeddings and the layers of an encoder; nothing for an unknown architecture."""
     kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
@@ -224,7 +254,7 @@ def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
 
 
 def gte_shapes(sizes: Mapping[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Names and shapes of the encoder's tensors as published, by the sizes of `gte_sizes`."""
+    """Yield names and shapes of the encoder's tensors as published, by the sizes of `gte_sizes`."""
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)
     if kinds := sizes["type_vocab_size"]:

@@ -1,8 +1,10 @@
-"""What people read: pages of HTML that open without a network, tables, numbers and times."""
+"""Text that people read: pages of HTML that open without a network, tables, numbers and times."""
 
 from __future__ import annotations
 
+import re
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ TEXT = f"{CELL}-wrap; font-family: monospace"
 
 
 def page_template(package: str, folder: str, name: str, **filters: Callable[..., Any]) -> Template:
-    """A template, which may import from ``parts.html.j2``, and escapes all that it is given.
+    """Return a template that may import from ``parts.html.j2``, and escapes all values.
 
     It is in a folder of a package, and may use `filters` beside ``percent``, ``short``,
     ``thousands`` and ``time``.
@@ -42,8 +44,21 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
     return environment.get_template(name)
 
 
+def visible(text: str, kept: str = "\n\t") -> str:
+    """Escape what controls a terminal or hides in the text, except the characters `kept`."""
+    if text.isprintable():
+        return text
+    stays = {char for char in set(text) if char.isprintable() or unicodedata.category(char) == "Zs"}
+    return "".join(char if char in stays or char in kept else repr(char)[1:-1] for char in text)
+
+
+def markdown(text: str) -> str:
+    """Escape the text for a line of Markdown, where none of it has a meaning."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", escape(visible(text, ""), quote=False))
+
+
 def short_number(value: float) -> str:
-    """A number of three digits and a unit, such as ``1.2k`` or ``3.4M``."""
+    """Format a number with three digits and a unit, such as ``1.2k`` or ``3.4M``."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -51,7 +66,10 @@ def short_number(value: float) -> str:
 
 
 def readable_time(seconds: float) -> str:
-    """Hours, minutes and seconds, such as ``1:02:03`` or ``0:37``; below ten seconds ``3.1 s``."""
+    """Format a time in hours, minutes and seconds, or below ten seconds in seconds.
+
+    Such as ``1:02:03`` or ``0:37``, and ``3.1 s``.
+    """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -60,16 +78,16 @@ def readable_time(seconds: float) -> str:
 
 
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Rows of a name and a text as lines, of which long ones are wrapped."""
+    """Format rows of a name and a text as lines, and wrap long ones."""
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
         LINE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(wrap.fill(f"{name:<{NAME_WIDTH}} {text}") for name, text in rows)
+    return "\n".join(wrap.fill(visible(f"{name:<{NAME_WIDTH}} {text}")) for name, text in rows)
 
 
 def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Rows of a name and a text as HTML, in the colours that the notebook has, light or dark."""
+    """Format rows of a name and a text as HTML, in the colours of the notebook, light or dark."""
     cells = "".join(
         f'<tr><th scope="row" style="{CELL}">{escape(name)}</th>'
         f'<td style="{TEXT}">{escape(text)}</td></tr>'

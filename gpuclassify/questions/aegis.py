@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.mapping.heads import LABELS, Columns, LabelHead, named_columns, named_fields
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LABELS, LabelHead
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.questions.lora import (
     BASE_MODEL,
@@ -20,7 +21,7 @@ from gpuclassify.questions.lora import (
 )
 from gpuclassify.questions.prompt_tokens import Prompt
 from gpuclassify.questions.runners import AnswerRunner
-from gpuclassify.questions.template import CATEGORY_CODES, full_digest, read_template
+from gpuclassify.questions.safety_template import CATEGORY_CODES, full_digest, read_template
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 
@@ -54,7 +55,7 @@ class AegisOptions(LoraOptions):
     raw_field: str | None = "_aegis_raw_pred"
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """Check the settings; see `ModelOptions.check`."""
         super().check()
         if self.template_digest is not None:
             full_digest(self.template_digest)
@@ -73,17 +74,17 @@ class AegisModel(LoraModel):
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
         assert card is not None, "Aegis is an adapter"
-        found = read_template(options.template, options.template_digest, card, options.cache_dir)
-        parts = (found.head, found.tail)
+        template = read_template(options.template, options.template_digest, card, options.cache_dir)
+        parts = (template.head, template.tail)
         prompt = Prompt(parts, (options.text_field,), has_special_tokens=False)
         return replace(checkpoint, prompts=(prompt,), max_tokens=options.max_seq_length)
 
 
 class AegisRunner(AnswerRunner):
-    """Decodes answers as far as they decide the columns that are asked for."""
+    """Runner that decodes answers only as far as they decide the columns that are asked for."""
 
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Whether further tokens of an answer cannot change any column."""
+        """Tell whether further tokens of an answer cannot change any column."""
         if self.options.keep_raw:
             return is_complete
         needs_all = self.options.categories_field is not None
@@ -92,7 +93,7 @@ class AegisRunner(AnswerRunner):
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer's label, and every known category that it names, in that order.
+    """Label of an answer, and every known category that it names, in that order.
 
     The label is "safe", the one category named, or "unknown" for an answer in another form, such as
     one that names several.
@@ -103,14 +104,14 @@ class Verdict:
 
 
 def final_verdict(answer: str) -> Verdict:
-    """The verdict of an answer to which nothing is added."""
+    """Return the verdict of a complete answer."""
     verdict = read_answer(answer, is_complete=True)
     assert verdict is not None, "a complete answer is decided"
     return verdict
 
 
 def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
-    """The verdict of an answer, or None while more tokens can change it.
+    """Return the verdict of an answer, or None while more tokens can change it.
 
     The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
     from ``O1`` to ``O13`` with commas between them. Further lines are not read. Several categories
@@ -140,16 +141,16 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
     return Verdict(UNKNOWN if codes else code, tuple(dict.fromkeys(named)))
 
 
-class AnswerHead(LabelHead):
-    """Label and categories of a safety model's answers."""
+class AegisHead(LabelHead):
+    """Head for the label and the categories of a safety model's answers."""
 
     @property
     def labels(self) -> list[str]:
-        """``unknown``, ``safe`` and ``O1`` to ``O13``."""
+        """The labels ``unknown``, ``safe`` and ``O1`` to ``O13``."""
         return list(ANSWER_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Label, categories and answer, as far as they are asked for."""
+        """Return the fields of label, categories and answer, as far as they are asked for."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.categories_field, LABELS),
@@ -157,7 +158,7 @@ class AnswerHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for the answers' texts, object (texts,)."""
+        """Return columns for the answers' texts, object (texts,)."""
         categories = [list(final_verdict(answer).categories) for answer in values]
         return named_columns(
             (self.label_field, _labels(values).tolist()),
@@ -166,7 +167,7 @@ class AnswerHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Which texts have a wanted label."""
+        """Tell which texts have a wanted label."""
         return self.passes_label(_labels(values))
 
     @property
@@ -178,8 +179,8 @@ def _labels(answers: np.ndarray) -> np.ndarray:
     return np.asarray([final_verdict(answer).label for answer in answers], dtype=object)
 
 
-class AegisClassifier(TextMapper):
-    """Labels content ``safe``, or with the one of 13 categories that makes it unsafe.
+class AegisClassifier(TextMapper[AegisOptions]):
+    """Classifier of content: ``safe``, or the one of 13 categories that makes it unsafe.
 
     Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the
     prompt that the model was tuned on. ``O1`` to ``O13`` are that prompt's
@@ -204,7 +205,7 @@ class AegisClassifier(TextMapper):
     Options = AegisOptions
     model_type = AegisModel
     runner_type = AegisRunner
-    head_type = AnswerHead
+    head_type = AegisHead
     family = "aegis"
     purpose = "safety of content, 13 categories"
     is_gated = True
@@ -221,4 +222,4 @@ class AegisClassifier(TextMapper):
     if TYPE_CHECKING:
 
         @takes(AegisOptions)
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...

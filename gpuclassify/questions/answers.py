@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gpuclassify.settings.checks import check_names, setting_names
+from gpuclassify.settings.checks import check_names, check_ordered, setting_names
 from gpuclassify.settings.options import template_pieces
 
 Tokens = tuple[int, ...]
@@ -21,9 +21,9 @@ _AFTER_FREE_TEXT = "a"
 Options = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of some options.
+    """Field whose value is one of some options.
 
     Attributes
     ----------
@@ -52,13 +52,13 @@ class Choice:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """The labels in order."""
+        """Labels in order."""
         return tuple(dict(self.spellings))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Several(Choice):
-    """Any number of some options, each at most once, in the order in which they are written.
+    """Field of any number of some options, each at most once, in the order they are written in.
 
     Attributes
     ----------
@@ -72,9 +72,9 @@ class Several(Choice):
     none: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Free:
-    """Any text, decoded greedily.
+    """Field of any text, decoded greedily.
 
     Attributes
     ----------
@@ -92,12 +92,13 @@ Field = Choice | Several | Free
 _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
-def _spellings(options: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Options in the one form that equal ones have."""
+def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Normalize options, so that equal ones have one form: labels with their texts."""
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
     if isinstance(options, str) or not isinstance(options, Collection):
         raise TypeError(f"options {options!r}: pass a list of labels, or a dict of label to text")
+    check_ordered("options", options)
     pairs = options.items() if isinstance(options, Mapping) else ((one, one) for one in options)
     made = tuple(
         (label, tuple(text) if isinstance(text, list | tuple) else (text,)) for label, text in pairs
@@ -121,7 +122,7 @@ def _spellings(options: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def named_field(options: Any) -> Field:
-    """What a setting gives for a field: options, or one of the classes above.
+    """Make a field from a setting: options, or one of the classes above.
 
     In files of settings one of these is its name with its attributes, as in
     ``{"several": {"options": ["a", "b"], "none": "none"}}``.
@@ -134,9 +135,9 @@ def named_field(options: Any) -> Field:
     return options if isinstance(options, Choice | Free) else Choice(options)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class AnswerForm:
-    """Fields with what stands before each of them, and behind the last one."""
+    """Form of an answer: fields, with the literal text before each and behind the last one."""
 
     names: tuple[str, ...]
     fields: tuple[Field, ...]
@@ -144,7 +145,7 @@ class AnswerForm:
 
     @classmethod
     def of(cls, template: str, fields: Mapping[str, Any]) -> AnswerForm:
-        """The form that a template such as ``"Safety: {safety}"`` and its fields describe."""
+        """Parse a template such as ``"Safety: {safety}"`` and its fields into a form."""
         names, literals = [], [""]
         for text, name in template_pieces(template, "answer"):
             literals[-1] += text
@@ -162,14 +163,14 @@ class AnswerForm:
         return form
 
     def _check_can_be_told_apart(self) -> None:
-        """Raise ValueError for an option that goes on as another where nothing follows."""
-        for number, own in enumerate(self.fields):
-            ends = own.ends if isinstance(own, Choice) else ()
-            if type(own) is not Choice or (self.literals[number + 1] and not ends):
+        """Raise ValueError for an option that is a prefix of another where nothing follows."""
+        for number, field in enumerate(self.fields):
+            ends = field.ends if isinstance(field, Choice) else ()
+            if type(field) is not Choice or (self.literals[number + 1] and not ends):
                 continue
-            closed = set(ends) if self.literals[number + 1] else set(own.labels)
-            texts = [text for _, several in own.spellings for text in several]
-            for label, several in own.spellings:
+            closed = set(ends) if self.literals[number + 1] else set(field.labels)
+            texts = [text for _, several in field.spellings for text in several]
+            for label, several in field.spellings:
                 for short, long in itertools.product(several, texts):
                     if label in closed and short != long and long.startswith(short):
                         raise ValueError(
@@ -179,14 +180,14 @@ class AnswerForm:
                         )
 
 
-@dataclass
+@dataclasses.dataclass
 class Answer:
-    """What one answer says."""
+    """One answer that was read: values, confidences and tokens."""
 
     shares: np.ndarray | None = None  # of the first field's options, float64, if it has some
     # By field: a label, labels, or a text; None where the answer ended before.
-    values: list[Any] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
+    values: list[Any] = dataclasses.field(default_factory=list)
+    confidences: list[float] = dataclasses.field(default_factory=list)
     tokens: Tokens = ()  # those of the most probable answer
     raw: str | None = None  # what the model says freely
 
@@ -204,7 +205,7 @@ class Freely(tuple[int, ...]):
 
 
 class _Node:
-    """A point in a choice at which tokens differ, or where it is made."""
+    """Node of a choice's token tree: a point at which tokens differ, or an option is decided."""
 
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}
@@ -213,7 +214,7 @@ class _Node:
         self.columns: np.ndarray | None = None  # of the tokens that follow
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add what tells an option; whether it tells this one from those added before."""
+        """Add the tokens of an option; tell whether they differ from those added before."""
         node, is_new = self, False
         for token in tokens:
             is_new |= token not in node.following
@@ -225,7 +226,7 @@ class _Node:
 
 
 class AnswerReader:
-    """Reads the answers of one form, of which the tokens depend on what stands before.
+    """Reader of the answers of one form, whose tokens depend on the text before them.
 
     Parameters
     ----------
@@ -280,46 +281,46 @@ class AnswerReader:
     @property
     def has_free_fields(self) -> bool:
         """Whether the likeliest of all tokens are needed."""
-        return any(isinstance(own, Free) for own in self.form.fields)
+        return any(isinstance(field, Free) for field in self.form.fields)
 
     @property
     def columns(self) -> Tokens:
-        """The tokens whose logits are needed, in the order in which they are kept."""
+        """Tokens whose logits are needed, in the order in which they are kept."""
         return tuple(self._places)
 
     @property
     def most_tokens(self) -> int:
-        """About as many as the longest answer has."""
+        """Approximate number of tokens of the longest answer."""
         total = self.dropped
-        for number, own in enumerate(self.form.fields):
+        for number, field in enumerate(self.form.fields):
             literal = len(self._encode(self.form.literals[number])) + 2
-            if isinstance(own, Free):
-                total += literal + own.max_tokens
+            if isinstance(field, Free):
+                total += literal + field.max_tokens
             else:
                 lengths = [
-                    len(self._encode(t)) + 2 for _, several in own.spellings for t in several
+                    len(self._encode(t)) + 2 for _, several in field.spellings for t in several
                 ]
-                total += literal + (sum(lengths) if isinstance(own, Several) else max(lengths))
+                total += literal + (sum(lengths) if isinstance(field, Several) else max(lengths))
         return total
 
     def read(self, known: Known, start: Tokens = ()) -> Reading:
-        """The answer that follows `start`: yields what must become known, gives an `Answer`."""
+        """Read the answer after `start`: yield what must become known, return an `Answer`."""
         answer, path, previous = Answer(), start, self._before
         value: Any
-        for number, own in enumerate(self.form.fields):
-            if isinstance(own, Free):
+        for number, field in enumerate(self.form.fields):
+            if isinstance(field, Free):
                 literal = self._sequence(previous, self.form.literals[number])
-                value, share, tokens = yield from self._decode_freely(own, known, path + literal)
+                value, share, tokens = yield from self._decode_freely(field, known, path + literal)
                 path += literal + tokens
                 previous = _AFTER_FREE_TEXT
             else:
-                read: Any = self._choose_several if isinstance(own, Several) else self._choose_one
+                read: Any = self._choose_several if isinstance(field, Several) else self._choose_one
                 value, share, path, previous = yield from read(
-                    number, own, answer, known, path, previous
+                    number, field, answer, known, path, previous
                 )
             answer.values.append(value)
             answer.confidences.append(share)
-            if isinstance(own, Choice) and not isinstance(own, Several) and value in own.ends:
+            if isinstance(field, Choice) and not isinstance(field, Several) and value in field.ends:
                 break
         missing = len(self.form.fields) - len(answer.values)
         answer.values += [None] * missing
@@ -328,29 +329,29 @@ class AnswerReader:
         return answer
 
     def _choose_one(
-        self, number: int, own: Choice, answer: Answer, known: Known, path: Tokens, previous: str
+        self, number: int, field: Choice, answer: Answer, known: Known, path: Tokens, previous: str
     ) -> Generator[Tokens, None, tuple[str, float, Tokens, str]]:
-        texts = [(label, text) for label, several in own.spellings for text in several]
-        needs_all = (number == 0 and self._needs_shares) or len(texts) > len(own.labels)
+        texts = [(label, text) for label, several in field.spellings for text in several]
+        needs_all = (number == 0 and self._needs_shares) or len(texts) > len(field.labels)
         tree = self._tree(number, previous)
         shares, tokens = yield from _explore(tree, known, path, len(texts), needs_all)
-        owners = [own.labels.index(label) for label, _ in texts]
-        by_label = np.bincount(owners, weights=shares, minlength=len(own.labels))
+        owners = [field.labels.index(label) for label, _ in texts]
+        by_label = np.bincount(owners, weights=shares, minlength=len(field.labels))
         best = int(by_label.argmax())
         if number == 0:
             answer.shares = by_label
         spelt = max((i for i, owner in enumerate(owners) if owner == best), key=shares.__getitem__)
         text = self.form.literals[number] + texts[spelt][1]
-        return own.labels[best], float(by_label[best]), path + tokens[spelt], text
+        return field.labels[best], float(by_label[best]), path + tokens[spelt], text
 
     def _choose_several(
-        self, number: int, own: Several, answer: Answer, known: Known, path: Tokens, previous: str
+        self, number: int, field: Several, answer: Answer, known: Known, path: Tokens, previous: str
     ) -> Generator[Tokens, None, tuple[list[str], float, Tokens, str]]:
         chosen: list[str] = []
         total = 1.0
-        spelt = dict(own.spellings)
-        while len(chosen) < len(own.labels):
-            rest = tuple(label for label in own.labels if label not in chosen)
+        spelt = dict(field.spellings)
+        while len(chosen) < len(field.labels):
+            rest = tuple(label for label in field.labels if label not in chosen)
             tree = self._tree(number, previous, rest, is_first=not chosen)
             texts = [(label, text) for label in rest for text in spelt[label]]
             shares, tokens = yield from _explore(tree, known, path, len(texts) + 1, False)
@@ -358,27 +359,29 @@ class AnswerReader:
             total *= float(shares[best])
             if best == len(texts):
                 if not chosen:
-                    none = self.form.literals[number] + (own.none or "")
+                    none = self.form.literals[number] + (field.none or "")
                     path, previous = path + tokens[best], none
                 break
             label, text = texts[best]
-            before = own.separator if chosen else self.form.literals[number]
+            before = field.separator if chosen else self.form.literals[number]
             path, previous = path + tokens[best], before + text
             chosen.append(label)
         return chosen, total, path, previous
 
     def _decode_freely(
-        self, own: Free, known: Known, path: Tokens
+        self, field: Free, known: Known, path: Tokens
     ) -> Generator[Tokens, None, tuple[str, float, Tokens]]:
         tokens: Tokens = ()
         total = 1.0
-        while len(tokens) < own.max_tokens:
+        while len(tokens) < field.max_tokens:
             if path + tokens not in known or known[path + tokens][1] < 0:
                 yield Freely(path + tokens)
             _, token, share = known[path + tokens]
-            if token in self._end_ids or (own.stop and own.stop in self._decode((*tokens, token))):
+            if token in self._end_ids or (
+                field.stop and field.stop in self._decode((*tokens, token))
+            ):
                 if token not in self._end_ids:
-                    text = self._decode((*tokens, token)).partition(own.stop)[0]
+                    text = self._decode((*tokens, token)).partition(field.stop)[0]
                     # The tokens of the text alone, where one holds more, or begins the stop.
                     while len(kept := self._decode(tokens)) > len(text):
                         tokens = tokens[:-1]
@@ -394,33 +397,33 @@ class AnswerReader:
     def _check_seams(self) -> None:
         """Raise ValueError where tokens would cross from one choice to the next."""
         starts = [self._before]
-        for number, own in enumerate(self.form.fields):
+        for number, field in enumerate(self.form.fields):
             for start in starts:
-                if isinstance(own, Free):
+                if isinstance(field, Free):
                     self._sequence(start, self.form.literals[number])
                 else:
                     self._tree(number, start)
-            starts = [_AFTER_FREE_TEXT] if isinstance(own, Free) else self._texts_of(number)
-            if isinstance(own, Several):
-                texts = [text for _, several in own.spellings for text in several]
-                items = [own.separator + text for text in texts]
+            starts = [_AFTER_FREE_TEXT] if isinstance(field, Free) else self._texts_of(number)
+            if isinstance(field, Several):
+                texts = [text for _, several in field.spellings for text in several]
+                items = [field.separator + text for text in texts]
                 for item in items:
                     self._sequence(item, items[0])
-                self._tree(number, items[0], own.labels[1:], is_first=False)
+                self._tree(number, items[0], field.labels[1:], is_first=False)
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """What may stand at a field's place, with the literal before it."""
-        own, literal = self.form.fields[number], self.form.literals[number]
-        if isinstance(own, Free):
+        """Return the texts that a field may have, with the literal before it."""
+        field, literal = self.form.fields[number], self.form.literals[number]
+        if isinstance(field, Free):
             return [literal] if literal else []
-        texts = [literal + text for _, several in own.spellings for text in several]
-        if isinstance(own, Several) and own.none is not None:
-            texts.append(literal + own.none)
+        texts = [literal + text for _, several in field.spellings for text in several]
+        if isinstance(field, Several) and field.none is not None:
+            texts.append(literal + field.none)
         return texts
 
     def _sequence(self, before: str, text: str) -> Tokens:
-        """The tokens that `text` has behind `before`."""
+        """Return the tokens that `text` has behind `before`."""
         if (before, text) not in self._sequences:
             base, whole = self._encode(before), self._encode(before + text)
             kept = len(base) - (self.dropped if before is self._before else 0)
@@ -436,29 +439,29 @@ class AnswerReader:
     def _tree(
         self, number: int, before: str, rest: tuple[str, ...] | None = None, is_first: bool = True
     ) -> _Node:
-        """The tree of what a field may be behind a text.
+        """Return the token tree of a field's possible texts behind the text `before`.
 
         `rest` are those of several options that are left. Most texts have the same tree behind
         them: what changes the first option's tokens changes those of the others.
         """
-        own = self.form.fields[number]
-        if isinstance(own, Free):
+        field = self.form.fields[number]
+        if isinstance(field, Free):
             return _Node()
-        lead = self.form.literals[number] if is_first or not isinstance(own, Several) else (
-            own.separator
+        lead = self.form.literals[number] if is_first or not isinstance(field, Several) else (
+            field.separator
         )  # fmt: skip
         written: list[tuple[str, Callable[[str], Collection[int]]]] = []
-        for label, several in own.spellings:
+        for label, several in field.spellings:
             if rest is None or label in rest:
                 after: Callable[[str], Collection[int]]
-                if isinstance(own, Several):
-                    others = tuple(one for one in rest or own.labels if one != label)
+                if isinstance(field, Several):
+                    others = tuple(one for one in rest or field.labels if one != label)
                     after = functools.partial(self._after_item, number, others)
                 else:
                     after = functools.partial(self._after_choice, number)
                 written += [(lead + text, after) for text in several]
-        if isinstance(own, Several) and is_first and own.none is not None:
-            written.append((lead + own.none, functools.partial(self._after_field, number)))
+        if isinstance(field, Several) and is_first and field.none is not None:
+            written.append((lead + field.none, functools.partial(self._after_field, number)))
         seam = self._sequence(before, written[0][0]) if written else ()
         end = None if is_first else frozenset(self._after_field(number, before))
         key = (number, rest, seam, end)
@@ -474,8 +477,10 @@ class AnswerReader:
         beginnings = {tokens[:n] for tokens, *_ in ways for n in range(len(tokens))}
         for option, (tokens, text, after) in enumerate(ways):
             # Where another one goes on as this one ends, what follows tells them apart.
-            told = [(*tokens, token) for token in after(text)] if tokens in beginnings else [tokens]
-            if not all(root.add(one, len(tokens), option) for one in told):
+            sequences = (
+                [(*tokens, token) for token in after(text)] if tokens in beginnings else [tokens]
+            )
+            if not all(root.add(one, len(tokens), option) for one in sequences):
                 raise ValueError(
                     f"the tokens of option {text!r} are not told from those of another: spell one "
                     "differently, or change what stands between them"
@@ -484,23 +489,23 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """The tokens that may follow an option, which `text` ends with."""
-        own = self.form.fields[number]
-        assert isinstance(own, Choice)
+        """Return the tokens that may follow an option, which `text` ends with."""
+        field = self.form.fields[number]
+        assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])
-        is_end = any(option in several for label, several in own.spellings if label in own.ends)
+        is_end = any(option in several for label, several in field.spellings if label in field.ends)
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """The tokens that may follow one of several options, of which `others` are left."""
-        own = self.form.fields[number]
-        assert isinstance(own, Several)
-        texts = [own.separator + one for label in others for one in dict(own.spellings)[label]]
+        """Return the tokens that may follow one of several options; `others` are left."""
+        field = self.form.fields[number]
+        assert isinstance(field, Several)
+        texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
         follows = {self._sequence(text, following)[0] for following in texts}
         return follows | set(self._after_field(number, text))
 
     def _after_field(self, number: int, text: str) -> Collection[int]:
-        """The tokens that may follow a field that ends with `text`."""
+        """Return the tokens that may follow a field that ends with `text`."""
         literal = self.form.literals[number + 1]
         if number + 1 == len(self.form.fields):
             return {self._sequence(text, literal)[0]} if literal else self._end_ids
@@ -508,7 +513,7 @@ class AnswerReader:
         return {self._sequence(text, following)[0] for following in texts if following}
 
     def _number(self, node: _Node) -> None:
-        """Give every token that has to be compared with others a column."""
+        """Assign a column to every token that has to be compared with others."""
         if len(node.following) > 1:
             places = [self._places.setdefault(t, len(self._places)) for t in node.following]
             node.columns = np.array(places)
@@ -519,7 +524,7 @@ class AnswerReader:
 def _explore(
     tree: _Node, known: Known, path: Tokens, count: int, needs_all: bool
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
-    """Probabilities of a choice's options after `path`, float64 (options,), and their tokens.
+    """Compute probabilities of options after `path`, float64 (options,), and their tokens.
 
     At a node, the softmax over the tokens that may follow; along an option they multiply. The most
     probable nodes first; unless all are needed, as far as none that is left can be the most

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,57 +17,57 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from gpuclassify.inference.device import to_device
-from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.checkpoint import CheckpointError, network_sizes
 from gpuclassify.models.loading import (
     building_lock,
-    pretrained,
-    quiet_transformers,
-    read_tokenizer,
-)
-from gpuclassify.questions.lora import (
-    check_is_decoder,
-    decoder_without_memory,
     import_peft,
     load_adapter,
+    network_config,
+    pretrained,
+    quiet_transformers,
 )
+from gpuclassify.models.networks import GuardLayers, last_token
+from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.questions.lora import check_is_decoder, decoder_without_memory
 from gpuclassify.questions.shared_prefix import ATTENTION, RowState
+from gpuclassify.settings.paths import exists
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Thing = TypeVar("Thing")
 
 
 class Decoder:
-    """A causal language model on its device, evaluating in one precision. Safe for threads.
+    """Causal language model on its device, evaluating in one precision. Safe for threads.
 
-    Its weights are in memory once, and low-rank adapters that are added to it take turns. They are
-    not merged into the weights: merged ones could not share them.
+    Its weights are in memory once, and low-rank adapters that are added to it take turns, each in
+    separate modules around the same tensors. They are not merged into the weights: merged ones
+    could not share them.
     """
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.tokenizer = tokenizer  # for decoding and its declarations; never configured
         declared = [s.eos_token_id for s in (model.config, model.generation_config, tokenizer)]
         several = [[eos] if isinstance(eos, int) else eos or [] for eos in declared]
         self.eos_ids = frozenset().union(*several)  # every token that ends an answer
-        self._model = model
-        self._adapted: Any = None
-        self._uses_adapter = False
-        self._inner_names: dict[str, str] = {}  # peft's own, because it refuses dots in names
-        self._active: str | None = None
-        # Adding an adapter replaces modules, which no forward may be running through.
+        self._model = model  # the active one of `_models`
+        self._models: dict[str | None, Any] = {None: model}  # by adapter, with the same tensors
         self._lock = threading.Lock()
         self._attachments: dict[Hashable, Any] = {}
         self._attaching = threading.RLock()
         head = model.get_output_embeddings()
         self._head_name = next(name for name, part in model.named_children() if part is head)
-        self._rows: tuple[tuple[int, ...], nn.Module] = ((), nn.Identity())
+        self._rows: tuple[tuple[int, ...], nn.Module, nn.Module] = ((), head, nn.Identity())
 
     def new_tokenizer(self) -> Any:
-        """A tokenizer of the caller's own, free to be configured."""
+        """Return a copy of the tokenizer, which the caller may configure."""
         return copy.deepcopy(self.tokenizer)
 
     def attached(self, key: Hashable, build: Callable[[], Thing]) -> Thing:
-        """What ``build()`` made for `key` the first time; it stays as long as this decoder does."""
+        """Return what ``build()`` made for `key` the first time, kept as long as this decoder."""
         with self._attaching:
             if key not in self._attachments:
                 self._attachments[key] = build()
@@ -79,40 +79,30 @@ class Decoder:
         The active adapter stays the active one; the first that is added becomes it. CheckpointError
         says what is missing or does not fit this model.
         """
-        if name in self._inner_names:  # without waiting for a forward, or for another model's load
+        if name in self._models:  # without waiting for a forward, or for another model's load
             return
         peft = import_peft()
         with self._lock, building_lock, quiet_transformers():
-            if name in self._inner_names:
+            if name in self._models:
                 return
-            config, tensors = load_adapter(directory, self._model.config.to_dict(), self.device)
-            inner = f"adapter{len(self._inner_names)}"
-            if self._adapted is None:
-                self._adapted = peft.PeftModel(
-                    self._model, config, inner, autocast_adapter_dtype=False
-                )
-                self._active, self._uses_adapter = name, True
-            else:
-                self._adapted.add_adapter(inner, config, autocast_adapter_dtype=False)
-            peft.set_peft_model_state_dict(self._adapted, tensors, inner)
-            self._adapted.eval().requires_grad_(False)
-            self._inner_names[name] = inner
+            base = self._models[None]
+            shell = decoder_without_memory(base.config.to_dict())
+            config, tensors = load_adapter(directory, shell, self.device)
+            model = copy.deepcopy(base, _memo_of_shared(base))
+            adapted = peft.PeftModel(model, config, autocast_adapter_dtype=False)
+            peft.set_peft_model_state_dict(adapted, tensors)
+            adapted.eval().requires_grad_(False)
+            if len(self._models) == 1:
+                self._model = model
+            self._models[name] = model
 
     def use(self, name: str | None) -> None:
         """Make the adapter `name` the active one, or none. The caller holds the device's lock."""
         with self._lock:
-            if self._adapted is not None and self._uses_adapter != (name is not None):
-                base = self._adapted.base_model
-                (base.enable_adapter_layers if name else base.disable_adapter_layers)()
-                self._uses_adapter = name is not None
-            if name is None:
-                return
-            if name not in self._inner_names:
-                known = list(self._inner_names)
+            if name not in self._models:
+                known = [one for one in self._models if one is not None]
                 raise KeyError(f"no adapter {name!r} among {known}: call add_adapter first")
-            if name != self._active:
-                self._adapted.set_adapter(self._inner_names[name], inference_mode=True)
-                self._active = name
+            self._model = self._models[name]
 
     @torch.inference_mode()
     def forward(
@@ -121,9 +111,9 @@ class Decoder:
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         attention: str = "sdpa",
-        **extra: Any,
+        **extra: object,
     ) -> torch.Tensor:
-        """Hidden states after the final norm, (rows, width, hidden), by the active adapter.
+        """Compute hidden states after the final norm, (rows, width, hidden), by the active adapter.
 
         Padding on the left needs the mask and position ids. With padding on the right, tokens
         before it come out right without a mask, which is faster. `attention` is the name of an
@@ -143,7 +133,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, tokens: tuple[int, ...] | None = None) -> torch.Tensor:
-        """What the model makes of hidden states (n, hidden): float32 (n, vocabulary).
+        """Compute the logits of hidden states (n, hidden): float32 (n, vocabulary).
 
         With `tokens`, of these alone, computed in float32: (n, tokens).
         """
@@ -153,33 +143,73 @@ class Decoder:
             head = self._model.get_output_embeddings()
             is_plain = type(head) is nn.Linear
             if tokens is not None and is_plain:
-                if self._rows[0] != tokens:
-                    self._rows = tokens, _Rows(head, tokens)
-                return self._finished(self._rows[1], hidden)
+                if self._rows[0] != tokens or self._rows[1] is not head:
+                    self._rows = tokens, head, _Rows(head, tokens)
+                return self._finished(self._rows[2], hidden)
             logits = self._finished(head, hidden)
             return logits if tokens is None else logits[:, list(tokens)]
 
     def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits by a last layer, as the model's own code scales and caps them."""
+        """Compute logits by a last layer, as the model's own code scales and caps them."""
         shell = copy.copy(self._model)
         body, last = shell.base_model_prefix, self._head_name
         shell._modules = {**shell._modules, body: _Given(hidden), last: head}
         return shell(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
 
 
+class GuardNetwork(nn.Module):
+    """A decoder's last state by one of its adapters, read by `GuardLayers` in float32.
+
+    The decoder is shared with others.
+    """
+
+    def __init__(self, decoder: Decoder, adapter: str, layers: GuardLayers) -> None:
+        super().__init__()
+        self.layers = layers
+        self._decoder = decoder
+        self._adapter = adapter
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute logits (rows, 1) from ids and mask (rows, width), padded on either side.
+
+        One pass of the decoder without its last layer; of its states only the last one is kept.
+        """
+        self._decoder.use(self._adapter)
+        is_left = position_ids is not None
+        hidden = self._decoder.forward(input_ids, attention_mask if is_left else None, position_ids)
+        return self.layers(last_token(hidden, attention_mask))
+
+
+def _memo_of_shared(model: nn.Module) -> dict[int, torch.Tensor]:
+    """Return the memo for ``copy.deepcopy`` of the tensors that a copy of a model shares with it.
+
+    peft writes into biases, which are copied, and replaces weights: objects of one memory.
+    """
+    shared = {id(tensor): tensor for tensor in model.buffers()}
+    for name, tensor in model.named_parameters():
+        if not name.endswith("bias"):
+            shared[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+    return shared
+
+
 class _Given(nn.Module):
-    """Stands for a model whose states are computed already."""
+    """Stand-in for a model whose hidden states are computed already."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
         self.hidden = hidden[None]
 
-    def forward(self, *_: Any, **__: Any) -> Any:
+    def forward(self, *_: object, **__: object) -> Any:
         return BaseModelOutputWithPast(last_hidden_state=self.hidden)
 
 
 class _Rows(nn.Module):
-    """The rows of a last layer that some tokens have, in float32."""
+    """Rows of a last layer that belong to some tokens, in float32."""
 
     def __init__(self, head: nn.Linear, tokens: tuple[int, ...]) -> None:
         super().__init__()
@@ -200,7 +230,7 @@ def check_runs(sizes: Mapping[str, Any], name: str) -> None:
         hidden = decoder.forward(ids, position_ids=ids, attention=ATTENTION, state=state)
         decoder.logits(hidden[0])
         if len(state.layers) != model.config.num_hidden_layers:
-            raise NotImplementedError("attention of its own")
+            raise NotImplementedError("its attention is its own code")
     except Exception as err:  # whatever the model's code raises
         raise CheckpointError(
             f"{name} is a {type(model).__name__}, which cannot be asked as other decoders are "
@@ -213,11 +243,15 @@ def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> D
 
     CheckpointError says which tensors or files are missing or of another shape.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     owner = str(directory)
-    check_is_decoder(json.loads((directory / "config.json").read_text()), owner)
+    sizes = network_sizes(json.loads((directory / "config.json").read_text()), owner)
+    check_is_decoder(sizes, owner)
     tokenizer = read_tokenizer(owner, directory)
     with building_lock, quiet_transformers():
-        model = pretrained(AutoModelForCausalLM, owner, directory, dtype)
+        config = network_config(sizes, owner)
+        model = pretrained(AutoModelForCausalLM, owner, directory, dtype, config)
+        if exists(directory / "generation_config.json"):
+            model.generation_config = GenerationConfig.from_pretrained(directory)
     return Decoder(model.to(device).eval().requires_grad_(False), tokenizer)

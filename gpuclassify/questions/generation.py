@@ -41,7 +41,7 @@ _MOST_SEEN = 64  # answers; the table of continuations is made from them for eve
 
 
 class Reader(Protocol):
-    """How an answer is read of what the decoder computes."""
+    """Protocol for reading an answer from what the decoder computes."""
 
     @property
     def columns(self) -> Tokens:
@@ -53,10 +53,10 @@ class Reader(Protocol):
 
     @property
     def most_tokens(self) -> int:
-        """About as many as the longest answer has."""
+        """Approximate number of tokens of the longest answer."""
 
     def read(self, known: Known) -> Reading:
-        """Yields the answers so far after which something must become known; gives the result.
+        """Yield the answers so far after which something must become known; return the result.
 
         `Freely` asks for the likeliest of all tokens as well.
 
@@ -66,7 +66,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """How prompts are answered."""
+    """Decoder, adapter, prefix and reader with which prompts are answered."""
 
     decoder: Decoder
     adapter: str | None  # the name of one of its adapters
@@ -78,7 +78,7 @@ class AnswerTask:
 
 @dataclass(frozen=True)
 class FreeAnswer:
-    """An answer that was decoded greedily; special tokens are no part of the text."""
+    """Answer that was decoded greedily; special tokens are no part of the text."""
 
     text: str
     tokens: Tokens
@@ -101,11 +101,11 @@ class FreeReader:
 
     @property
     def most_tokens(self) -> int:
-        """Those that are there at once beside a prompt; answers grow one by one."""
+        """Number of tokens that are there at once beside a prompt; answers grow one by one."""
         return min(MOST_DRAFTED, self.max_new_tokens)
 
     def read(self, known: Known) -> Reading:
-        """See `Reader.read`."""
+        """Decode an answer greedily; see `Reader.read`."""
         tokens: Tokens = ()
         while not tokens or not self._is_ended(tokens):
             if tokens not in known:
@@ -114,7 +114,7 @@ class FreeReader:
         return FreeAnswer(self._text(tokens), tokens)
 
     def _is_ended(self, tokens: Tokens) -> bool:
-        """Whether an answer is whole or decided; most answers of a partition are the same."""
+        """Tell whether an answer is whole or decided; most answers of a partition are the same."""
         if tokens not in self._endings:
             is_complete = tokens[-1] in self.decoder.eos_ids or len(tokens) >= self.max_new_tokens
             is_decided = self.is_decided(self._text(tokens), is_complete)
@@ -132,10 +132,10 @@ def answer(
     settings: ModelOptions,
     stats: RunStats,
 ) -> list[Any]:
-    """What `task.reader` reads of the answer to every prompt, in input order.
+    """Return what `task.reader` reads of the answer to every prompt, in input order.
 
     None is the answer at which numbers were not finite. Prompts are whole, prefix included. The
-    batch limits that were found for the model are kept under `key`. Of the settings,
+    batch limits measured for the model are kept under `key`. Of the settings,
     `sort_by_length` and `batch_size` count: there is one loader and one engine here.
     """
     answers: list[Any] = [None] * len(prompts)
@@ -154,28 +154,28 @@ def answer(
             prefix = whole.crop(length) if whole is not None and length else None
             group = _Group(task, prefix, seen, stats)
             bounds = [(prompts.offsets[row] + length, prompts.offsets[row + 1]) for row in chosen]
-            own = [prompts.ids[start:stop] for start, stop in bounds]
-            for row, found in zip(chosen, group.answers(own, key, settings), strict=True):
-                answers[row] = found
+            rests = [prompts.ids[start:stop] for start, stop in bounds]
+            for row, answered in zip(chosen, group.answers(rests, key, settings), strict=True):
+                answers[row] = answered
     stats.tokens += int(prompts.offsets[-1])
     stats.prefix_tokens += int(shared.sum())
     return answers
 
 
 class SeenAnswers:
-    """Answers that were given before, with how often: from them the next ones are drafted."""
+    """Earlier answers with their counts, from which the next ones are drafted."""
 
     def __init__(self) -> None:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer; when too many differ, the rarer half is forgotten."""
+        """Count an answer; forget the rarer half when too many differ."""
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """By the beginning of an answer: the rest of the most common one, but its last token.
+        """Return, by the start of an answer, the rest of the most common one but its last token.
 
         The last token of an answer is left out because verifying those before it gives it anyway.
         """
@@ -188,13 +188,13 @@ class SeenAnswers:
 
 
 class _Memory:
-    """What a decoder keeps between runs of one adapter: the latest prefixes, and their answers."""
+    """State of a decoder kept between runs of one adapter: latest prefixes, and their answers."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """The state of the task's prefix, run now if it is not kept, and what was answered."""
+        """Return the state of the task's prefix, run now if it is not kept, and earlier answers."""
         key = task.prefix.tobytes()
         if key not in self._kept:
             while len(self._kept) >= _MOST_PREFIXES:  # frees memory that the new one may need
@@ -215,7 +215,7 @@ def _run_prefix(task: AnswerTask) -> Prefix | None:
 
 
 class _Row:
-    """A prompt without its prefix, and what is known of its answer."""
+    """Prompt without its prefix, and what is known of its answer."""
 
     def __init__(self, prompt: np.ndarray, reader: Reader) -> None:
         self.prompt = prompt
@@ -228,7 +228,7 @@ class _Row:
         self._reading = reader.read(self.known)
 
     def advance(self) -> bool:
-        """Read on as far as enough is known; whether the answer is still open."""
+        """Read on as far as enough is known; tell whether the answer is still open."""
         try:
             wanted = next(self._reading)
         except StopIteration as end:
@@ -250,14 +250,14 @@ class _Row:
         return len(self.prompt) + (kept if self.wanted else -1)
 
     def next_ids(self, start: int) -> np.ndarray:
-        """What runs next from a column on: what has not run yet, and the draft."""
+        """Return the ids that run next from a column on: those that have not run, and the draft."""
         answer = np.array((*self.wanted, *self.draft), dtype=np.int64)
         return np.concatenate((self.prompt, answer))[start:]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Answers prompts that go on after the same prefix. The device's lock is held."""
+    """Prompts that continue the same prefix, answered together. The device's lock is held."""
 
     task: AnswerTask
     prefix: Prefix | None
@@ -267,7 +267,7 @@ class _Group:
     def answers(
         self, prompts: list[np.ndarray], key: Hashable, settings: ModelOptions
     ) -> list[Any]:
-        """Answers to prompts of which only what follows the prefix is given."""
+        """Answer prompts, which are passed without their prefix."""
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
         device, widest = self.task.decoder.device, int(lengths.max())
@@ -291,13 +291,13 @@ class _Group:
             self.stats.out_of_memory += 1
             limits.lower(rows, width)
 
-        found: list[Any] = []
+        answers: list[Any] = []
         for start, stop in cut_batches(lengths[order], joined_limits):
             width = int(lengths[order[start:stop]].max())
             parts = halve_on_oom(step, start, stop, functools.partial(remember, width))
-            found.extend(itertools.chain.from_iterable(parts))
+            answers.extend(itertools.chain.from_iterable(parts))
             advance(stop - start)
-        return [found[place] for place in np.argsort(order)]
+        return [answers[place] for place in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:
         """Run a batch of any content, to measure its memory."""
@@ -307,7 +307,7 @@ class _Group:
     def _answer_batch(
         self, prompts: list[np.ndarray], current_limits: Callable[[], BatchLimits]
     ) -> list[Any]:
-        """Answers of rows that begin in batches within limits, and go on together."""
+        """Answer rows that begin in batches within limits, and go on together."""
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
         new_rows = [row for row in rows if row.advance()]
@@ -331,7 +331,7 @@ class _Group:
     def _go_on(
         self, rows: list[_Row], state: RowState, continuations: dict[Tokens, Tokens]
     ) -> list[_Row]:
-        """Run one forward, and give the rows whose answers are still open."""
+        """Run one forward, and return the rows whose answers are still open."""
         for row in rows:
             row.draft = continuations.get(row.wanted, ())
         is_finite = self._forward(rows, state)
@@ -341,7 +341,7 @@ class _Group:
         return [rows[number] for number in kept]
 
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
-        """Run what each row wants, and its draft; whether all numbers of a row were finite."""
+        """Run what each row wants, and its draft; tell whether all numbers of a row were finite."""
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
         positions = columns + (len(self.prefix) if self.prefix else 0)
@@ -368,13 +368,13 @@ class _Group:
             parts = hidden.index_select(0, free).split(_LOGIT_ROWS)
             likeliest[free] = torch.cat([_likeliest(decoder.logits(part)) for part in parts])
             is_finite[free] &= likeliest[free, 0] >= 0
-        found = torch.cat([likeliest, is_finite[:, None], of_columns.double()], 1).cpu().numpy()
-        values = iter(found)
+        results = torch.cat([likeliest, is_finite[:, None], of_columns.double()], 1).cpu().numpy()
+        values = iter(results)
         return [_learn(row, itertools.islice(values, 1 + len(row.draft))) for row in rows]
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The likeliest token of logits (n, vocabulary) with its probability, float64 (n, 2).
+    """Return the likeliest token of logits (n, vocabulary) and its probability, float64 (n, 2).
 
     The token is -1 where logits are not finite.
     """
@@ -384,10 +384,10 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     return torch.stack([token.double(), share.double()], 1)
 
 
-def _learn(row: _Row, found: Iterable[np.ndarray]) -> bool:
+def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
     """Add what was computed after the tokens that were wanted and drafted."""
     row.has_run = (*row.wanted, *row.draft)
-    for number, values in enumerate(found):
+    for number, values in enumerate(results):
         token, share, is_finite = values[:3]
         if not is_finite:
             return number > 0  # it may be what follows a wrong draft
@@ -397,7 +397,7 @@ def _learn(row: _Row, found: Iterable[np.ndarray]) -> bool:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids of the next forward, their columns, and after which of them something is asked.
+    """Return ids of the next forward, their columns, and after which of them something is asked.
 
     Each (rows, width), padded on the right. What is asked is what follows the last token wanted and
     each token of a draft.

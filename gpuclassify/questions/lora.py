@@ -7,33 +7,33 @@ milliseconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, read_required_json
-from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of
+from gpuclassify.models.checkpoint import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Checkpoint,
+    CheckpointError,
+    check_is_lora,
+    network_sizes,
+    read_required_json,
+)
+from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of, unused_tensors
 from gpuclassify.questions.prompt_tokens import Prompt
-from gpuclassify.settings.checks import check_text, install
+from gpuclassify.settings.checks import check_text
 from gpuclassify.settings.options import LabelOptions, ModelOptions
 
-if TYPE_CHECKING:
-    import torch
-
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE_MODEL = "meta-llama/LlamaGuard-7b"
 DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
-# Of prompt or text. The base model states 2,048, which is less than the prompt that it was given.
+# Of prompt or text. The base model states 2,048, which is less than the prompt it was tuned on.
 MAX_TOKENS = 4096
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,30 +51,29 @@ class LoraOptions(LabelOptions, ModelOptions):
     base_revision: str | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """Check the settings; see `ModelOptions.check`."""
         super().check()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraCheckpoint(Checkpoint):
-    """A decoder, maybe with a LoRA adapter; `backbone_json` is the decoder's configuration."""
+    """Decoder, maybe with a LoRA adapter; `backbone_json` is the decoder's configuration."""
 
     base: Identity  # the decoder, which mappers with other adapters share
     adapter: Identity | None
-    adapter_json: str  # its configuration
     prompts: tuple[Prompt, ...] = ()  # that documents are put in
     max_tokens: int = 0  # of a prompt
 
 
 class LoraModel(PinnedModel):
-    """A decoder with a low-rank adapter, which is the model itself unless others are named."""
+    """Decoder with a low-rank adapter, which is the model itself unless others are named."""
 
     checkpoint: LoraCheckpoint
 
     @property
     def repositories(self) -> list[str]:
-        """The model, and the decoder that it stands on."""
+        """The model, and the decoder that it depends on."""
         return list(dict.fromkeys([self.options.model, self.options.base_model]))
 
     @property
@@ -91,7 +90,7 @@ class LoraModel(PinnedModel):
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Decoder and adapter, and what stands on them."""
+        """Weights files of the decoder, the adapter and the model on them."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -103,12 +102,13 @@ class LoraModel(PinnedModel):
         """Read what model, adapter and decoder declare; no weights."""
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
-        sizes = read_required_json(base, "config.json", "is no saved model", cache_dir)
+        config = read_required_json(base, "config.json", "is no saved model", cache_dir)
+        sizes = network_sizes(config, base.name)
         check_is_decoder(sizes, base.name)
         adapter, config = self.resolve_adapter(), {}
         if adapter is not None:
             config = read_required_json(adapter, ADAPTER_CONFIG, "is no adapter", cache_dir)
-            _check_is_lora(config, adapter.name)
+            check_is_lora(config, adapter.name)
         return LoraCheckpoint(
             identity=self.identity,
             layout="lora_decoder",
@@ -122,12 +122,12 @@ class LoraModel(PinnedModel):
         )
 
     def resolve_base(self) -> Identity:
-        """The decoder pinned to a revision."""
+        """Return the decoder pinned to a revision."""
         options = self.options
         return hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
 
     def resolve_adapter(self) -> Identity | None:
-        """The adapter pinned to a revision."""
+        """Return the adapter pinned to a revision."""
         return self.identity
 
 
@@ -159,7 +159,7 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """How long a text may be before the network changes the positions of all its tokens."""
+    """Return the most tokens of a text before the positions of all its tokens change, or None."""
     kind, rope = _rope(sizes)
     name = "original_max_position_embeddings"
     return (rope.get(name) or sizes.get(name)) if kind == "longrope" else None
@@ -170,36 +170,30 @@ def _rope(sizes: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     return rope.get("rope_type") or rope.get("type"), rope
 
 
-def _check_is_lora(settings: Mapping[str, Any], name: str) -> None:
-    peft_type = settings.get("peft_type")
-    if peft_type != "LORA":
-        raise CheckpointError(
-            f"the adapter {name} has peft_type {peft_type!r}, and only 'LORA' is known: "
-            "name a LoRA adapter"
-        )
-
-
 def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
     """Compare the headers of base and adapter with what both configurations need.
 
     CheckpointError names the tensors that are missing, unknown or of another shape, as when the
     adapter is for another base model.
     """
+    from gpuclassify.models.loading import check_adapter
+
     base, adapter = checkpoint.base, checkpoint.adapter
-    found = hub.read_tensor_shapes(base, cache_dir=cache_dir)
+    shapes = hub.read_tensor_shapes(base, cache_dir=cache_dir)
     expected = decoder_shapes(checkpoint.sizes)
-    # Older saves carry buffers that the network no longer has: unknown names are no fault.
-    known = {name: shape for name, shape in found.items() if name in expected}
+    network = decoder_without_memory(checkpoint.sizes)
+    passed_over = network._keys_to_ignore_on_load_unexpected or ()
+    unused = unused_tensors(shapes.keys() - expected.keys())
+    wrong = {name for name in unused if not any(re.search(one, name) for one in passed_over)}
+    known = {name: shape for name, shape in shapes.items() if name in expected or name in wrong}
     compare_shapes(base.name, known, expected)
     if adapter is None:
         return
-    found = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
-    expected = adapter_shapes(json.loads(checkpoint.adapter_json), checkpoint.sizes)
-    compare_shapes(f"{adapter.name} for {base.name}", found, expected)
+    check_adapter(checkpoint, adapter, network, cache_dir)
 
 
 def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
-    """Names and shapes of the tensors of a decoder with this ``config.json``."""
+    """Return names and shapes of the tensors of a decoder with this ``config.json``."""
     decoder = decoder_without_memory(sizes)
     shapes = dict(shapes_of(decoder.state_dict()))
     if decoder.config.tie_word_embeddings:  # then no file has the last layer
@@ -207,79 +201,18 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
     return shapes
 
 
-def adapter_shapes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> Shapes:
-    """Names and shapes of the tensors of an adapter for a decoder."""
-    import torch
-
-    peft = import_peft()
-    decoder = decoder_without_memory(sizes)
-    try:
-        with torch.device("meta"):
-            adapted = peft.PeftModel(decoder, _lora_config(settings))
-    except ValueError as err:
-        raise CheckpointError(f"the adapter does not fit the model: {err}") from err
-    # The embeddings that peft adds to a saved adapter of the last layer are the model's own.
-    return shapes_of(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-
-
-def load_adapter(
-    directory: Path, sizes: Mapping[str, Any], device: torch.device
-) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Configuration and tensors of the adapter in `directory` for a decoder of these `sizes`.
-
-    Tensors have the names that peft saves them under, and their saved precision. The base model
-    that the adapter names is never looked for: it can be a path of whoever trained it.
-    """
-    from safetensors.torch import load_file
-
-    missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (directory / n).exists()]
-    if missing:
-        raise CheckpointError(
-            f"the adapter in {directory} has no {' and no '.join(missing)}: save it with peft's "
-            "save_pretrained"
-        )
-    settings = json.loads((directory / ADAPTER_CONFIG).read_text())
-    _check_is_lora(settings, str(directory))
-    expected = adapter_shapes(settings, sizes)
-    tensors = _without_base(load_file(directory / ADAPTER_WEIGHTS, device=str(device)))
-    compare_shapes(str(directory), shapes_of(tensors), expected)
-    return _lora_config(settings), tensors
-
-
-def import_peft() -> ModuleType:
-    """The peft library; ModuleNotFoundError says how to install it."""
-    try:
-        import peft
-    except ModuleNotFoundError as err:
-        raise ModuleNotFoundError(
-            f"adapters need {err.name}, which is not here: {install('safety')}",
-            name=err.name,
-        ) from err
-    return peft
-
-
-def _lora_config(settings: Mapping[str, Any]) -> Any:
-    # Some ways to initialise an adapter would change the weights below it.
-    fixed = {"inference_mode": True, "init_lora_weights": False}
-    return import_peft().LoraConfig.from_peft_type(**{**settings, **fixed})
-
-
 def decoder_without_memory(sizes: Mapping[str, Any]) -> Any:
-    """The decoder of a ``config.json`` on the meta device; CheckpointError if there is none."""
+    """Build the decoder of a ``config.json`` on the meta device; CheckpointError if none exists."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    from gpuclassify.models.loading import network_config
 
     model_type = sizes.get("model_type")
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(dict(sizes))
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
-    except (KeyError, ValueError, TypeError) as err:
+            return AutoModelForCausalLM.from_config(network_config(dict(sizes), "it"))
+    except (ValueError, TypeError) as err:
         raise CheckpointError(
             f"transformers makes no decoder of a config.json with model_type {model_type!r}: {err}"
         ) from err
-
-
-def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """The adapter's own tensors: with an adapted last layer, peft saves the base's beside them."""
-    return {name: value for name, value in tensors.items() if ".base_layer." not in name}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,17 +17,8 @@ import pyarrow as pa
 from gpuclassify import hub
 from gpuclassify.frames import Texts, backend_of
 from gpuclassify.hub import Identity
-from gpuclassify.mapping.heads import (
-    FLOAT32,
-    LABELS,
-    CategoryHead,
-    Columns,
-    Head,
-    LabelHead,
-    MultiLabelHead,
-    named_columns,
-    named_fields,
-)
+from gpuclassify.mapping.heads import FLOAT32, Columns, Head, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LABELS, CategoryHead, LabelHead, MultiLabelHead
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, position_limit
@@ -51,19 +43,31 @@ from gpuclassify.questions.prompt_tokens import (
     shared_length,
 )
 from gpuclassify.questions.runners import PromptRunner
-from gpuclassify.questions.template import TemplateError, full_digest
-from gpuclassify.settings.checks import check_text
+from gpuclassify.questions.safety_template import TemplateError, full_digest
+from gpuclassify.settings.checks import check_settings, check_text
 from gpuclassify.settings.options import ClassifierOptions, StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from gpuclassify.frames import Frame
     from gpuclassify.questions.decoder import Decoder
     from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
 logger = logging.getLogger(__name__)
 
 LABEL = "label"  # the column of `answers`, unless label_field= names another
+_BRACES = re.compile(r"\{\w+\}|\{\{")  # of a column, or of a template's brace
+# Settings of other classifiers.
+_NO_SETTINGS = {
+    "labels": "name the labels in answers= or fields=",
+    "problem_type": "answers=, fields= and criteria= say it",
+    "base_model": "the decoder is model=, and adapter= a LoRA adapter on it",
+    "query": "write it into prompt=",
+    "pair_truncation": "a prompt that is too long loses the end of text_field",
+}
 _MOST_TOKENS = 4_096  # of a prompt to a model that states no limit
 
 
@@ -91,9 +95,9 @@ class PromptOptions(ClassifierOptions):
     chat : bool
         Write messages by the tokenizer's chat template; False: `prompt` is the whole text.
     chat_template_kwargs : dict
-        What the chat template is given beside the messages.
+        Variables of the chat template beside the messages.
     opening : str
-        What the model is given of its answer, such as an empty think block.
+        Beginning of the answer, which the model continues, such as an empty think block.
     answers : list of str, or dict of str to str or list of str
         Labels, which are what the model may answer; or the text of each, or several, whose
         probabilities add up.
@@ -121,6 +125,8 @@ class PromptOptions(ClassifierOptions):
         with `strict`.
     """
 
+    no_pairs = "name both columns in prompt="
+
     prompt: str = field(default="", metadata={"least": 0})  # which `check` asks for
     system: str | None = None
     response: str | None = None
@@ -140,10 +146,22 @@ class PromptOptions(ClassifierOptions):
     prompt_digest: str | None = None
 
     def check(self) -> None:
-        """See `ModelOptions.check`."""
+        """Check the settings; see `ModelOptions.check`."""
         for name, value in _in_normal_form(vars(self)).items():
             object.__setattr__(self, name, value)
+        check_settings(self)
+        self.check_text_field()
         check_text("prompt", self.prompt, "a text with a column in braces, such as {text}")
+        for name in ("system", "opening"):
+            text = getattr(self, name) or ""
+            if braces := {*_BRACES.findall(text)} - {f"{{{CRITERION}}}"}:
+                raise ValueError(
+                    f"{name}={text!r} is the same for all rows, and {braces.pop()} would stand "
+                    "there: name columns in prompt=, and write a brace of the text with a space"
+                )
+        for name, cure in _NO_SETTINGS.items():
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name}={value!r} has no meaning for a question: {cure}")
         if self.prompt_digest is not None:
             full_digest(self.prompt_digest)
         if self.text_template is not None:
@@ -186,7 +204,7 @@ class PromptOptions(ClassifierOptions):
 
     @functools.cached_property
     def form(self) -> AnswerForm:
-        """What an answer is made of."""
+        """Form of the answer, made of its fields."""
         if (self.answers is None) == (self.answer is None) or (
             (self.answer is None) != (self.fields is None)
         ):
@@ -211,21 +229,21 @@ class PromptOptions(ClassifierOptions):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The columns that the prompt names."""
+        """Columns that the prompt names."""
         return prompt_columns(self.prompt, self.response)
 
     def setting_of_column(self, name: str) -> str:
-        """The setting that names a column of the prompt."""
+        """Return the setting that names a column of the prompt."""
         if name == self.text_field:
             return "text_field"
         return "prompt" if name in prompt_columns(self.prompt) else "response"
 
 
 def _in_normal_form(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with those of several forms in the one that equal ones have."""
+    """Normalize settings that have several forms, so that equal ones are equal."""
     forms: dict[str, Callable[[Any], Any]] = {
         "chat_template_kwargs": _as_json_text,
-        "answers": lambda given: Choice(given).options,
+        "answers": lambda options: Choice(options).options,
         "fields": _named_fields,
         "criteria": _criteria,
     }
@@ -235,23 +253,23 @@ def _in_normal_form(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _as_json_text(value: Any) -> str:
+def _as_json_text(value: object) -> str:
     try:
-        given = json.loads(value) if isinstance(value, str) else value
-        if isinstance(given, Mapping):
-            return json.dumps(dict(given), sort_keys=True)
+        settings = json.loads(value) if isinstance(value, str) else value
+        if isinstance(settings, Mapping):
+            return json.dumps(dict(settings), sort_keys=True)
     except (TypeError, ValueError) as err:
         raise TypeError(f"chat_template_kwargs={value!r}: pass plain values ({err})") from err
     raise TypeError(f"chat_template_kwargs={value!r}: pass a dict")
 
 
-def _named_fields(value: Any) -> tuple[tuple[str, Any], ...]:
+def _named_fields(value: object) -> tuple[tuple[str, Any], ...]:
     if not isinstance(value, (Mapping, tuple)) or not value:
         raise TypeError(f"fields={value!r}: pass a dict of a field's name to its options")
-    return tuple((name, named_field(own)) for name, own in dict(value).items())
+    return tuple((name, named_field(options)) for name, options in dict(value).items())
 
 
-def _criteria(value: Any) -> tuple[tuple[str, str], ...]:
+def _criteria(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, (Mapping, tuple)) or not value:
         raise TypeError(f"criteria={value!r}: pass a dict of a column to a criterion's text")
     for name, text in dict(value).items():
@@ -261,7 +279,7 @@ def _criteria(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 class PromptModel(LoraModel):
-    """A decoder, which is the model itself, with the prompts that it is given."""
+    """Decoder, which is the model itself, with its prompts."""
 
     @property
     def repositories(self) -> list[str]:
@@ -269,11 +287,11 @@ class PromptModel(LoraModel):
         return [name for name in (self.options.model, self.options.adapter) if name]
 
     def resolve_base(self) -> Identity:
-        """The decoder pinned to a revision."""
+        """Return the decoder pinned to a revision."""
         return self.identity
 
     def resolve_adapter(self) -> Identity | None:
-        """The adapter pinned to a revision."""
+        """Return the adapter pinned to a revision."""
         options = self.options
         if options.adapter is None:
             return None
@@ -281,7 +299,7 @@ class PromptModel(LoraModel):
 
     def read(self) -> LoraCheckpoint:
         """Read what the decoder declares, and write the prompts."""
-        from gpuclassify.models.loading import load_tokenizer
+        from gpuclassify.models.tokenizer_files import load_tokenizer
 
         checkpoint, options = super().read(), self.options
         directory = hub.download(checkpoint.base, cache_dir=options.cache_dir, has_weights=False)
@@ -306,7 +324,7 @@ class PromptModel(LoraModel):
         return replace(checkpoint, prompts=prompts, max_tokens=length)
 
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
-        """Most tokens of a prompt that such an answer follows."""
+        """Return the most tokens of a prompt that such an answer follows."""
         asked = self.options.max_seq_length
         most = most_positions(sizes)
         if most is None:
@@ -336,9 +354,12 @@ class PromptModel(LoraModel):
 
 
 def new_readers(
-    options: PromptOptions, prompts: tuple[Prompt, ...], tokenizer: Any, end_ids: Any
+    options: PromptOptions,
+    prompts: tuple[Prompt, ...],
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Collection[int],
 ) -> list[AnswerReader]:
-    """What reads the answer to each prompt; ValueError if the tokenizer cannot tell options."""
+    """Make an answer reader per prompt; ValueError if the tokenizer cannot tell options."""
     backend, places = tokenizer.backend_tokenizer, {}  # type: ignore[var-annotated]
 
     def encode(text: str) -> list[int]:
@@ -361,28 +382,28 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reads the answers about several criteria that stand behind one document."""
+    """Reader of the answers about several criteria that stand behind one document."""
 
     readers: list[AnswerReader]
     starts: list[Tokens]  # the tokens of each criterion, with all that follows it in the prompt
 
     @property
     def columns(self) -> Tokens:
-        """See `Reader.columns`."""
+        """Tokens whose logits are needed; see `Reader.columns`."""
         return self.readers[0].columns
 
     @property
     def has_free_fields(self) -> bool:
-        """See `Reader.has_free_fields`."""
+        """Always False; see `Reader.has_free_fields`."""
         return False
 
     @property
     def most_tokens(self) -> int:
-        """See `Reader.most_tokens`."""
+        """Approximate number of tokens of the longest answer; see `Reader.most_tokens`."""
         return max(map(len, self.starts)) + self.readers[0].most_tokens
 
     def read(self, known: Known) -> Reading:
-        """See `Reader.read`; of each answer the probability of the first option counts."""
+        """Read each answer's probability of the first option; see `Reader.read`."""
         shares = []
         for reader, start in zip(self.readers, self.starts, strict=True):
             answer = yield from reader.read(known, start)
@@ -392,7 +413,7 @@ class CriteriaReader:
 
 @dataclass(frozen=True)
 class _Ask:
-    """A way to ask: prompts, how many tokens of their ends the reader begins with, and itself."""
+    """Way to ask: prompts, how many tokens of their ends the reader begins with, and itself."""
 
     tokenizer: PromptTokenizer
     trim: int
@@ -400,16 +421,16 @@ class _Ask:
 
 
 class ChoiceRunner(PromptRunner):
-    """Asks a decoder about rows, and reads what it would answer from the logits."""
+    """Runner that asks a decoder about rows, and reads the answers from the logits."""
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """The columns of a row, of what stands for them."""
+        """Return the values of a row's columns from the text that stands for them."""
         names = self.options.text_fields
         values = dict(zip(names, json.loads(text) if len(names) > 1 else [text], strict=True))
         return tuple(values[name] for name in self.model.checkpoint.prompts[0].columns)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Answers about each text, as objects or as probabilities; see `Runner.run`."""
+        """Answer about each text, as objects or as probabilities; see `Runner.run`."""
         options, rows = self.options, [self.columns_of(text) for text in texts.to_list()]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             asks = decoder.attached(
@@ -420,34 +441,36 @@ class ChoiceRunner(PromptRunner):
                 tokenizer = asks[0].tokenizer
                 overlap = options.overlap_of(tokenizer.window_tokens) or 0
                 windows = [tokenizer.windows(text, overlap) for (text,) in rows]
-                counts = np.array([len(own) for own in windows], dtype=np.int64)
-                rows = [(one,) for own in windows for one in own]
+                counts = np.array([len(spans) for spans in windows], dtype=np.int64)
+                rows = [(one,) for spans in windows for one in spans]
             owners = np.repeat(np.arange(len(counts)), counts)
             stats.windows += len(rows)
 
             def name_row(row: int) -> str:
                 return name_text(int(owners[row]))
 
-            found = [self._ask(ask, rows, stats, name_row) for ask in asks]
-            _, prompts = found[0]
+            results = [self._ask(ask, rows, stats, name_row) for ask in asks]
+            _, prompts = results[0]
             seen = asks[0].tokenizer.seen_share(prompts)
-            answers = found[0][0]
+            answers = results[0][0]
             if options.criteria and type(asks[0].reader) is AnswerReader:  # a criterion each
-                shares = np.stack([[one.shares[0] for one in own] for own, _ in found], axis=1)
+                shares = np.stack(
+                    [[one.shares[0] for one in answers_of_one] for answers_of_one, _ in results],
+                    axis=1,
+                )
                 answers = [Answer(shares=row) for row in shares]
             if options.keep_raw:
                 until = (lambda _, is_complete: is_complete), options.max_new_tokens
                 raw = self.free_answers(prompts, asks[0].tokenizer.prefix, *until, stats, name_row)
                 answers = [replace(one, raw=text) for one, text in zip(answers, raw, strict=True)]
-        order = np.arange(len(counts))
         if not options.has_windows:
             values = np.empty(len(answers), dtype=object)
             values[:] = answers
-            return Outputs(values, order, counts, seen)
+            return Outputs(values, counts, seen)
         numbers = np.stack([one.shares for one in answers]).astype(np.float32)
         lengths = np.maximum(prompts.lengths - asks[0].tokenizer.fixed_tokens, 1)
         whole = np.ones(len(counts), dtype=np.float32)
-        return Outputs(numbers, order, counts, whole, counts, lengths, options.window_aggregation)
+        return Outputs(numbers, counts, whole, counts, lengths, options.window_aggregation)
 
     def _ask(
         self, ask: _Ask, rows: list[tuple[str, ...]], stats: RunStats, name: Callable[[int], str]
@@ -455,7 +478,6 @@ class ChoiceRunner(PromptRunner):
         started = time.perf_counter()
         prompts = ask.tokenizer(rows)
         stats.tokenize_seconds += time.perf_counter() - started
-        stats.truncated_texts += prompts.truncated
         trimmed = _without_ends(prompts, ask.trim)
         return self.answers(
             trimmed, ask.tokenizer.prefix, lambda _: ask.reader, stats, name
@@ -476,7 +498,7 @@ class ChoiceRunner(PromptRunner):
             np.array(ask.tokenizer.encode(["a"] * len(prompts[0].columns)).ids) for ask in asks
         ]
         shared = min(shared_length(wholes[0], whole) for whole in wholes[1:])
-        first = replace(prompts[0], literals=(*prompts[0].literals[:-1], ""))
+        first = replace(prompts[0], literals=(*prompts[0].literals[:-1], ""), chat="")
         without_end = PromptTokenizer(tokenizer, first, self.model.checkpoint.max_tokens)
         if shared <= len(without_end.encode(["a"] * len(prompts[0].columns)).ids):
             return asks
@@ -491,7 +513,7 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """The prompts without the last `count` tokens of each."""
+    """Return the prompts without the last `count` tokens of each."""
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -501,7 +523,7 @@ def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
 
 
 class AnswerHead(CategoryHead):
-    """The label of an answer's first field, its probabilities, and the other fields."""
+    """Head for the label of an answer's first field, its probabilities, and the other fields."""
 
     @property
     def _first(self) -> Any:
@@ -513,33 +535,33 @@ class AnswerHead(CategoryHead):
 
     @property
     def labels(self) -> list[str]:
-        """The labels of the first field, in the order of their options."""
+        """Labels of the first field, in the order of their options."""
         return list(self._first.labels) if self._has_label else []
 
-    def __init__(self, *parts: Any, **given: Any) -> None:
-        super().__init__(*parts, **given)
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
         self._name = self.label_field or self.options.form.names[0]
         self.label_field = self._name if self._has_label else None  # a free text is no label
 
     def fields(self) -> list[pa.Field]:
-        """Label, scores and confidence, the other fields, and the free answer."""
-        own = super().fields() if self._has_label else []
+        """Return the fields of label, scores, confidence, other fields and the free answer."""
+        fields = super().fields() if self._has_label else []
         form = self.options.form
         names = [self._name, *form.names[1:]]
         for number, (name, kind) in enumerate(zip(names, form.fields, strict=True)):
             if number or not self._has_label:
-                own.append(pa.field(name, LABELS if isinstance(kind, Several) else pa.string()))
+                fields.append(pa.field(name, LABELS if isinstance(kind, Several) else pa.string()))
                 if self.options.confidences:
-                    own.append(pa.field(f"{name}_confidence", FLOAT32))
+                    fields.append(pa.field(f"{name}_confidence", FLOAT32))
         raw = self.options.raw_field if self.options.keep_raw else None
-        return [*own, *named_fields((raw, pa.string()))]
+        return [*fields, *named_fields((raw, pa.string()))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Answers, or their first field's probabilities, as they are."""
+        """Return answers, or their first field's probabilities, unchanged."""
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for answers, object (texts,), or for probabilities, float32 (texts, labels)."""
+        """Make columns from answers, object (texts,), or probabilities, float32 (texts, labels)."""
         made = dict(super().columns(_shares(values))) if self._has_label else {}
         if values.dtype != object:
             return made
@@ -547,11 +569,11 @@ class AnswerHead(CategoryHead):
         names = [self._name, *form.names[1:]]
         for number, (name, kind) in enumerate(zip(names, form.fields, strict=True)):
             if number or not self._has_label:
-                found = [one.values[number] for one in values]
+                texts = [one.values[number] for one in values]
                 if isinstance(kind, Several):
-                    made[name] = pa.array([one or [] for one in found], LABELS)
+                    made[name] = pa.array([one or [] for one in texts], LABELS)
                 else:
-                    made[name] = pa.array(found, pa.string())
+                    made[name] = pa.array(texts, pa.string())
                 if self.options.confidences:
                     shares = [one.confidences[number] for one in values]
                     made[f"{name}_confidence"] = pa.array(shares, FLOAT32, from_pandas=True)
@@ -559,17 +581,17 @@ class AnswerHead(CategoryHead):
         return made | named_columns((raw, [one.raw for one in values]))
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Which texts have a wanted label, confidence and score."""
+        """Tell which texts have a wanted label, confidence and score."""
         return super().passes(_shares(values)) if self._has_label else {}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """The probability of each text's label, or of what stands for it."""
+        """Return the probability of each text's label, or of its first field without labels."""
         if self._has_label:
             return super().certainties(_shares(values))
         return np.array([one.confidences[0] for one in values])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Any decoder answers."""
+        """Accept any decoder."""
 
     def check_settings(self) -> None:
         """Raise ValueError unless the filters fit the labels."""
@@ -585,37 +607,37 @@ class AnswerHead(CategoryHead):
 
 
 class CriteriaHead(MultiLabelHead):
-    """A probability for each criterion."""
+    """Head for a probability of each criterion."""
 
     @property
     def labels(self) -> list[str]:
-        """The criteria's columns."""
+        """Columns of the criteria."""
         return [name for name, _ in self.options.criteria]
 
     def fields(self) -> list[pa.Field]:
-        """A column for each criterion, and those of other models of several labels."""
+        """Return a field per criterion, and those of other models of several labels."""
         return [*(pa.field(name, FLOAT32) for name in self.labels), *super().fields()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities as they are."""
+        """Return probabilities unchanged."""
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Columns for answers, object (texts,), or probabilities, float32 (texts, criteria)."""
+        """Make columns from answers, object (texts,), or scores, float32 (texts, criteria)."""
         shares = _shares(values)
-        own = {name: np.ascontiguousarray(shares[:, n]) for n, name in enumerate(self.labels)}
-        return {**own, **super().columns(shares)}
+        columns = {name: np.ascontiguousarray(shares[:, n]) for n, name in enumerate(self.labels)}
+        return {**columns, **super().columns(shares)}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """As of `MultiLabelHead`."""
+        """Tell which texts pass the filters, as `MultiLabelHead` does."""
         return super().passes(_shares(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """The largest probability of each text."""
+        """Return the largest probability of each text."""
         return super().certainties(_shares(values))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Any decoder answers."""
+        """Accept any decoder."""
 
     def check_settings(self) -> None:
         """Raise ValueError unless the filters fit the criteria."""
@@ -624,16 +646,16 @@ class CriteriaHead(MultiLabelHead):
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Probabilities, float32 (texts, labels), of answers or of themselves."""
+    """Return probabilities, float32 (texts, labels), from answers or unchanged."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)
 
 
-class PromptClassifier(TextMapper):
-    """Asks a language model about every row; the answer is read from its logits.
+class PromptClassifier(TextMapper[PromptOptions]):
+    """Classifier that asks a language model about every row; the answer is read from its logits.
 
-    The model is given a question with the row's columns in it, and never generates: at each choice,
+    The model reads a question with the row's columns in it, and never generates: at each choice,
     the softmax over the tokens that may follow gives a probability of every option. So each row has
     an answer. What all prompts begin with is run once a process.
 
@@ -655,7 +677,7 @@ class PromptClassifier(TextMapper):
     purpose = "answers of any language model to a question about each row"
     licence = "the model's"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         cls.defaults = _in_normal_form(cls.defaults)
         super().__init_subclass__(**kwargs)
 
@@ -665,16 +687,16 @@ class PromptClassifier(TextMapper):
         def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """One head, of criteria or of an answer's fields."""
+        """Make one head, of criteria or of an answer's fields."""
         kind = CriteriaHead if self.options.criteria else AnswerHead
         return (kind(type(self).__qualname__, self.options, self.model),)
 
     def describe(self) -> dict[str, Any]:
-        """Settings as JSON values, and the model's commit; prompts are whole, however long."""
+        """Return settings as JSON values, and the model's commit; prompts are not shortened."""
         return super().describe() | {"prompt": self.options.prompt}
 
-    def first_prompt(self, frame: Any, most_chars: int) -> str | None:
-        """What the model reads of a frame's first text, of which so many characters are shown."""
+    def first_prompt(self, frame: Frame, most_chars: int) -> str | None:
+        """Return the prompt of a frame's first text, with at most `most_chars` of each column."""
         texts = self.list_texts(frame, self.options.max_chars)
         text = next((text for text in texts if text is not None), None)
         if text is None:
@@ -684,10 +706,10 @@ class PromptClassifier(TextMapper):
             value if len(value) <= most_chars else f"{value[:most_chars]}..."
             for value in runner.columns_of(text)
         ]
-        return "".join(checkpoint.prompts[0].pieces(shown))
+        return checkpoint.prompts[0].filled(self.model.new_tokenizer(), shown)
 
-    def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:
-        """What stands for the rows' columns: the text, or several as JSON; None where null."""
+    def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
+        """Return the text of each row, several columns as JSON; None where null."""
         texts, names = backend_of(frame).texts, self.text_fields
         columns = [texts(frame, name, max_chars) for name in names]
         if len(names) == 1:

@@ -7,14 +7,28 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuclassify.settings.options import template_pieces
-from gpuclassify.tokenizing.text_tokenizer import TokenBatch, flat_batch
+from gpuclassify.tokenizing.text_tokenizer import (
+    MOST_CHARS_PER_TOKEN,
+    TokenBatch,
+    flat_batch,
+    frame_of,
+)
+from gpuclassify.tokenizing.words import prefix_end, word_cache
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 # How documents may begin: none of their tokens may be taken for a part of the prompt.
 _PROBES = ("a", "The", "7", "é", "\n", " ", "-")
@@ -24,87 +38,103 @@ _SEAM_TOKENS = 4  # by which a window in a prompt may be longer than it is alone
 CRITERION = "criterion"  # what stands for a criterion's text in braces
 # What stands for a column's text while a chat template is filled in.
 _MARK = re.compile("\ue000(.*?)\ue001", re.DOTALL)
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_SECRET = secrets.token_hex(8)  # in names that no text can have
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece of text, which some tokenizers call special
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, cut where columns go: a literal, a column, a literal and so on."""
+    """Prompt, cut where columns go: a literal, a column, a literal and so on."""
 
     literals: tuple[str, ...]  # one more than columns
     columns: tuple[str, ...]
-    # Of each message that the template strips: its first and last column, the white space around
-    # them, which is no part of the literals, and at which ends white space is lost.
-    strips: tuple[tuple[int, int, str, str, bool, bool], ...] = ()
-    has_special_tokens: bool = True  # of its own: the tokenizer adds none
+    # Messages with marks where columns go, settings, what follows, and dates, as JSON. The chat
+    # template makes each row's prompt of them: it may strip texts, or leave parts of them out.
+    chat: str = ""
+    has_special_tokens: bool = True  # written in it: the tokenizer adds none
 
     @property
     def digest(self) -> str:
-        """sha256 of the prompt for empty columns, 64 hex digits."""
+        """Digest (sha256) of the prompt for empty columns, 64 hex digits."""
         return hashlib.sha256("".join(self.literals).encode()).hexdigest()
 
-    def pieces(self, texts: Sequence[str]) -> list[str]:
-        """Literals and texts of the columns in turn, as they stand in the prompt."""
-        pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
-        pieces = list(itertools.chain.from_iterable(pairs))
-        for first, last, lead, trail, left, right in self.strips:
-            places = range(2 * first + 1, 2 * last + 2)
-            pieces[places[0]] = lead + pieces[places[0]]
-            pieces[places[-1]] += trail
-            if left:
-                _strip(pieces, places, str.lstrip)
-            if right:
-                _strip(pieces, places[::-1], str.rstrip)
-        return pieces
+    def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
+        """Return the prompt with these texts in the columns."""
+        if not self.chat:
+            pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
+            return "".join(itertools.chain.from_iterable(pairs))
+        chat, named = json.loads(self.chat), dict(zip(self.columns, texts, strict=True))
+        chat[0] = _changed(chat[0], lambda text: _MARK.sub(lambda mark: named[mark[1]], text))
+        return _write_chat(chat, tokenizer)
 
 
-def _strip(pieces: list[str], places: Sequence[int], strip: Callable[[str], str]) -> None:
-    """Strip pieces in this order, as far as nothing is left of them."""
-    for place in places:
-        pieces[place] = strip(pieces[place])
-        if pieces[place]:
-            return
+def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Apply a chat template to messages; dates in it join the chat, so that they stay."""
+    messages, settings, opening, dates = chat
+    settings = dict(settings)
+
+    def date(call: re.Match[str]) -> str:
+        return repr(dates.setdefault(call[2], time.strftime(call[2])))
+
+    try:
+        template = tokenizer.get_chat_template(settings.pop("chat_template", None))
+        settings["chat_template"] = _NOW.sub(date, template)
+        written = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+    except Exception as err:  # whatever the template's code raises
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path} cannot be filled in: {err}"
+        ) from err
+    return str(written) + opening
+
+
+def _changed(value: object, change: Callable[[str], str]) -> Any:
+    """Return JSON with every text changed."""
+    if isinstance(value, list):
+        return [_changed(item, change) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _changed(item, change) for name, item in value.items()}
+    return change(value) if isinstance(value, str) else value
 
 
 def prompt_columns(*templates: str | None) -> tuple[str, ...]:
-    """The columns that templates name, each once."""
+    """Return the columns that templates name, each once."""
     pieces = [template_pieces(one, "prompt") for one in templates if one]
     names = [name for _, name in itertools.chain.from_iterable(pieces) if name is not None]
     return tuple(dict.fromkeys(name for name in names if name != CRITERION))
 
 
-def render_prompt(options: Any, tokenizer: Any, owner: str, criterion: str | None) -> Prompt:
-    """The prompt that settings describe, as a tokenizer's chat template writes it.
+def render_prompt(
+    options: Any, tokenizer: PreTrainedTokenizerBase, owner: str, criterion: str | None
+) -> Prompt:
+    """Make the prompt that settings describe, as a tokenizer's chat template writes it.
 
     ValueError: there is no such template, it cannot be filled in, or leaves a column out.
     """
 
-    def filled(template: str, around: str = "") -> str:
+    def filled(template: str) -> str:
         return "".join(
             text
             + ("" if name is None else criterion or "" if name == CRITERION else
-               f"{around}\ue000{name}\ue001{around}")
+               f"\ue000{name}\ue001")
             for text, name in template_pieces(template, "prompt")
         )  # fmt: skip
 
-    def written(around: str, is_list: bool = False) -> str:
-        if not options.chat:
-            return filled(options.prompt, around) + options.opening
-        system = options.system and options.system.replace(f"{{{CRITERION}}}", criterion or "")
-        messages = [("system", system), ("user", filled(options.prompt, around))]
+    def with_criterion(text: str) -> str:
+        return text.replace(f"{{{CRITERION}}}", criterion or "")
+
+    def chat(is_list: bool = False) -> list[Any]:
+        messages = [("system", options.system and with_criterion(options.system))]
+        messages.append(("user", filled(options.prompt)))
         if options.response is not None:
-            messages.append(("assistant", filled(options.response, around)))
-        chat = [
+            messages.append(("assistant", filled(options.response)))
+        listed = [
             {"role": role, "content": [{"type": "text", "text": text}] if is_list else text}
             for role, text in messages
             if text is not None
         ]
         settings = {"add_generation_prompt": True, **json.loads(options.chat_template_kwargs)}
-        settings = _with_criterion(settings, criterion or "")
-        try:
-            text = tokenizer.apply_chat_template(chat, tokenize=False, **settings)
-        except Exception as err:  # whatever the template's code raises
-            raise ValueError(f"the chat template of {owner} cannot be filled in: {err}") from err
-        return str(text) + options.opening
+        return [listed, _changed(settings, with_criterion), options.opening, {}]
 
     if options.chat and not getattr(tokenizer, "chat_template", None):
         raise ValueError(
@@ -112,10 +142,15 @@ def render_prompt(options: Any, tokenizer: Any, owner: str, criterion: str | Non
             "chat=False and the whole text that it is to go on from as prompt="
         )
     named = set(prompt_columns(options.prompt, options.response))
-    # Some templates take a message as a list of its parts, and write nothing of any other.
-    is_list = bool(options.chat and named - set(_MARK.findall(written(""))))
-    parts, spaced = _MARK.split(written("", is_list)), written("\n ", is_list)
-    literals, columns = parts[::2], tuple(parts[1::2])
+    if options.chat:
+        written = _write_chat(used := chat(), tokenizer)
+        # Some templates take a message as a list of its parts, and write nothing of any other.
+        if named - set(_MARK.findall(written)):
+            written = _write_chat(used := chat(is_list=True), tokenizer)
+    else:
+        written, used = filled(options.prompt) + options.opening, []
+    parts = _MARK.split(written)
+    literals, columns = tuple(parts[::2]), tuple(parts[1::2])
     if left_out := named - set(columns):
         raise ValueError(
             f"the chat template of {owner} leaves {{{sorted(left_out)[0]}}} out: it takes other "
@@ -127,53 +162,89 @@ def render_prompt(options: Any, tokenizer: Any, owner: str, criterion: str | Non
             f"the prompt that {owner} is given has {{{twice}}} twice: name each column once in "
             "prompt= and response="
         )
-    if spaced == written("", is_list).replace("\ue000", "\n \ue000").replace("\ue001", "\ue001\n "):
-        return Prompt(tuple(literals), columns, has_special_tokens=options.chat)
-    strips = []
-    for template in (options.prompt, options.response):
-        if not (own := prompt_columns(template)):
-            continue
-        first, last = columns.index(own[0]), columns.index(own[-1])
-        left = f"\n \ue000{own[0]}" not in spaced
-        right = f"{own[-1]}\ue001\n " not in spaced
-        if left or right:
-            lead, trail = _white_space_around(filled(template))
-            literals[first] = literals[first].removesuffix(lead)
-            literals[last + 1] = literals[last + 1].removeprefix(trail)
-            strips.append((first, last, lead, trail, left, right))
-    return Prompt(tuple(literals), columns, tuple(strips), has_special_tokens=options.chat)
+    return Prompt(literals, columns, json.dumps(used) if used else "", options.chat)
 
 
-def _white_space_around(message: str) -> tuple[str, str]:
-    """The white space between a message's columns and its other text, before and behind them."""
-    before, after = message.partition("\ue000")[0], message.rpartition("\ue001")[2]
-    lead = before[len(before.rstrip()) :] if before.strip() else ""
-    return lead, after[: len(after) - len(after.lstrip())] if after.strip() else ""
+def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
+    """Return a ``tokenizers.Tokenizer`` with other names for special tokens, and these names.
+
+    A text that has the old ones in it is text like any other.
+    """
+    from tokenizers import Tokenizer
+
+    description = json.loads(backend.to_str())
+    names = {
+        token["content"]: f"<{_SECRET}-{token['id']}>".ljust(len(token["content"]), "-")
+        for token in description["added_tokens"]
+        if token["special"] and not _BYTE.fullmatch(token["content"])
+    }
+    for token in description["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = description["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {
+            names.get(token, token): number for token, number in model["vocab"].items()
+        }
+    else:
+        model["vocab"] = [(names.get(token, token), score) for token, score in model["vocab"]]
+    if unknown := model.get("unk_token"):
+        model["unk_token"] = names.get(unknown, unknown)
+    if "merges" in model:
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [pair for pair in pairs if not names.keys() & {*pair, "".join(pair)}]
+    return Tokenizer.from_str(json.dumps(description)), names
 
 
-def _with_criterion(value: Any, criterion: str) -> Any:
-    """Settings of a template with a criterion's text in the place of ``{criterion}``."""
-    if isinstance(value, Mapping):
-        return {name: _with_criterion(own, criterion) for name, own in value.items()}
-    return value.replace(f"{{{CRITERION}}}", criterion) if isinstance(value, str) else value
+def as_text_only(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Rename the tokenizer's special tokens, so that any text is plain text, and return it."""
+    tokenizer._tokenizer, names = without_special_tokens(tokenizer.backend_tokenizer)
+    for role in tokenizer.SPECIAL_TOKENS_ATTRIBUTES:
+        setattr(tokenizer, role, names.get(getattr(tokenizer, role)))
+    return tokenizer
 
 
 class PromptTokenizer:
-    """Tokenizes prompts as wholes; a document that makes one too long loses its end.
+    """Tokenizer of prompts as wholes; a document that makes one too long loses its end.
 
-    The whole prompt is tokenized at once, because tokens can reach across the seams. The tokenizer
-    is one of the tokenizers library, which says where in the text each token stands; it is
-    configured here and must not be shared. Column number `main` is the document. ValueError: the
-    prompt alone leaves a document no room.
+    The whole prompt is tokenized at once, because tokens can reach across the seams. Texts of
+    columns are text: no special token arises from them. The tokenizer is one of the tokenizers
+    library, which says where in the text each token stands; it is configured here and must not be
+    shared. Column number `main` is the document, of which no more than a prefix that is proven to
+    begin with the same tokens is read, unless it `counts_rest`. ValueError: the prompt alone leaves
+    a document no room.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Prompt, max_tokens: int, main: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Prompt,
+        max_tokens: int,
+        main: int = 0,
+        *,
+        counts_rest: bool = True,
+    ) -> None:
         self.prompt, self.max_tokens, self._main = prompt, max_tokens, main
         self._adds_special_tokens = not prompt.has_special_tokens
-        self._backend = tokenizer.backend_tokenizer
+        self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
         self._backend.no_padding()
         self._backend.no_truncation()
+        self._words = word_cache(self._backend)
+        reads_prefix = not counts_rest and self._words.ends_words
+        self._first_chars = MOST_CHARS_PER_TOKEN * max_tokens if reads_prefix else sys.maxsize
+        added = self._backend.get_added_tokens_decoder().items()
+        special = [n for n, token in added if token.special and not _BYTE.fullmatch(token.content)]
+        size = max([self._backend.get_vocab_size(), *special]) + 1
+        self._is_special = np.isin(np.arange(size), special)
         self._columns = len(prompt.columns)
+        short = prompt.filled(tokenizer, ["a"] * self._columns)
+        if self._adds_special_tokens:
+            self._leave_out(self._backend.encode(short, add_special_tokens=False).ids)
+        around, _, (place,) = (
+            frame_of(self._backend) if self._adds_special_tokens else ([0], 0, [0])
+        )
+        self._around = [np.array(ids, np.int32) for ids in (around[:place], around[place + 1 :])]
+        plain = self._backend.encode(short, add_special_tokens=self._adds_special_tokens)
+        self._special_ids = self._special_of(plain.ids)
         self.fixed_tokens = len(self.encode([""] * self._columns).ids)
         if self.fixed_tokens >= max_tokens:
             raise ValueError(
@@ -181,39 +252,121 @@ class PromptTokenizer:
                 f"max_seq_length={max_tokens} leaves no room for a document: pass a larger one"
             )
 
-    def encode(self, texts: Sequence[str]) -> Any:
-        """The encoding of the prompt with these texts in the columns."""
-        return self._backend.encode(
-            self._filled(texts), add_special_tokens=self._adds_special_tokens
-        )
+    def _leave_out(self, ids: list[int]) -> None:
+        """Have the tokenizer add nothing that a prompt with these tokens begins or ends with."""
+        from tokenizers.processors import TemplateProcessing
 
-    def _filled(self, texts: Sequence[str]) -> str:
-        return "".join(self.prompt.pieces(texts))
+        around, _, (place,) = frame_of(self._backend)
+        before, behind = around[:place], around[place + 1 :]
+        before = [] if ids[: len(before)] == before else before
+        behind = [] if ids[-len(behind) :] == behind else behind
+        if len(before) + len(behind) + 1 < len(around):
+            names = {token_id: self._backend.id_to_token(token_id) for token_id in before + behind}
+            pieces = [*map(names.get, before), "$A", *map(names.get, behind)]
+            special = list(zip(names.values(), names, strict=True))
+            self._backend.post_processor = TemplateProcessing(pieces, special_tokens=special)
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Return the encoding of the prompt with these texts in the columns."""
+        return self._encode(texts)[1]
 
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
-        """The tokens of the prompts of rows of columns; `whole_lengths`: those before any cut."""
-        made: list[np.ndarray] = []
+        """Tokenize the prompts of rows of columns; `whole_lengths` are those before any cut.
+
+        Of a document that was not read whole, the length is some number above what is left.
+        """
+        made, lengths = [], []
         for start in range(0, len(rows), _BLOCK_PROMPTS):
-            prompts = [self._filled(texts) for texts in rows[start : start + _BLOCK_PROMPTS]]
-            for encoding in self._backend.encode_batch_fast(
-                prompts, add_special_tokens=self._adds_special_tokens
-            ):
-                made.append(np.asarray(encoding.ids, dtype=np.int32))
-        whole_lengths = np.fromiter(map(len, made), dtype=np.int64, count=len(made))
-        for row in np.flatnonzero(whole_lengths > self.max_tokens).tolist():
-            made[row] = self._cut(list(rows[row]))
-        return flat_batch(made, whole_lengths=whole_lengths)
+            block = [list(row) for row in rows[start : start + _BLOCK_PROMPTS]]
+            for row, ids in zip(block, self._read(block), strict=True):
+                lengths.append(len(ids))
+                made.append(ids if len(ids) <= self.max_tokens else self._cut(row))
+        return flat_batch(made, whole_lengths=np.array(lengths, dtype=np.int64))
+
+    def _read(self, rows: list[list[str]]) -> list[np.ndarray]:
+        """Tokenize prompts; documents are cut in `rows` too where they need not be read.
+
+        Each is whole, or makes the prompt longer than it may be.
+        """
+        main, chars, pending = self._main, self._first_chars, list(range(len(rows)))
+        documents, tokens = [row[main] for row in rows], [np.empty(0)] * len(rows)
+        while pending:
+            for place in pending:
+                rows[place][main] = documents[place][: prefix_end(documents[place], chars)]
+            ids = self._ids([rows[place] for place in pending])
+            for place, row in zip(pending, ids, strict=True):
+                tokens[place] = row
+            enough, chars = self.max_tokens + _SEAM_TOKENS, 2 * chars
+            pending = [
+                n for n in pending if len(tokens[n]) <= enough and rows[n][main] != documents[n]
+            ]
+        return tokens
+
+    def _ids(self, rows: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
+        """Yield the ids of each prompt, in which texts are text."""
+        words = self._words([self.prompt.filled(self._tokenizer, row) for row in rows])
+        flat = words.take(np.zeros_like(words.lengths), words.lengths)
+        before, behind = self._around
+        for row, ids in zip(rows, np.split(flat, np.cumsum(words.lengths)[:-1]), strict=True):
+            ids = np.concatenate([before, ids, behind])
+            if self._special_of(ids) != self._special_ids:
+                ids = np.asarray(self._encode_as_text(row)[1].ids, dtype=np.int32)
+            yield ids
+
+    def _encode(self, row: Sequence[str]) -> tuple[str, Any]:
+        """Return a prompt, in which texts are text, and its encoding."""
+        prompt = self.prompt.filled(self._tokenizer, row)
+        encoding = self._backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
+        is_text = self._special_of(encoding.ids) == self._special_ids
+        return (prompt, encoding) if is_text else self._encode_as_text(row)
+
+    def _special_of(self, ids: Any) -> list[int]:
+        ids = np.asarray(ids, dtype=np.int64)
+        return ids[self._is_special[np.minimum(ids, len(self._is_special) - 1)]].tolist()
+
+    @functools.cached_property
+    def _text_only(self) -> tuple[Any, dict[str, str], re.Pattern[str]]:
+        """Result of `without_special_tokens`, and a pattern of the names."""
+        backend, names = without_special_tokens(self._backend)
+        longest_first = sorted(names, key=len, reverse=True)
+        return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
+
+    def _encode_as_text(self, texts: Sequence[str]) -> tuple[str, Any]:
+        """Return a prompt with texts that may name special tokens, and its encoding.
+
+        While the template runs they have other names, so that all special tokens are the prompt's.
+        Then each is encoded apart from what is around it, as transformers can.
+        """
+        backend, names, pattern = self._text_only
+        known, prompt, tokens = list(names), "", []
+        hidden = [
+            pattern.sub(lambda name: f"({_SECRET}-{known.index(name[0])})", text) for text in texts
+        ]
+        whole = self.prompt.filled(self._tokenizer, hidden)
+        for number, piece in enumerate(re.split(rf"\({_SECRET}-(\d+)\)", whole)):
+            is_name = number % 2
+            text = (
+                known[int(piece)] if is_name else pattern.sub(lambda match: names[match[0]], piece)
+            )
+            tokens += _tokens_behind(backend, prompt, text)
+            prompt += text
+        if self._adds_special_tokens:
+            around, _, (place,) = frame_of(backend)
+            tokens[:0] = [(token_id, (0, 0)) for token_id in around[:place]]
+            tokens += [(token_id, (len(prompt), len(prompt))) for token_id in around[place + 1 :]]
+        ids, offsets = zip(*tokens, strict=True)
+        return prompt, SimpleNamespace(ids=list(ids), offsets=offsets)
 
     @functools.cached_property
     def prefix(self) -> np.ndarray:
-        """The tokens with which the prompts of all ordinary documents begin, int32 (tokens,)."""
+        """Tokens with which the prompts of all ordinary documents begin, int32 (tokens,)."""
         others = [""] * (self._columns - 1)
         probes = [self.encode([probe, *others]).ids for probe in _PROBES]
         first, *more = [np.asarray(ids, dtype=np.int32) for ids in probes]
         return first[: min(shared_length(first, one) for one in more)]
 
     def seen_share(self, prompts: TokenBatch) -> np.ndarray:
-        """Share of each document's tokens that is in its prompt, float32 (documents,)."""
+        """Return the share of each document's tokens in its prompt, float32 (documents,)."""
         assert prompts.whole_lengths is not None
         document = np.maximum(prompts.whole_lengths - self.fixed_tokens, 1)
         lost = prompts.whole_lengths - prompts.lengths
@@ -225,8 +378,10 @@ class PromptTokenizer:
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
     def windows(self, document: str, overlap: int) -> list[str]:
-        """A document's parts that each fit into a prompt, with `overlap` tokens in common."""
+        """Cut a document into parts that fit into a prompt, with `overlap` tokens in common."""
         encoding = self._backend.encode(document, add_special_tokens=False)
+        if self._special_of(encoding.ids):
+            encoding = self._text_only[0].encode(document, add_special_tokens=False)
         room = self.window_tokens
         if len(encoding.ids) <= room:
             return [document]
@@ -238,35 +393,50 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """The tokens of the prompt with as much of the document as fits.
+        """Return the tokens of the prompt with as much of the document as fits.
 
         Where the prompt is too long without any of it, the longest of the other columns is cut.
         """
         while True:
-            encoding = self.encode(texts)
+            prompt, encoding = self._encode(texts)
             excess = len(encoding.ids) - self.max_tokens
             if excess <= 0:
                 return np.asarray(encoding.ids, dtype=np.int32)
             place = self._main
             if not texts[place]:
                 place = max(range(len(texts)), key=lambda number: len(texts[number]))
-            if texts[place][-1].isspace():
-                texts[place] = texts[place].rstrip()
-                continue
-            text, pieces = texts[place], self.prompt.pieces(texts)
-            # The prompt may lack white space that the text begins with, or have some of its own.
-            lead = len(text) - len(text.lstrip())
-            *before, own = pieces[: 2 * place + 2]
-            begin = sum(map(len, before)) + len(own) - len(own.lstrip())
-            end = begin + len(text) - lead
-            starts = [start - begin for start, _ in encoding.offsets if begin <= start < end]
-            chars = starts[-excess] if excess < len(starts) else 0
-            # Tokens merge anew at the new seam, so what is left may still be a token too long.
-            texts[place] = text[: lead + max(0, min(chars, end - begin - 1))]
+            text = texts[place].rstrip()
+            if text == texts[place]:
+                # The template may have stripped the text, and what stands around it.
+                behind = [*self.prompt.literals[place + 1 :], *texts[place + 1 :]]
+                end = len(prompt) - sum(len(part.strip()) for part in behind)
+                begin = prompt.rfind(text.lstrip(), 0, end) - len(text) + len(text.lstrip())
+                starts = [start - begin for start, _ in encoding.offsets if begin <= start]
+                starts = [start for start in starts if start < len(text)]
+                chars = starts[-excess] if excess < len(starts) else 0
+                if text.lstrip() not in prompt:  # it was changed within
+                    chars = len(text) - excess
+                # Tokens merge anew at the new seam, so what is left may still be a token too long.
+                text = text[: max(0, min(chars, len(text) - 1))]
+            texts[place] = text
+
+
+def _tokens_behind(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
+    """Return ids and offsets of a text that stands behind another, encoded alone.
+
+    Behind a line break, because some tokenizers add a space to what a text begins with.
+    """
+    line = backend.encode("\n", add_special_tokens=False).ids if before else []
+    encoding, first = backend.encode("\n" * bool(line) + text, add_special_tokens=False), len(line)
+    if encoding.ids[:first] != line:
+        encoding, first = backend.encode(text, add_special_tokens=False), 0
+    shift = len(before) - bool(first)
+    pairs = zip(encoding.ids[first:], encoding.offsets[first:], strict=True)
+    return [(number, (start + shift, end + shift)) for number, (start, end) in pairs]
 
 
 def shared_length(first: np.ndarray, second: np.ndarray) -> int:
-    """With how many equal tokens two rows begin."""
+    """Return the number of equal tokens that two rows begin with."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length

@@ -1,4 +1,4 @@
-"""What runs a decoder: the decoder in memory, prompts, and the answers to them."""
+"""Runners of decoders: the decoder in memory, prompts, and the answers to them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify.frames import Texts
-from gpuclassify.mapping.runners import NetworkRunner, NonFiniteOutputError, Outputs, TokenLengths
+from gpuclassify.mapping.runners import NetworkRunner, NonFiniteOutputError, Outputs
+from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.questions.lora import LoraModel, check_lora_tensors
 from gpuclassify.workers.run_context import RunStats
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
     from gpuclassify.questions.decoder import Decoder
     from gpuclassify.questions.generation import Reader
     from gpuclassify.questions.prompt_tokens import Prompt, PromptTokenizer
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DecoderRunner(NetworkRunner):
-    """What runs a decoder, maybe with an adapter.
+    """Runner of a decoder, maybe with an adapter.
 
     The decoder is in memory once, whichever adapters and mappers use it.
     """
@@ -44,8 +48,8 @@ class DecoderRunner(NetworkRunner):
         check_runs(self.model.checkpoint.sizes, self.model.checkpoint.base.name)
 
     @contextlib.contextmanager
-    def lease_decoder(self, device: Any, dtype: Any) -> Iterator[Decoder]:
-        """The decoder that all mappers with this base share, with this mapper's adapter."""
+    def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
+        """Lease the decoder that all mappers with this base share, with this mapper's adapter."""
         from gpuclassify.questions.decoder import load_decoder
 
         cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
@@ -64,15 +68,17 @@ class DecoderRunner(NetworkRunner):
 
 
 class PromptRunner(DecoderRunner):
-    """Asks a decoder about texts, in prompts."""
+    """Runner that asks a decoder about texts, in prompts."""
 
     @property
     def changes_texts(self) -> bool:
-        """The model reads prompts."""
+        """Always True: the model reads prompts."""
         return True
 
-    def lease(self, device: Any, dtype: Any) -> contextlib.AbstractContextManager[Decoder]:
-        """The decoder in memory; see `Runner.lease`."""
+    def lease(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> contextlib.AbstractContextManager[Decoder]:
+        """Lease the decoder in memory; see `Runner.lease`."""
         return self.lease_decoder(device, dtype)
 
     def answers(
@@ -83,7 +89,7 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[Any]:
-        """What readers read of the answers to prompts, of which most begin with `prefix`.
+        """Read the answers to prompts, of which most begin with `prefix`.
 
         A row whose numbers are not finite is asked about again, alone and in float32.
         """
@@ -101,19 +107,19 @@ class PromptRunner(DecoderRunner):
 
         device, dtype = self.device_and_dtype()
         with self.lease_decoder(device, dtype) as decoder:
-            found = ask(decoder, prompts)
-        failed = [row for row, one in enumerate(found) if one is None]
+            answers = ask(decoder, prompts)
+        failed = [row for row, one in enumerate(answers) if one is None]
         if failed:
             stats.rescued_texts += len(failed)
             with self.lease_decoder(device, torch.float32) as decoder:
                 for row in failed:
-                    (found[row],) = ask(decoder, prompts.take([row]))
-                    if found[row] is None:
+                    (answers[row],) = ask(decoder, prompts.take([row]))
+                    if answers[row] is None:
                         raise NonFiniteOutputError(
                             f"{self.options.model} gives NaN or infinity for {name_row(row)}, "
                             "also alone and in float32: check the weights, or remove the row"
                         )
-        return found
+        return answers
 
     def free_answers(
         self,
@@ -124,39 +130,42 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[str]:
-        """Answers to prompts as the decoder writes them greedily; see `FreeReader`."""
+        """Decode the answers to prompts greedily; see `FreeReader`."""
         from gpuclassify.questions.generation import FreeReader
 
         def new_reader(decoder: Decoder) -> Reader:
             return FreeReader(decoder, is_decided, max_new_tokens)
 
-        found = self.answers(prompts, prefix, new_reader, stats, name_row)
-        return [one.text for one in found]
+        answers = self.answers(prompts, prefix, new_reader, stats, name_row)
+        return [one.text for one in answers]
 
-    def prompt_tokenizer(self, prompt: Prompt, tokenizer: Any) -> PromptTokenizer:
-        """What tokenizes a prompt of this mapper, of which the document is the text column."""
+    def prompt_tokenizer(
+        self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
+    ) -> PromptTokenizer:
+        """Make a tokenizer of this mapper's prompt, whose document is the text column."""
         from gpuclassify.questions.prompt_tokens import PromptTokenizer
 
         main = prompt.columns.index(self.options.text_field)
         length = self.model.checkpoint.max_tokens
-        return PromptTokenizer(tokenizer, prompt, length, main)
+        counts_rest = counts_rest or self.options.seen_field is not None
+        return PromptTokenizer(tokenizer, prompt, length, main, counts_rest=counts_rest)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """How long texts are in the first prompt; see `Runner.token_lengths`."""
+        """Return the lengths of texts in the first prompt; see `Runner.token_lengths`."""
         prompt = self.model.checkpoint.prompts[0]
-        tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer())
+        tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer(), counts_rest=True)
         tokens = tokenizer([self.columns_of(text) for text in texts])
         whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
         ones = np.ones(len(texts), dtype=np.int64)
         return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """The columns of a row, of what stands for them."""
+        """Return the values of a row's columns from the text that stands for them."""
         return (text,)
 
 
 class AnswerRunner(PromptRunner):
-    """Asks a decoder about each text, and gives its answers, decoded greedily.
+    """Runner that asks a decoder about each text, and returns its answers, decoded greedily.
 
     A subclass says by `is_decided` what an answer has to tell.
     """
@@ -164,23 +173,22 @@ class AnswerRunner(PromptRunner):
     max_new_tokens = 100
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """The answer about each text, as objects (texts,); see `Runner.run`."""
+        """Answer about each text, as objects (texts,); see `Runner.run`."""
         (prompt,) = self.model.checkpoint.prompts
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             started = time.perf_counter()
             tokenizer = decoder.attached(  # which all mappers with this prompt share
-                (prompt, self.options.max_seq_length),
+                (prompt, self.options.max_seq_length, self.options.seen_field is None),
                 lambda: self.prompt_tokenizer(prompt, decoder.new_tokenizer()),
             )
             prompts = tokenizer([(text,) for text in texts.to_list()])
             stats.tokenize_seconds += time.perf_counter() - started
-            stats.truncated_texts += prompts.truncated
             stats.windows += len(texts)
             until = self.is_decided, self.max_new_tokens
             answers = self.free_answers(prompts, tokenizer.prefix, *until, stats, name_text)
         seen, ones = tokenizer.seen_share(prompts), np.ones(len(texts), np.int64)
-        return Outputs(np.asarray(answers, dtype=object), np.arange(len(texts)), ones, seen)
+        return Outputs(np.asarray(answers, dtype=object), ones, seen)
 
     @abstractmethod
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Whether further tokens of an answer cannot change any column."""
+        """Tell whether further tokens of an answer cannot change any column."""

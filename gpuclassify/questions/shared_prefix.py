@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn import functional as F
 from transformers import AttentionInterface
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ATTENTION = "gpuclassify_prefix"
 SCORE_BYTES = 256 * 2**20  # of scores that are in memory at once where no fused kernel serves
@@ -27,7 +30,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Prefix:
-    """Tokens that all rows begin with."""
+    """Keys and values of the tokens that all rows begin with."""
 
     layers: list[Pair]  # keys and values (1, key heads, tokens, size) of each
 
@@ -35,7 +38,7 @@ class Prefix:
         return self.layers[0][0].shape[2]
 
     def crop(self, length: int) -> Prefix:
-        """The first `length` tokens, not copied."""
+        """Return the first `length` tokens, not copied."""
         return Prefix([(key[:, :, :length], value[:, :, :length]) for key, value in self.layers])
 
 
@@ -59,7 +62,7 @@ class RowState:
 
     @classmethod
     def joined(cls, states: list[RowState]) -> RowState:
-        """The rows of several states after the same prefix; the parts are emptied."""
+        """Join the rows of several states after the same prefix; the parts are emptied."""
         if len(states) == 1:
             return states[0]
         made = cls(states[0].prefix)
@@ -75,7 +78,7 @@ class RowState:
             self._change(lambda kept: kept.index_select(0, rows))
 
     def place(self, columns: torch.Tensor, width: int) -> None:
-        """Say in which `columns`, int64 (rows, new), the next forward's tokens belong.
+        """Set the `columns`, int64 (rows, new), in which the next forward's tokens belong.
 
         Columns from `width` on stay free.
         """
@@ -91,7 +94,7 @@ class RowState:
         self._places = torch.arange(len(columns), device=columns.device)[:, None], columns
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Keys and values of all own tokens, with the new ones (rows, key heads, new, size)."""
+        """Add new keys and values (rows, key heads, new, size); return those of all own tokens."""
         if self.is_later is None:
             self.layers.append((key, value))
             self._width = key.shape[2]
@@ -104,7 +107,7 @@ class RowState:
     def masks(
         self, window: int | None, new: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What `new` tokens do not read of the own tokens and of the prefix, in layers of a window.
+        """Return masks of own and prefix tokens not read by `new` tokens, in layers of a window.
 
         Bool (rows, new, columns) and (rows, new, prefix), with 1 row for all where they are alike;
         None for own tokens that are read as in any causal layer, and for a prefix that is whole.
@@ -115,11 +118,11 @@ class RowState:
         if window not in self._masks:
             device = self.layers[0][0].device
             columns = torch.arange(self.layers[0][0].shape[2], device=device)
-            own = columns[None, :new] if self.is_later is None else self._places[1]
-            later = columns > own[:, :, None] if self.is_later is None else self.is_later
-            hidden = later | (own[:, :, None] - columns >= window)
+            positions = columns[None, :new] if self.is_later is None else self._places[1]
+            later = columns > positions[:, :, None] if self.is_later is None else self.is_later
+            hidden = later | (positions[:, :, None] - columns >= window)
             places = torch.arange(shared, device=device)
-            is_far = shared + own[:, :, None] - places >= window if shared else None
+            is_far = shared + positions[:, :, None] - places >= window if shared else None
             self._masks[window] = hidden, is_far
         return self._masks[window]
 
@@ -129,13 +132,13 @@ class RowState:
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of unlike numbers of columns as one tensor, with zeros behind the shorter ones."""
+    """Stack rows of unlike numbers of columns as one tensor, with zeros behind the shorter ones."""
     width = max(part.shape[2] for part in parts)
     return torch.cat([F.pad(part, (0, 0, 0, width - part.shape[2])) for part in parts])
 
 
 def prefix_attention(
-    module: Any,
+    module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -144,13 +147,13 @@ def prefix_attention(
     state: RowState,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **others: Any,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers, for forwards that are given ``state=``."""
+    """Compute attention over prefix and own tokens, for forwards with ``state=``."""
     tensors = {name for name, value in others.items() if isinstance(value, torch.Tensor)}
     if unknown := tensors - _WITHOUT_EFFECT:  # such as GPT-OSS's sinks
         raise NotImplementedError(f"attention with {', '.join(sorted(unknown))}")
-    layer: int = module.layer_idx
+    layer = cast(int, module.layer_idx)
     keys, values = state.add(layer, key, value)
     hidden, is_far = state.masks(sliding_window, query.shape[2])
     output, lse = attend(query, keys, values, scaling, True, hidden, softcap)
@@ -175,7 +178,7 @@ def attend(
     hidden: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> Pair:
-    """Attention and its log-sum-exp, by which it joins attention over other keys.
+    """Compute attention and its log-sum-exp, by which it joins attention over other keys.
 
     Of a `query` (rows, heads, new, size), `key` and `value` (rows, key heads, columns, size), where
     several heads may share a key head, as many each, the output is as the query, and the logarithm
@@ -217,7 +220,7 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """The same as `attend` in plain float32, as many queries at a time as `score_bytes` allow."""
+    """Compute `attend` in plain float32, as many queries at a time as `score_bytes` allow."""
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]
     queries = query.reshape(rows, key_heads, -1, size).float()
@@ -248,7 +251,7 @@ def _attend_shared(
     hidden: torch.Tensor | None,
     softcap: float | None,
 ) -> Pair:
-    """Attention of all rows to keys and values of one row, in one call as if of one row."""
+    """Compute attention of all rows to keys and values of one row, in one call as if of one row."""
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]
     per_row = query.reshape(rows, key_heads, -1, size)  # heads that share a key are queries too

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuclassify.questions.answers import Free
 from gpuclassify.questions.prompt_classifier import PromptClassifier
+
+if TYPE_CHECKING:
+    from gpuclassify.frames import Frame
 
 WHOLE_CHARS = 30_000  # of a text that is read as a whole; of a longer one, three thirds of these
 PART_CHARS = WHOLE_CHARS // 3
@@ -69,7 +72,7 @@ def _answer_fields() -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """A text's beginning, a part of its middle and its end, as the model reads long texts.
+    """Return a text's beginning, part of its middle and end, as the model reads long texts.
 
     The authors place the middle part at random, anew in every run. Here the text itself decides, by
     its sha256, so that a text has the same labels wherever it is read.
@@ -84,7 +87,7 @@ def shortened(text: str) -> str:
 
 
 class TaxonomyClassifier(PromptClassifier):
-    """Describes English web pages in ten ways, as those of Essential-Web v1.0 are described.
+    """Classifier of English web pages in ten ways, as Essential-Web v1.0 describes its pages.
 
     Every field below gives a column with ``eai_`` before its name, and one with ``_secondary``
     behind it for a second label, which most pages lack: it is ``Abstain`` then. Agreement is the
@@ -134,7 +137,7 @@ class TaxonomyClassifier(PromptClassifier):
         "max_seq_length": 16_384,
     }
 
-    def list_texts(self, frame: Any, max_chars: int | None) -> list[str | None]:
-        """The rows' texts, of which long ones are shortened; None where null."""
+    def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
+        """Return the rows' texts, of which long ones are shortened; None where null."""
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]

@@ -1,7 +1,7 @@
 """Score buckets: edges between equal shares of a corpus, columns of bucket numbers, the best share.
 
 The recipe of Nemotron-CC: the scores of several classifiers are each cut into 20 buckets of equal
-weight, and a document's bucket is the largest of its own.
+weight, and a document's bucket is the largest of these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.frames import backend_of
+from gpuclassify.frames import Frame, LazyFrame, backend_of
 from gpuclassify.hub.saving import replace_file
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.scores.quantiles import (
@@ -46,7 +46,7 @@ SETTINGS = ("combine", "bucket_field", "overwrite")  # of `ScoreBuckets` beside 
 
 @dataclass(frozen=True)
 class ScoreEdges:
-    """Where buckets of scores begin.
+    """Bounds at which buckets of scores begin.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class ScoreEdges:
     weight: str | None = None
 
     def save(self, path: str | Path) -> None:
-        """Write them to a JSON file, in place of an earlier one."""
+        """Write the edges to a JSON file, in place of an earlier one."""
         replace_file(Path(path), self.as_json().encode())
 
     @classmethod
@@ -90,17 +90,17 @@ class ScoreEdges:
             ) from err
 
     def as_json(self) -> str:
-        """What `save` writes."""
+        """Return the content of the file that `save` writes."""
         return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
 
     def digest(self) -> str:
-        """The SHA-256 of all of them."""
+        """Return the SHA-256 of all edges and settings."""
         content = json.dumps(asdict(self), sort_keys=True).encode()
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
     def from_json(cls, content: bytes) -> ScoreEdges:
-        """What `load` makes of the content of a file; ValueError if it holds no edges."""
+        """Return the edges in the content of a file of `save`; ValueError if it holds none."""
         try:
             values = json.loads(content)
             saved = values.pop(_DIGEST, None)
@@ -122,7 +122,7 @@ class ScoreEdges:
 
 @with_plain_values
 def score_edges(
-    dataset: Any,
+    dataset: Frame | LazyFrame,
     scores: str | Sequence[str],
     *,
     n: int = 20,
@@ -130,7 +130,7 @@ def score_edges(
     by: str | None = None,
     text_field: str = "text",
 ) -> ScoreEdges:
-    """Edges that cut each column of scores into `n` buckets of equal weight.
+    """Find edges that cut each column of scores into `n` buckets of equal weight.
 
     Edge k is ``numpy.quantile(scores, k / n, weights=weights, method="inverted_cdf")``: the
     smallest score at which the cumulated weight reaches k / n of all, exactly, whatever the
@@ -175,7 +175,7 @@ def score_edges(
 def score_columns(
     scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
 ) -> ScoreColumns:
-    """The columns that edges are found for; arguments as of `score_edges`."""
+    """Return the columns to compute edges of; arguments are those of `score_edges`."""
     names = label_tuple("scores", scores, keep_order=True)
     if names is None:
         raise ValueError("scores=None: name a column of scores, or several")
@@ -183,16 +183,16 @@ def score_columns(
 
 
 def check_buckets(n: int) -> None:
-    """Raise unless there can be so many buckets."""
+    """Raise unless `n` is a possible number of buckets."""
     check_count("n", n)
     if not 2 <= n <= MOST_BUCKETS:
         raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
 
 
 def find_edges(
-    dataset: Any, columns: ScoreColumns, n: int, compute: Compute = compute_here
+    dataset: Frame | LazyFrame, columns: ScoreColumns, n: int, compute: Compute = compute_here
 ) -> ScoreEdges:
-    """What `score_edges` does; `compute` gives the results of a list of delayed tasks."""
+    """Find the edges of `score_edges`; `compute` gives the results of a list of delayed tasks."""
 
     def ranks(total: int) -> list[int]:
         return [max(1, -(-total * k // n)) for k in range(1, n)]
@@ -203,14 +203,14 @@ def find_edges(
 
 
 def add_buckets(
-    dataset: Any,
+    dataset: Frame | LazyFrame,
     edges: ScoreEdges | str | Path,
     *,
     combine: Combine = "max",
     bucket_field: str = "bucket",
     overwrite: bool = False,
 ) -> Any:
-    """The dataset with the bucket of each score, and of all of them together.
+    """Add the bucket of each score, and of all of them together, to a dataset.
 
     `ScoreBuckets` with these arguments, applied to `dataset`.
     """
@@ -219,7 +219,7 @@ def add_buckets(
 
 
 class ScoreBuckets(PartitionMap):
-    """Adds ``<score>_bucket`` for each column of scores, and the combined bucket; whole numbers.
+    """Mapper that adds ``<score>_bucket`` for each score column and a combined one; whole numbers.
 
     A score's bucket is ``numpy.digitize(score, edges)``: a score that equals an edge is in the
     upper one. A null or NaN score, and a score of a group that the edges do not know, is in bucket
@@ -251,33 +251,33 @@ class ScoreBuckets(PartitionMap):
         self.combine = combine
         self.bucket_field = bucket_field
         self.overwrite = overwrite
-        *own, combined = self.schema().names
-        if combined in own:
+        *bucket_columns, combined = self.schema().names
+        if combined in bucket_columns:
             raise ValueError(
                 f"bucket_field={combined!r} is the bucket of one score: choose another"
             )
 
     @property
     def columns(self) -> ScoreColumns:
-        """Those that are read."""
+        """Columns that are read."""
         return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
 
     def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
-        """The same mapper with other edges."""
-        return ScoreBuckets(edges, **{own: getattr(self, own) for own in SETTINGS})
+        """Return a mapper with the same settings and other edges."""
+        return ScoreBuckets(edges, **{setting: getattr(self, setting) for setting in SETTINGS})
 
     @property
     def drops_rows(self) -> bool:
-        """It keeps all."""
+        """Whether rows are dropped, which they never are."""
         return False
 
     def schema(self) -> pa.Schema:
-        """A column a score, and the combined one."""
+        """Return the schema of a column for each score, and the combined one."""
         names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def describe(self) -> dict[str, Any]:
-        """The settings, and a digest of the edges."""
+        """Return the settings, and a digest of the edges."""
         return {
             "scores": ", ".join(self.edges.edges),
             "n": self.edges.n,
@@ -288,8 +288,8 @@ class ScoreBuckets(PartitionMap):
             "bucket_field": self.bucket_field,
         }
 
-    def check(self, frame: Any) -> None:
-        """Raise unless the scores are there, and the new columns are not."""
+    def check(self, frame: Frame) -> None:
+        """Raise unless the columns of scores exist, and the new columns do not."""
         self.columns.check(frame)
         taken = [name for name in self.schema().names if name in frame.columns]
         if taken and not self.overwrite:
@@ -298,20 +298,22 @@ class ScoreBuckets(PartitionMap):
                 "pass overwrite=True to replace them"
             )
 
-    def meta(self, frame: Any) -> Any:
-        """The empty frame with the buckets' columns."""
+    def meta(self, frame: Frame) -> Any:
+        """Return the empty frame with the buckets' columns."""
         return self.map_frame(frame.iloc[:0])
 
-    def map_frame(self, frame: Any, meta_dtypes: Any = None) -> Any:
-        """A plain frame with its buckets."""
+    def map_frame(self, frame: Frame, meta_dtypes: Any = None) -> Any:
+        """Add the buckets to a plain frame."""
         codes, groups = self.columns.groups(frame)
         buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
-        for own, (name, of_groups) in zip(buckets, self.edges.edges.items(), strict=True):
+        for codes_of_column, (name, of_groups) in zip(
+            buckets, self.edges.edges.items(), strict=True
+        ):
             values = self.columns.values(frame, name).astype(np.float64)
             for code, group in enumerate(groups):
                 if group in of_groups:
                     rows = (codes == code) & ~np.isnan(values)
-                    own[rows] = np.digitize(values[rows], of_groups[group])
+                    codes_of_column[rows] = np.digitize(values[rows], of_groups[group])
         if self.combine == "max":
             combined = buckets.max(0, initial=UNKNOWN)
         else:  # without those that are not known, if any are
@@ -334,7 +336,7 @@ def keep_top(
     by: str | None = None,
     text_field: str = "text",
 ) -> Any:
-    """The rows with the highest scores, which have the share `share` of all weight.
+    """Return the rows with the highest scores, which have the share `share` of all weight.
 
     The threshold is the highest score at which the rows above and at it have that share, exactly;
     rows that tie with it stay. Rows without a score go. Of a dataset without rows, such as an empty
@@ -379,7 +381,7 @@ def keep_top(
     return keep(dataset)
 
 
-def _above(frame: Any, columns: ScoreColumns, thresholds: Mapping[str, float]) -> Any:
+def _above(frame: Frame, columns: ScoreColumns, thresholds: Mapping[str, float]) -> Any:
     codes, groups = columns.groups(frame)
     least = np.array([thresholds.get(group, np.nan) for group in groups])[codes]
     is_kept = columns.values(frame, *columns.names).astype(np.float64) >= least

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.frames import name_row
+from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
 from gpuclassify.hub.saving import replace_file
+from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.pages import html_table, page_template, text_table
@@ -28,7 +29,7 @@ TEXT_CHARS = 200  # of a text among the rows that moved
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changes from one setting of a classifier to another; see `compare`.
+    """Changes from one setting of a classifier to another; see `compare`.
 
     Attributes
     ----------
@@ -66,12 +67,12 @@ class Comparison:
 
     @property
     def changed(self) -> float:
-        """The larger share of rows that change their label, or whether they are kept."""
+        """Larger share of rows that change their label, or whether they are kept."""
         return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
 
     @property
     def speed_up(self) -> float:
-        """How many times as fast the second is."""
+        """Ratio of the second setting's speed to the first one's."""
         return self.rows_per_second[1] / self.rows_per_second[0]
 
     def __str__(self) -> str:
@@ -81,9 +82,13 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON; of rows that moved those which a page shows."""
+        """Return plain values by name, for JSON; of the moved rows those that a page shows."""
         moved = self.moved.head(MOST_MOVED).astype(object)
-        plain = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "points"}
+        plain = {
+            figure.name: getattr(self, figure.name)
+            for figure in fields(self)
+            if figure.name != "points"
+        }
         return plain | {"moved": moved.where(moved.notna(), None).to_dict("records")}
 
     def save(self, path: str | Path) -> None:
@@ -117,14 +122,16 @@ class Comparison:
                 yield "", f"{label}: {share:.1%} of {rows:,} rows keep it"
 
 
-def compare(dataset: Any, a: TextMapper, b: TextMapper, *, limit: int | None = 2_000) -> Comparison:
-    """Run two settings of a classifier over the same rows, and tell what changes.
+def compare(
+    dataset: Frame | LazyFrame, a: TextMapper, b: TextMapper, *, limit: int | None = 2_000
+) -> Comparison:
+    """Run two settings of a classifier over the same rows, and report what changes.
 
     Both run in this process, one after the other, with their models loaded before the clock starts.
 
     Parameters
     ----------
-    dataset : pandas.DataFrame, dask.dataframe.DataFrame or list of str
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, a column of one, or list of str
         Frame with the text column, or texts.
     a, b : classifiers
         Two of one kind of output, such as one in float32 and one in bfloat16, two models or
@@ -172,15 +179,18 @@ def compare(dataset: Any, a: TextMapper, b: TextMapper, *, limit: int | None = 2
 
 
 def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataFrame:
+    if getattr(dataset, "ndim", 2) == 1 and hasattr(dataset, "to_frame"):  # a column
+        dataset = dataset.to_frame(mapper.text_field)
     if isinstance(dataset, list | tuple):
         return pd.DataFrame({mapper.text_field: pd.Series(dataset[:limit], dtype="str")})
     if is_dask_frame(dataset):
         return dataset.compute() if limit is None else dataset.head(limit, npartitions=-1)
+    backend_of(dataset)  # refuses what is no frame
     return dataset if limit is None else dataset.head(limit)
 
 
 class _Run:
-    """What one classifier gives for the rows of a frame."""
+    """Outputs of one classifier for the rows of a frame."""
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)
@@ -197,18 +207,21 @@ class _Run:
         label_field = next((head.label_field for head in mapper.heads if head.label_field), None)
         column = arrays.get(label_field or "")
         self.labels = None if column is None else column.to_pandas().astype(object)
-        scores = [matrix for array in arrays.values() if (matrix := _numbers(array)) is not None]
+        heads = [head for head in mapper.heads if not isinstance(head, LinesHead)]
+        made = [arrays[field.name] for head in heads for field in head.fields()]
+        scores = [matrix for array in made if (matrix := _numbers(array)) is not None]
         self.scores = np.hstack(scores) if scores else None
         self.texts = mapper.list_texts(frame, TEXT_CHARS)
         self.has_text = np.array([text is not None for text in self.texts])
 
     def values(self) -> pd.DataFrame:
-        """Of each row the label, the largest score, and whether it is kept."""
+        """Return of each row the label, the largest score, and whether it is kept."""
         rows = len(self.texts)
         return pd.DataFrame(
             {
                 "label": [None] * rows if self.labels is None else self.labels,
-                "score": np.nan if self.scores is None else self.scores.max(axis=1),
+                # Without those that are null.
+                "score": np.nan if self.scores is None else np.fmax.reduce(self.scores, axis=1),
                 "kept": True if self.kept is None else self.kept,
             },
             index=range(rows),
@@ -216,9 +229,9 @@ class _Run:
 
 
 def _numbers(array: pa.Array) -> np.ndarray | None:
-    """The numbers of a column of scores or embeddings, (rows, numbers); None of another column."""
+    """Return the numbers of a column of scores or embeddings, (rows, numbers); else None."""
     if pa.types.is_struct(array.type):
-        parts = [own for part in array.flatten() if (own := _numbers(part)) is not None]
+        parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]
         return np.hstack(parts) if parts else None
     if pa.types.is_floating(array.type):
         return array.to_numpy(zero_copy_only=False).astype(np.float32)[:, None]
@@ -235,10 +248,10 @@ def _compared(frame: pd.DataFrame, a: _Run, b: _Run, has_text: np.ndarray) -> Co
     one, other = a.values(), b.values()
     is_other_label = (one["label"] != other["label"]).to_numpy() & has_text
     is_other_label &= ~(one["label"].isna() & other["label"].isna()).to_numpy()
-    is_other_row = (one["kept"] != other["kept"]).to_numpy()
+    is_other_row = (one["kept"] != other["kept"]).to_numpy() & has_text
     differences = None
     if a.scores is not None and b.scores is not None and a.scores.shape == b.scores.shape:
-        differences = np.nan_to_num(np.abs(a.scores - b.scores).max(axis=1))
+        differences = np.nan_to_num(np.abs(a.scores - b.scores)).max(axis=1)
     agreement: dict[str, tuple[int, float]] = {}
     if a.labels is not None:
         for label, rows in Counter(one["label"][has_text].dropna()).items():

@@ -10,11 +10,12 @@ from typing import Any
 
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
-from gpuclassify.jobs.output.records import JOB, QUARANTINE, key_in, number_in, quarantine_path
+from gpuclassify.jobs.input.sources import Source, as_source
+from gpuclassify.jobs.output.manifest import RunOptions
+from gpuclassify.jobs.output.records import JOB, QUARANTINE, key_in, quarantine_path
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.sources import Source, as_source
 from gpuclassify.jobs.stages import import_lines, shown
 from gpuclassify.jobs.steps import SteppedJob, Steps
 from gpuclassify.jobs.task import TaskSpec
@@ -29,7 +30,7 @@ from gpuclassify.scores.buckets import (
     score_columns,
 )
 from gpuclassify.scores.quantiles import BYTES, ScoreColumns
-from gpuclassify.workers.secrets import recall, remember, share_with_workers
+from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +113,11 @@ class AssignBuckets(Pipeline):
         edges, columns = self.buckets.edges, self.columns
         settings = {"scores": [*columns.names], "n": edges.n, "weight": columns.weight}
         settings |= {"by": columns.by, "text_field": columns.text_field}
-        settings |= {own: getattr(self.buckets, own) for own in SETTINGS}
+        settings |= {setting: getattr(self.buckets, setting) for setting in SETTINGS}
         options = "".join(f"    {k}={v!r},\n" for k, v in {**settings, **self._options()}.items())
         return f"AssignBuckets(\n    [\n{lines}    ],\n{options})"
 
-    def _make_job(self, **begin: Any) -> BucketJob:
+    def _make_job(self, options: RunOptions) -> BucketJob:
         reader = self.stages[0] if self.stages else None
         if not isinstance(reader, FileReader):
             raise TypeError(
@@ -124,10 +125,11 @@ class AssignBuckets(Pipeline):
                 "a reader of files. For a Dask frame there are score_edges() and add_buckets()"
             )
         stages = [*self.stages[:-1], self.buckets, self.stages[-1]]
+        job = Pipeline(stages, **self._options())._make_job(options)
         code = f"{import_lines([AssignBuckets, *self.stages])}\n\n{self!r}"
-        job = Pipeline(stages, **self._options())._make_job(code=code, **begin)
+        job = replace(job, manifest=replace(job.manifest, code=code))
         scoring = Chain(job.spec.chain.mappers[:-1])
-        self.columns.check(scoring.meta(job.source.meta()))
+        self.columns.check(scoring.meta(job.source.meta))
         return BucketJob(**vars(job), scoring=scoring, columns=self.columns)
 
 
@@ -159,15 +161,17 @@ class BucketJob(SteppedJob):
             if (report := steps.report_of("edges of buckets")) is not None:
                 report(0, 1, JobSummary())
             compute = functools.partial(compute_tasks, steps.client)
-            edges = find_edges(source.frame(spec), self.columns, buckets.edges.n, compute)
+            edges = find_edges(
+                source.frame(spec.on_error, spec.backend), self.columns, buckets.edges.n, compute
+            )
             self.directory.make(FOLDER)
             self.directory.replace(EDGES, edges.as_json().encode())
         chain = Chain((buckets.with_edges(edges),))
-        spec = replace(spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta()))
+        spec = replace(spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta))
         return replace(self, source=source, spec=spec)
 
     def _kept_edges(self) -> ScoreEdges | None:
-        """The edges that an earlier run has found, if they are as it wrote them."""
+        """Read the edges of an earlier run, if their file is unchanged."""
         try:
             return ScoreEdges.from_json(self.directory.read(EDGES))
         except FileNotFoundError:
@@ -177,7 +181,7 @@ class BucketJob(SteppedJob):
             return None
 
     def _score(self, steps: Steps) -> tuple[Source, TaskSpec]:
-        """Classify what is left; returns the scored documents, and what reads them."""
+        """Classify what is left; return the scored documents, and the spec that reads them."""
         spec, manifest = self.spec, self.manifest
         scoring = steps.job(
             SCORED,
@@ -188,12 +192,11 @@ class BucketJob(SteppedJob):
             identity={"job": {"key": manifest.key}},
             source_field=spec.source_field,
             examples=spec.examples,
-            accept_changed_code=manifest.accept_changed_code,
         )
         scoring.run(steps.client, steps.report_of("scores"))
-        options = recall(spec.output_name, {})
-        path = steps.place(SCORED).path
-        reader = ParquetReader(path, part_bytes=WHOLE_FILE, storage_options=options)
+        scored = steps.folder(SCORED)
+        whole: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
+        reader = ParquetReader(scored.address, storage_options=scored.storage_options, **whole)
         source = as_source(reader, "raise")
         remember(source.options_name, source.storage_options)
         share_with_workers([source.options_name])
@@ -202,13 +205,14 @@ class BucketJob(SteppedJob):
 
     def result(self, steps: Steps, summary: JobSummary) -> JobSummary:
         """Remove the copies of documents, and take over what the classifiers left out."""
-        scored = steps.place(SCORED).open()
-        if scored.filesystem.exists(scored.path(JOB)):
+        scored = steps.folder(SCORED)
+        if scored.has(JOB):
             summary.left_out = write_report(scored)["left_out"]
-            names = self.manifest.names()
+            names = zip(steps.manifest(SCORED).names(), self.manifest.names(), strict=True)
+            targets = {quarantine_path(name): quarantine_path(target) for name, target in names}
             for name in scored.sizes(QUARANTINE):
                 self.directory.make(QUARANTINE)
-                target = quarantine_path(names[number_in(name)])
-                self.directory.replace(target, scored.read(f"{QUARANTINE}/{name}"))
+                path = f"{QUARANTINE}/{name}"
+                self.directory.replace(targets[path], scored.read(path))
             scored.remove(*(name for name in scored.sizes() if key_in(name) is not None))
         return summary

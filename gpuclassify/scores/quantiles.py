@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.jobs.execution import as_dask, reduce_tree
 from gpuclassify.settings.checks import nearest, plain_value
 
@@ -39,7 +39,7 @@ Key = tuple[str, str]  # of a column, and of a group as `group_key` has it
 
 @dataclass(frozen=True)
 class ScoreColumns:
-    """Which columns of a frame are ranked, and by what weight and in which groups.
+    """Columns of a frame to rank, with their weight and their groups.
 
     Columns of float32 or float16 are compared in float32, others in float64.
     """
@@ -55,7 +55,7 @@ class ScoreColumns:
         weight = self.text_field if self.weight == BYTES else self.weight
         return tuple(dict.fromkeys(filter(None, [*self.names, weight, self.by])))
 
-    def check(self, frame: Any) -> None:
+    def check(self, frame: Frame) -> None:
         """Raise unless the frame, which may be empty, has these columns, of these kinds."""
         columns = list(map(str, frame.columns))
         for name in self.needed:
@@ -80,15 +80,15 @@ class ScoreColumns:
                 f'weight="{BYTES}"'
             )
 
-    def values(self, frame: Any, name: str) -> np.ndarray:
-        """The numbers of a column, float32 or float64 (rows,), null as NaN; -0.0 is 0.0."""
+    def values(self, frame: Frame, name: str) -> np.ndarray:
+        """Return the numbers of a column, float32 or float64 (rows,), null as NaN; -0.0 is 0.0."""
         plain = to_pandas(frame[[name]])[name]
         is_single = plain.dtype.kind == "f" and plain.dtype.itemsize <= 4
         kind = np.float32 if is_single else np.float64
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
-    def weights(self, frame: Any) -> np.ndarray:
-        """The weight of each row, int64 (rows,), none negative; null is 0."""
+    def weights(self, frame: Frame) -> np.ndarray:
+        """Return the weight of each row, int64 (rows,), none negative; null is 0."""
         if self.weight is None:
             return np.ones(len(frame), np.int64)
         if self.weight == BYTES:
@@ -100,8 +100,8 @@ class ScoreColumns:
             raise ValueError(f"weight={self.weight!r} has {weights.min()}: weights are 0 or more")
         return weights
 
-    def groups(self, frame: Any) -> tuple[np.ndarray, list[str]]:
-        """The number of each row's group, int64 (rows,), and the groups as `group_key` has them."""
+    def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
+        """Return each row's group number, int64 (rows,), and the groups' `group_key`s."""
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
         column = to_pandas(frame[[self.by]])[self.by]
@@ -116,7 +116,7 @@ class ScoreColumns:
 
 
 def group_key(value: Any) -> str:
-    """A group's value as JSON, which tells 1 from "1", and null from all others.
+    """Return a group's value as JSON, which tells 1 from "1", and null from all others.
 
     1.0 is 1: pandas makes floats of whole numbers beside which there is null.
     """
@@ -128,18 +128,18 @@ def group_key(value: Any) -> str:
 
 
 def compute_here(tasks: list[Any]) -> Iterable[Any]:
-    """Results of delayed tasks, by the scheduler that is current."""
+    """Compute delayed tasks by the current scheduler, and return the results."""
     return dask.compute(*tasks)
 
 
 def weighted_quantiles(
-    dataset: Any,
+    dataset: Frame | LazyFrame,
     columns: ScoreColumns,
     ranks: Ranks,
     compute: Compute = compute_here,
     most_sums: int = MOST_SUMS,
 ) -> dict[str, dict[str, list[float]]]:
-    """The smallest number of a column whose cumulated weight reaches each rank.
+    """Find the smallest number of a column whose cumulated weight reaches each rank.
 
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
@@ -156,26 +156,26 @@ def weighted_quantiles(
         name: columns.values(frame._meta.iloc[:0], name).dtype.itemsize * 8
         for name in columns.names
     }
-    found: dict[Key, _Search] = {}
+    searches: dict[Key, _Search] = {}
     known = 0
     while known < max(bits.values()):
         names = tuple(name for name in columns.names if bits[name] > known)
-        begins = {key: np.unique(found[key].digits) for key in found if key[0] in names}
+        begins = {key: np.unique(searches[key].digits) for key in searches if key[0] in names}
         width = min(MOST_BITS, *(bits[name] - known for name in names))
-        sums_of, own = dask.delayed(part_sums, pure=True), replace(columns, names=names)
+        sums_of, wanted_columns = dask.delayed(part_sums, pure=True), replace(columns, names=names)
         options = {"begins": begins, "known": known, "width": width, "most_sums": most_sums}
-        parts = [sums_of(part, own, **options) for part in frame.to_delayed()]
+        parts = [sums_of(part, wanted_columns, **options) for part in frame.to_delayed()]
         (sums,) = compute([reduce_tree(functools.partial(add_sums, most_sums=most_sums), parts)])
         if not known:
             for key, weighed in sums.by_key.items():
                 total = int(weighed.weights.sum())
                 wanted = np.array(ranks(total) if total else [], np.int64)
-                found[key] = _Search(np.zeros(len(wanted), np.uint64), wanted)
+                searches[key] = _Search(np.zeros(len(wanted), np.uint64), wanted)
         for key, weighed in sums.by_key.items():
-            found[key].descend(weighed, sums.width)
+            searches[key].descend(weighed, sums.width)
         known += sums.width
     result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
-    for (name, group), search in found.items():
+    for (name, group), search in searches.items():
         if len(search.ranks):
             result[name][group] = number_of(search.digits, bits[name]).tolist()
     return result
@@ -189,42 +189,43 @@ class _Sums(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Sums by column and group, of so many bits more than were known before."""
+    """Sums by column and group, of `width` bits more than were known before."""
 
     width: int
     by_key: dict[Key, _Sums]
 
     def of_width(self, width: int) -> _Pass:
-        """The sums of fewer bits."""
+        """Return the sums of fewer bits."""
         if width == self.width:
             return self
         left_out = np.uint64(self.width - width)
         by_key = {
-            key: _summed(own.digits >> left_out, own.weights) for key, own in self.by_key.items()
+            key: _summed(group_sums.digits >> left_out, group_sums.weights)
+            for key, group_sums in self.by_key.items()
         }
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """The sums of as many bits as memory is given to, one at least."""
-        found = self
-        while found.width > 1 and found.size() > most_sums:
-            found = found.of_width(found.width - 1)
-        return found
+        """Return the sums of as many bits as fit into `most_sums` sums, one bit at least."""
+        sums = self
+        while sums.width > 1 and sums.size() > most_sums:
+            sums = sums.of_width(sums.width - 1)
+        return sums
 
     def size(self) -> int:
-        """How many sums there are."""
-        return sum(len(own.digits) for own in self.by_key.values())
+        """Return how many sums there are."""
+        return sum(len(group_sums.digits) for group_sums in self.by_key.values())
 
 
 @dataclass
 class _Search:
-    """What is known of the quantiles of one column and group."""
+    """State of the search for the quantiles of one column and group."""
 
     digits: np.ndarray  # uint64 (ranks,): the first bits of each
     ranks: np.ndarray  # int64 (ranks,): of each, among the numbers that begin so
 
     def descend(self, sums: _Sums, width: int) -> None:
-        """Learn the next bits, so many."""
+        """Find the next `width` bits of the quantiles."""
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
         begins = sums.digits >> np.uint64(width)
         before = reached[np.searchsorted(begins, self.digits)]  # by numbers that begin lower
@@ -234,7 +235,7 @@ class _Search:
 
 
 def part_sums(
-    frame: Any,
+    frame: Frame,
     columns: ScoreColumns,
     *,
     begins: Mapping[Key, np.ndarray],
@@ -242,7 +243,7 @@ def part_sums(
     width: int,
     most_sums: int,
 ) -> _Pass:
-    """What `weighted_quantiles` adds up, of one partition.
+    """Sum the weights that `weighted_quantiles` adds up, of one partition.
 
     Of as many bits as are known, `begins` has by column and group what the numbers that count begin
     with, uint64; `width` bits after them are looked at.
@@ -265,7 +266,7 @@ def part_sums(
 
 
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
-    """The sums of several partitions; ValueError for too many groups, or too large weights."""
+    """Add the sums of several partitions; ValueError for too many groups, or too large weights."""
     width = min(part.width for part in parts)
     apart: dict[Key, list[_Sums]] = {}
     for part in parts:
@@ -300,7 +301,7 @@ def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
 
 
 def ordered_bits(values: np.ndarray) -> np.ndarray:
-    """Whole numbers, uint64, that are ordered as these floats of 32 or 64 bits are."""
+    """Convert floats of 32 or 64 bits to whole numbers, uint64, in the same order."""
     size = values.dtype.itemsize
     bits = values.view(f"u{size}")
     sign = bits.dtype.type(1 << (size * 8 - 1))
@@ -308,8 +309,8 @@ def ordered_bits(values: np.ndarray) -> np.ndarray:
 
 
 def number_of(ordered: np.ndarray, bits: int) -> np.ndarray:
-    """The floats that `ordered_bits` gave these numbers for."""
+    """Return the floats that `ordered_bits` gave these numbers for."""
     kind = np.dtype(f"u{bits // 8}")
     sign = kind.type(1 << (bits - 1))
-    own = ordered.astype(kind)
-    return np.where(own & sign, own ^ sign, ~own).astype(kind).view(f"f{bits // 8}")
+    keys = ordered.astype(kind)
+    return np.where(keys & sign, keys ^ sign, ~keys).astype(kind).view(f"f{bits // 8}")

@@ -1,1 +1,1 @@
-"""What users may set, and how it is checked; read `options.py` first."""
+"""User settings and their checks; read `options.py` first."""

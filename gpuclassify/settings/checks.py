@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Reversible, Sequence, Set
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,8 +35,19 @@ _COLLECTIONS = (list, tuple, set, frozenset)
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
 
 
+class HubName(str):
+    """Name that is meant on the Hub, whatever directory has the same one here."""
+
+    known: ClassVar[set[str]] = set()
+
+    def __new__(cls, name: str) -> HubName:
+        """Return the same text, and add it to `known`."""
+        cls.known.add(str(name))
+        return super().__new__(cls, name)
+
+
 def install(extra: str) -> str:
-    """The command that adds one of the sets of packages, by where gpuclassify comes from."""
+    """Return the command that adds one of the sets of packages, by where gpuclassify comes from."""
     return f"pip install 'gpuclassify[{extra}]' (in a checkout '.[{extra}]')"
 
 
@@ -39,37 +61,42 @@ def warn_once(message: str) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """A setting as Python's own number, flag, text or list, where it is numpy's or a frame's.
+    """Convert a setting of numpy or of a frame to a Python number, flag, text or list.
 
-    So settings that are equal have equal keys in Dask, and show alike in reports.
+    Equal settings then have equal keys in Dask, and look the same in reports.
     """
     if hasattr(value, "to_pandas"):  # columns of cudf have no list
         value = value.to_pandas()
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {plain_value(name): plain_value(own) for name, own in value.items()}
+        return {plain_value(name): plain_value(item) for name, item in value.items()}
     return type(value)(map(plain_value, value)) if type(value) in _COLLECTIONS else value
 
 
 def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose keyword arguments may be scalars and arrays of numpy."""
+    """Let a function's keyword arguments be scalars and arrays of numpy, and refuse sets."""
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **settings: P.kwargs) -> T:
-        return function(*args, **{name: plain_value(own) for name, own in settings.items()})
+        for name, value in (*zip(signature.parameters, args, strict=False), *settings.items()):
+            check_ordered(name, value)
+        return function(*args, **{name: plain_value(value) for name, value in settings.items()})
 
     return call
 
 
-def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Labels as a tuple without repeats: sorted, or in the order given."""
+def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple[str, ...] | None:
+    """Return labels as a tuple without repeats: sorted, or in their order."""
     if labels is None:
         return None
     if isinstance(labels, str):
         return (labels,)
     if not isinstance(labels, Iterable) or isinstance(labels, Mapping):
         raise TypeError(f"{name}={labels!r}: pass a label or a list of labels")
+    if keep_order:
+        check_ordered(name, labels)
     labels = tuple(labels)
     wrong = [label for label in labels if not isinstance(label, str)]
     if wrong:
@@ -82,7 +109,7 @@ def label_tuple(name: str, labels: Any, *, keep_order: bool = False) -> tuple[st
 
 
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """A number as a float, or numbers by label as sorted pairs, which may be given as well."""
+    """Return a number as a float, or numbers by label as sorted pairs, which it accepts too."""
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
     if isinstance(value, Mapping):
@@ -99,7 +126,7 @@ def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], 
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A phrase that suggests the known name nearest to `name`, or nothing."""
+    """Return a phrase that suggests the known name nearest to `name`, or nothing."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
@@ -117,20 +144,26 @@ def check_names(
             raise TypeError(f"{owner} no {what} {name!r}.{nearest(str(name), known)} {cure}")
 
 
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
     """Raise ValueError unless `value` is one of `choices`."""
     if value not in choices:
         hint = nearest(value, [c for c in choices if c]) if isinstance(value, str) else ""
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}.{hint}")
 
 
-def check_text(name: str, value: Any, what: str, least: int = 1) -> None:
+def check_ordered(name: str, value: object) -> None:
+    """Raise TypeError for a set: another process may have another order of it."""
+    if isinstance(value, Set) and not isinstance(value, Reversible):  # as the keys of a dict are
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
+
+
+def check_text(name: str, value: object, what: str, least: int = 1) -> None:
     """Raise TypeError unless `value` is a string, of at least so many characters."""
     if not isinstance(value, str) or len(value) < least:
         raise TypeError(f"{name}={value!r} is not {what}")
 
 
-def check_count(name: str, value: Any, least: int = 1, *, may_be_none: bool = False) -> None:
+def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool = False) -> None:
     """Raise unless `value` is an integer that is not below `least`, or None where it may be."""
     if value is None and may_be_none:
         return
@@ -141,7 +174,7 @@ def check_count(name: str, value: Any, least: int = 1, *, may_be_none: bool = Fa
         raise ValueError(f"{name}={value} must be at least {least}{cure}")
 
 
-def check_number(name: str, value: Any, what: str = "a number") -> None:
+def check_number(name: str, value: object, what: str = "a number") -> None:
     """Raise TypeError unless `value` is an int or a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
@@ -154,35 +187,39 @@ def check_share(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value} is not from 0 to 1")
 
 
-def check_flag(name: str, value: Any) -> None:
+def check_flag(name: str, value: object) -> None:
     """Raise TypeError unless `value` is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
 
 
-def check_settings(options: Any) -> None:
-    """Raise TypeError or ValueError unless the settings of a dataclass are what their types say."""
+def check_settings(options: object) -> None:
+    """Raise TypeError or ValueError unless a dataclass's settings are what their types say."""
     kind = type(options)
     check_values(kind, {name: getattr(options, name) for name in setting_names(kind)})
 
 
-def check_values(owner: Any, values: Mapping[str, Any]) -> None:
+def check_values(owner: object, values: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError unless values are what a dataclass or function has types for.
 
     A ``Literal`` lists the choices, an int is a count, and a str is not empty. In a field's
     metadata ``least`` is another least number, or length, than 1, ``is_share`` asks for 0 to 1, and
-    ``what`` tells what to pass for any other type; one without it is for the class to check.
+    ``what`` says what to pass for any other type; one without it is for the class to check.
     """
     hints = _type_hints(owner)
-    told = {own.name: own.metadata for own in fields(owner)} if is_dataclass(owner) else {}
+    metadata = (
+        {setting.name: setting.metadata for setting in fields(owner)} if is_dataclass(owner) else {}
+    )
     for name, value in values.items():
-        _check_value(name, value, hints[name], told.get(name, {}))
+        _check_value(name, value, hints[name], metadata.get(name, {}))
 
 
-def _check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> None:
+def _check_value(name: str, value: object, hint: object, metadata: Mapping[str, Any]) -> None:
     kinds, may_be_none = kinds_of(hint), NoneType in get_args(hint)
     if value is None and may_be_none:
         return
+    if {Sequence, Mapping} & set(map(get_origin, kinds)):
+        check_ordered(name, value)
     if get_origin(kinds[0]) is Literal:
         choices = get_args(kinds[0])
         check_choice(name, value, (None, *choices) if may_be_none else choices)
@@ -202,8 +239,8 @@ def _check_value(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) 
         check_text(name, value, what + cure, metadata.get("least", 1))
 
 
-def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint joins, but None."""
+def kinds_of(hint: object) -> tuple[Any, ...]:
+    """Return the types that a hint joins, but None."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind is not NoneType)
 
@@ -212,20 +249,20 @@ _type_hints = functools.lru_cache(maxsize=64)(get_type_hints)
 
 
 def setting_names(options: Any) -> list[str]:
-    """Names of the settings that a class of options, or one of its objects, is made with."""
-    return [own.name for own in fields(options) if own.init]
+    """Return the names of the settings that a class of options, or one of its objects, takes."""
+    return [setting.name for setting in fields(options) if setting.init]
 
 
 def is_kind(value: Any, hint: Any) -> bool:
-    """Whether plain data is of the kind that a hint names, such as ``dict[str, list[int]]``."""
+    """Return whether plain data has the type that a hint names, as in ``dict[str, list[int]]``."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(is_kind(value, kind) for kind in inner)
     if origin is list:
-        return isinstance(value, (list, tuple)) and all(is_kind(own, inner[0]) for own in value)
+        return isinstance(value, (list, tuple)) and all(is_kind(item, inner[0]) for item in value)
     if origin is dict:
         return isinstance(value, Mapping) and all(
-            is_kind(name, inner[0]) and is_kind(own, inner[1]) for name, own in value.items()
+            is_kind(name, inner[0]) and is_kind(item, inner[1]) for name, item in value.items()
         )
     if hint is Any:
         return True

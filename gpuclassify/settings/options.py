@@ -1,4 +1,4 @@
-"""Settings of mappers: what a constructor is given becomes one of these dataclasses.
+"""Settings of mappers: the arguments of a constructor become one of these dataclasses.
 
 They are frozen and normalised (sequences become tuples, paths strings), so that equal settings are
 equal in every process and give equal Dask keys.
@@ -18,6 +18,7 @@ from gpuclassify.settings.checks import (
     check_names,
     check_settings,
     check_share,
+    check_text,
     label_tuple,
     numbers_by_label,
     plain_value,
@@ -34,11 +35,14 @@ Engine = Literal["auto", "packed", "padded", "reference"]
 Loader = Literal["sorted", "crossfit"]
 LongText = Literal["truncate", "windows", "ends", "lines"]
 NonFinite = Literal["null", "literal", "string"]  # of JSON lines
+Nulls = Literal["all", "columns", "none"]  # of JSON lines
 PaddingSide = Literal["left", "right"]
+PairTruncation = Literal["longest_first", "only_second"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
+Surrogates = Literal["refuse", "replace"]  # of JSON lines
 Tokenizer = Literal["auto", "host", "gpu"]
-NON_FINITE = get_args(NonFinite)
+NON_FINITE, NULLS = get_args(NonFinite), get_args(Nulls)
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
@@ -58,14 +62,14 @@ class TextOptions:
     revision : str
         Branch, tag or commit of `model` on the Hub.
     cache_dir : str
-        Where downloads are kept. Default: the Hub client's own cache.
+        Where downloads are kept. Default: the Hub client's cache.
     token : str
         Of the Hub, for gated models; handed to workers, stored nowhere.
     text_field : str
         Column of the text.
     text_template : str
-        What the model is given of several columns of strings, such as "{url}\\n\\n{text}". The row
-        is null where `text_field` is; another null is empty. `max_chars` cuts the whole.
+        Text of several columns of strings, such as "{url}\\n\\n{text}". Null where `text_field` is;
+        another null is empty. `max_chars` cuts the whole.
     max_chars : int
         Characters that the model sees; the column is never cut.
     overwrite : bool
@@ -76,15 +80,20 @@ class TextOptions:
         Output column (boolean): whether that is less than all.
     """
 
+    # What to do instead of reading two columns as a pair; empty where that is done.
+    no_pairs: ClassVar[str] = "name both in text_template="
     # The settings that filter rows, and those about the lines of a text.
     filter_names: ClassVar[tuple[str, ...]] = ()
     line_names: ClassVar[tuple[str, ...]] = ()
+
+    # Of pairs the first text, if all have the same one, and how they are cut.
+    pairing: ClassVar[Any] = None
 
     model: StrPath = ""
     revision: str | None = None
     cache_dir: StrPath | None = None
     token: InitVar[str | None] = None
-    text_field: str = "text"
+    text_field: str | Sequence[str] = "text"
     text_template: str | None = None
     max_chars: int | None = None
     overwrite: bool = False
@@ -99,19 +108,42 @@ class TextOptions:
         if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
             object.__setattr__(self, "max_chars", None)
         check_settings(self)
-        if self.text_field not in self.text_fields:
+        self.check_text_field()
+        if self.main_field not in self.text_fields:
             raise ValueError(
                 f"text_template={self.text_template!r} has no {{{self.text_field}}}, the text "
                 "whose nulls make null rows: add it, or name that column as text_field="
             )
 
+    def check_text_field(self) -> None:
+        """Raise TypeError or ValueError unless it names a column, or two where pairs are read."""
+        names = self.text_field
+        for name in names if isinstance(names, tuple) else [names]:
+            check_text("text_field", name, "a column name")
+        if not isinstance(names, tuple):
+            return
+        pair = f"text_field={list(names)} is a pair"
+        if len(names) != 2 or names[0] == names[1]:
+            raise ValueError(f"text_field={list(names)}: name one column, or the two of a pair")
+        if self.no_pairs:
+            raise ValueError(f"{pair}, and one text is read of a row: {self.no_pairs}")
+        if self.text_template is not None:
+            raise ValueError(f"{pair}, and text_template= makes one text: pass text_template=None")
+
+    @property
+    def main_field(self) -> str:
+        """Column whose nulls make null rows; of a pair the second one."""
+        return self.text_field if isinstance(self.text_field, str) else self.text_field[-1]
+
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The columns that a row's text is made of."""
-        return template_fields(self.text_template) if self.text_template else (self.text_field,)
+        """Columns that a row's text, or pair of texts, is made of."""
+        if self.text_template:
+            return template_fields(self.text_template)
+        return (self.text_field,) if isinstance(self.text_field, str) else (*self.text_field,)
 
     def setting_of_column(self, name: str) -> str:
-        """The setting that names a column of the text."""
+        """Return the setting that names a column of the text."""
         return "text_template" if self.text_template else "text_field"
 
     @property
@@ -121,8 +153,18 @@ class TextOptions:
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Columns that say how much of a text was read, by what they say."""
+        """Columns that say how much of a text was read, keyed by the kind of value."""
         return {"seen": self.seen_field, "truncated": self.truncated_field}
+
+    @property
+    def shows_read_share(self) -> bool:
+        """Whether any column says how much of a text was read."""
+        return any(name is not None for name in self.read_share_names.values())
+
+    @property
+    def runs_lines(self) -> bool:
+        """Whether each line is run as a text."""
+        return False
 
     @property
     def plans_without_model(self) -> bool:
@@ -137,7 +179,7 @@ class ModelOptions(TextOptions):
     Attributes
     ----------
     base_model : str
-        Checkpoint with the backbone's sizes, if not the model's own.
+        Checkpoint with the backbone's sizes, or an adapter's base.
     max_seq_length : int
         Tokens of a text that the model sees. Default: all it can.
     batch_size : int
@@ -145,7 +187,7 @@ class ModelOptions(TextOptions):
     sort_by_length : bool
         Batch texts of similar length together, which is faster.
     padding_side : {"left", "right"}
-        Default: the tokenizer's own.
+        Default: the tokenizer's.
     autocast : bool
         On GPUs run in bfloat16 or float16; False: float32 everywhere.
     dtype : {"float32", "bfloat16", "float16"}
@@ -155,8 +197,7 @@ class ModelOptions(TextOptions):
     loader : {"sorted", "crossfit"}
         What cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
-        Texts end to end, or padded; "auto": packed where a check finds the same outputs;
-        "reference": transformers' own code, text by text.
+        Texts end to end or padded, "auto": as a check allows; "reference": transformers' code.
     tokenizer : {"auto", "host", "gpu"}
         Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
         and WordPiece.
@@ -196,7 +237,7 @@ class ModelOptions(TextOptions):
     windows_field: str | None = None
 
     def check(self) -> None:
-        """See `TextOptions.check`."""
+        """Check the settings; see `TextOptions.check`."""
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
             raise ValueError(
                 f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
@@ -221,24 +262,29 @@ class ModelOptions(TextOptions):
         return self.long_text in ("windows", "ends")
 
     @property
+    def runs_lines(self) -> bool:
+        """Whether each line is run as a text."""
+        return self.long_text == "lines"
+
+    @property
     def chars_of_ends(self) -> int | None:
         """Characters of each end that are read of a long text; None where it is not read so."""
         return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Tokens that neighbouring windows of this length share; None without such."""
+        """Return the tokens that neighbouring windows of this length share; None without such."""
         if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Columns that say how much of a text was read, by what they say."""
+        """Columns that say how much of a text was read, keyed by the kind of value."""
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What these settings say of the checkpoint in place of its own files."""
+        """Values that these settings declare in place of the checkpoint's files."""
         return {}
 
     def _check_windows(self) -> None:
@@ -266,6 +312,47 @@ class ModelOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairOptions(ModelOptions):
+    """Settings of networks that read pairs of texts as well, beside those of `ModelOptions`.
+
+    Attributes
+    ----------
+    text_field : str or list of str
+        Column of the text, or the two of a pair of texts.
+    query : str
+        The first text of all pairs, whose second is `text_field`.
+    pair_truncation : {"longest_first", "only_second"}
+        What is cut of pairs.
+    """
+
+    no_pairs = ""
+
+    query: str | None = None
+    pair_truncation: PairTruncation | None = None
+
+    def check(self) -> None:
+        """Check the settings; see `TextOptions.check`."""
+        super().check()
+        names, query, truncation = self.text_field, self.query, self.pair_truncation
+        if query is not None and not isinstance(names, str):
+            raise ValueError(f"query={query!r} is a first text beside {list(names)}: leave one out")
+        if self.pairing is None and truncation is not None:
+            raise ValueError(
+                f"pair_truncation={truncation!r} needs query=, or two columns as text_field="
+            )
+        if self.pairing is not None and self.long_text != "truncate":
+            raise ValueError(f'long_text="{self.long_text}" is not for pairs: leave it out')
+
+    @property
+    def pairing(self) -> tuple[str | None, str] | None:
+        """Query and truncation of pairs, or None; see `TextOptions.pairing`."""
+        if self.query is None and isinstance(self.text_field, str):
+            return None
+        usual = "longest_first" if self.query is None else "only_second"
+        return self.query, self.pair_truncation or usual
+
+
+@dataclass(frozen=True, kw_only=True)
 class LabelOptions(TextOptions):
     """Settings of every mapper that gives labels, beside those of `TextOptions`.
 
@@ -286,18 +373,18 @@ class LabelOptions(TextOptions):
     keep_field: str | None = None
 
     def check(self) -> None:
-        """See `TextOptions.check`."""
+        """Check the settings; see `TextOptions.check`."""
         super().check()
         object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
         check_decision(self)
 
-    def normal_labels(self, labels: Any) -> Any:
-        """The labels to keep as a sorted tuple, or None for all."""
+    def normal_labels(self, labels: object) -> Any:
+        """Return the labels to keep as a sorted tuple, or None for all."""
         return label_tuple("filter_by", labels)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LabelOptions, ModelOptions):
+class ScoreOptions(LabelOptions, PairOptions):
     """Settings of every network that gives labels and scores, beside those of `LabelOptions`.
 
     Attributes
@@ -318,7 +405,7 @@ class ScoreOptions(LabelOptions, ModelOptions):
     kept_text_field : str
         Output column of the text of the lines that are kept.
     kept_share_field : str
-        Output column (float32) of the share of lines that are kept.
+        Output column (float32) of the share of lines kept.
     min_kept_share : float
         Keep only rows of which this share of lines is kept, 0 to 1.
     """
@@ -340,17 +427,17 @@ class ScoreOptions(LabelOptions, ModelOptions):
     min_kept_share: float | None = field(default=None, metadata=SHARE)
 
     def check(self) -> None:
-        """See `TextOptions.check`."""
+        """Check the settings; see `TextOptions.check`."""
         super().check()
         object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
         for name in ("min_score", "line_min_score"):
             object.__setattr__(self, name, numbers_by_label(name, getattr(self, name)))
         least, *about = self.line_names
-        given = [name for name in about if getattr(self, name) is not None]
-        kept = [name for name in given if "kept" in name]
+        criteria = [name for name in about if getattr(self, name) is not None]
+        kept = [name for name in criteria if "kept" in name]
         if self.line_min_score is None and kept:
             raise ValueError(f"{kept[0]} is about lines that are kept: pass {least}= with it")
-        if self.line_min_score is not None and not given:
+        if self.line_min_score is not None and not criteria:
             raise ValueError(
                 f"{least}={self.line_min_score} has no column to fill and no filter: pass "
                 f"{', '.join(about[:-1])} or {about[-1]} with it"
@@ -358,12 +445,12 @@ class ScoreOptions(LabelOptions, ModelOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """The kind of problem, where the checkpoint's configuration does not say it."""
+        """Kind of problem, where the checkpoint's configuration does not say it."""
         return {"problem_type": self.problem_type}
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether the labels are given, so that the model need not be in reach."""
+        """Whether labels are passed, so that the client need not reach the model."""
         return self.labels is not None
 
 
@@ -379,8 +466,7 @@ class ClassifierOptions(ScoreOptions):
         Output column (list of strings) of all labels that score their threshold; `filter_by` keeps
         rows with any of them.
     thresholds : float or dict of str to float
-        Least score of a label in `labels_field`, 0 to 1; a dict: by label, others 0.5. Default:
-        0.5.
+        Least scores for `labels_field`; a dict by label. Default: 0.5.
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
@@ -398,7 +484,7 @@ class ClassifierOptions(ScoreOptions):
     min_confidence: float | None = field(default=None, metadata=SHARE)
 
     def check(self) -> None:
-        """See `TextOptions.check`."""
+        """Check the settings; see `TextOptions.check`."""
         super().check()
         thresholds = numbers_by_label("thresholds", self.thresholds)
         object.__setattr__(self, "thresholds", thresholds)
@@ -423,38 +509,41 @@ def check_decision(options: Any) -> None:
 
 
 def parse_options(
-    owner: str, options_type: type[Options], defaults: Mapping[str, Any], given: Mapping[str, Any]
+    owner: str,
+    options_type: type[Options],
+    defaults: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> Options:
-    """Settings from what the caller of `owner` passed, over the class's own defaults."""
-    if "dataset" in given:
-        refuse_unnamed(owner, given["dataset"], is_dataset=True)
+    """Return the settings of `owner`: its defaults, overridden by the caller's arguments."""
+    if "dataset" in arguments:
+        refuse_unnamed(owner, arguments["dataset"], is_dataset=True)
     names = setting_names(options_type)
-    check_names(f"{owner} has", "argument", given, [*names, "token"])
-    fitting = dict(defaults)  # what suits the arguments that are given
-    if given.get("long_text", "truncate") != "truncate":
+    check_names(f"{owner} has", "argument", arguments, [*names, "token"])
+    fitting = dict(defaults)  # defaults that suit the arguments
+    if arguments.get("long_text", "truncate") != "truncate":
         fitting.pop("max_chars", None)  # windows are there to read more of the text
-    if "text_field" in given:
-        own, name = fitting.get("text_field", "text"), given["text_field"]
+    if "text_field" in arguments:
+        old, name = fitting.get("text_field", "text"), arguments["text_field"]
         for template in {"text_template", "prompt"} & fitting.keys():
-            fitting[template] = fitting[template].replace(f"{{{own}}}", f"{{{name}}}")
-    settings = {**fitting, **given}
-    for own in fields(options_type):  # type: ignore[arg-type]
-        if own.init and own.default is MISSING and own.name not in settings:
-            raise TypeError(f"{owner} needs {own.name}=")
+            fitting[template] = fitting[template].replace(f"{{{old}}}", f"{{{name}}}")
+    settings = {**fitting, **arguments}
+    for setting in fields(options_type):  # type: ignore[arg-type]
+        if setting.init and setting.default is MISSING and setting.name not in settings:
+            raise TypeError(f"{owner} needs {setting.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     return options_type(**{name: _normal(value) for name, value in settings.items()})
 
 
-def _normal(value: Any) -> Any:
-    """The value in the one form that equal settings have, however they are given."""
+def _normal(value: object) -> Any:
+    """Return the value in a normal form, so that equal settings compare equal."""
     value = plain_value(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return tuple(value) if isinstance(value, list) else value
 
 
-def refuse_unnamed(owner: str, value: Any, is_dataset: bool = False) -> None:
+def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
     """Raise TypeError for ``owner(value)``, saying what to write instead."""
     if is_dataset or hasattr(value, "columns"):
         raise TypeError(
@@ -468,7 +557,7 @@ def refuse_unnamed(owner: str, value: Any, is_dataset: bool = False) -> None:
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """The columns that a template names, each once.
+    """Return the columns that a template names, each once.
 
     Raises ValueError if a brace stands alone, or holds more or less than a column's name.
     """
@@ -478,7 +567,7 @@ def template_fields(template: str) -> tuple[str, ...]:
 def fill_template(
     template: str, columns: Mapping[str, Sequence[str | None]], text_field: str
 ) -> list[str | None]:
-    """The texts of rows: null where that of `text_field` is, and without what else is null.
+    """Return the texts of rows: null where `text_field` is null, and without other nulls.
 
     `columns` are the values of `template_fields`, one a row.
     """
@@ -493,7 +582,7 @@ def fill_template(
 
 
 def template_pieces(template: str, setting: str = "text_template") -> list[tuple[str, str | None]]:
-    """Texts as they stand, each with the column that follows it, if one does."""
+    """Return the literal texts, each with the column that follows it, if one does."""
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as err:

@@ -1,4 +1,4 @@
-"""What editors, help(), repr() and reports show of classes whose settings are a dataclass."""
+"""Texts that editors, help(), repr() and reports show of classes with dataclass settings."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> No
     explained = explanations(owner, *options.__mro__)
     wrap = textwrap.TextWrapper(HELP_WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False)
     lines = [wrap.fill(f"{name}{explained.get(name, '')}") for name in signature.parameters]
-    if own := vars(owner).get("__doc__"):
-        text, *rest = NEXT_SECTION.split(SECTION.sub("", inspect.cleandoc(own)), maxsplit=1)
+    if docstring := vars(owner).get("__doc__"):
+        text, *rest = NEXT_SECTION.split(SECTION.sub("", inspect.cleandoc(docstring)), maxsplit=1)
         settings = "\n".join(["Parameters", "----------", *lines])
         owner.__doc__ = "\n\n".join([text.rstrip(), settings, *rest])
 
 
 def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect.Parameter:
     default, kind = defaults.get(parameter.name, parameter.default), parameter.annotation
-    if parameter.name in ("model", "prompt") and default == "":  # they have to be given
+    if parameter.name in ("model", "prompt") and default == "":  # they are required
         default = inspect.Parameter.empty
     elif len(repr(default)) > LONGEST_SHOWN:
         default = ...  # as in stubs: there is one
@@ -61,42 +61,46 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
     return parameter.replace(default=default, annotation=kind)
 
 
-def explanations(*owners: Any) -> dict[str, str]:
-    """Choices and explanations of arguments, of the first docstring in NumPy's style with them."""
+def explanations(*owners: object) -> dict[str, str]:
+    """Return arguments' choices and explanations, from the first NumPy docstring that has them."""
     explained: dict[str, str] = {}
     for owner in reversed(owners):
         for section in SECTION.findall(inspect.cleandoc(owner.__doc__ or "")):
             for names, kind, text in ENTRY.findall(section):
                 choices = f" ({kind})" if kind.startswith("{") else ""
-                told = f"{choices}: {' '.join(text.split())}"
-                explained |= dict.fromkeys(names.split(", "), told)
+                explanation = f"{choices}: {' '.join(text.split())}"
+                explained |= dict.fromkeys(names.split(", "), explanation)
     return explained
 
 
 def changed_settings(
     options: Any, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
-    """Settings by name: `always` these, and those that are not a class's defaults."""
-    known = {own.name: own.default for own in fields(options)} | dict(defaults)
-    values = {own.name: getattr(options, own.name) for own in fields(options) if own.init}
+    """Return settings by name: `always` these, and those that are not a class's defaults."""
+    known = {setting.name: setting.default for setting in fields(options)} | dict(defaults)
+    values = {
+        setting.name: getattr(options, setting.name) for setting in fields(options) if setting.init
+    }
     return {name: value for name, value in values.items() if name in always or value != known[name]}
 
 
 def call_text(name: str, settings: Mapping[str, Any], show: Callable[[Any], str]) -> str:
-    """The call of `name` with these settings."""
-    return f"{name}({', '.join(f'{own}={show(value)}' for own, value in settings.items())})"
+    """Return the call of `name` with these settings."""
+    return (
+        f"{name}({', '.join(f'{argument}={show(value)}' for argument, value in settings.items())})"
+    )
 
 
-def short(value: Any) -> str:
-    """The representation of a value, of a long one its beginning."""
+def short(value: object) -> str:
+    """Return the representation of a value, of a long one its beginning."""
     shown = repr(value)
     if len(shown) <= LONGEST_SHOWN:
         return shown
     return f"<{len(shown):,} characters: {shown[:LONGEST_SHOWN]}...>"
 
 
-def as_json(value: Any) -> Any:
-    """A setting as a JSON value, of a long one its digest."""
+def as_json(value: object) -> Any:
+    """Return a setting as a JSON value, of a long one its digest."""
     shown = repr(value)
     if len(shown) > LONGEST_DESCRIBED:
         return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
@@ -107,13 +111,13 @@ class _PublicNames(ABCMeta):
     public_names: ClassVar[tuple[str, ...]]
 
     def __dir__(cls) -> list[str]:
-        own = [k for k in cls.__mro__[:-1] if k.__module__.partition(".")[0] != PACKAGE]
-        names = [name for kind in own for name in vars(kind) if not name.startswith("_")]
+        users = [base for base in cls.__mro__[:-1] if base.__module__.partition(".")[0] != PACKAGE]
+        names = [name for base in users for name in vars(base) if not name.startswith("_")]
         return sorted({*cls.public_names, *names})
 
 
 class Public(metaclass=_PublicNames):
-    """A class of which dir(), help() and tab completion show what its users call.
+    """Class of which dir(), help() and tab completion show what its users call.
 
     These are its `public_names`, what subclasses outside this package define, and, of an object,
     its attributes.
@@ -122,5 +126,5 @@ class Public(metaclass=_PublicNames):
     public_names: ClassVar[tuple[str, ...]] = ()
 
     def __dir__(self) -> list[str]:
-        own = (name for name in vars(self) if not name.startswith("_"))
-        return sorted({*dir(type(self)), *own})
+        attributes = (name for name in vars(self) if not name.startswith("_"))
+        return sorted({*dir(type(self)), *attributes})

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gpuclassify import hub
 from gpuclassify.frames import HostTexts, backend_of
-from gpuclassify.models.checkpoint import Checkpoint
+from gpuclassify.models.checkpoint import STATIC, Checkpoint
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import (
     TextTokenizer,
@@ -79,17 +79,22 @@ logger = logging.getLogger(__name__)
 
 
 class NotEligibleError(ValueError):
-    """The tokenizer follows rules that the GPU does not."""
+    """Error of a tokenizer that follows rules that the GPU does not."""
 
 
 # What a mapper with tokenizer="gpu" asks.
 
 
-def check_tokenizer(options: ModelOptions, checkpoint: Checkpoint) -> None:
+def check_tokenizer(options: ModelOptions, checkpoint: Checkpoint, changes_texts: bool) -> None:
     """Raise NotEligibleError if the checkpoint's files say that the GPU cannot tokenize for it.
 
-    They may not say: then the first partition tells, with the tokenizer itself.
+    They may not say: then the first partition tells, with the tokenizer itself. A model that
+    `changes_texts` is given other texts than those of the column.
     """
+    if changes_texts:
+        raise _other_texts(options)
+    if checkpoint.layout == STATIC:
+        raise refused(options, "a static model has no special tokens: tokenize on the host")
     home = checkpoint.tokenizer or checkpoint.identity
     description = hub.read_text(home, "tokenizer.json", cache_dir=options.cache_dir)
     if description is None:
@@ -113,24 +118,47 @@ def check_library(frame: Any) -> None:
 
 
 def refused(options: ModelOptions, reason: object) -> NotEligibleError:
-    """The error for a model whose texts the GPU shall tokenize and cannot, for this reason."""
+    """Return the error for a model whose texts the GPU cannot tokenize, for this reason."""
     return NotEligibleError(
         f'tokenizer="gpu" does not suit {options.model}: {reason} (tokenizer="host")'
     )
 
 
+def _other_texts(options: ModelOptions) -> NotEligibleError:
+    reason = "it is given other texts than those of the column: tokenize on the host"
+    return refused(options, reason)
+
+
+class TextReader(Protocol):
+    """Part of a runner that says where its model runs, and on which texts."""
+
+    @property
+    def options(self) -> ModelOptions:
+        """Settings of the mapper."""
+
+    @property
+    def changes_texts(self) -> bool:
+        """Whether the model is given other texts than those of the column."""
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """Return device and dtype that the model runs with in this process."""
+
+
 def device_texts(
-    options: ModelOptions, device: torch.device, frame: Any, column: str, max_chars: int | None
+    runner: TextReader, frame: Any, column: str, max_chars: int | None
 ) -> DeviceTexts | HostTexts:
-    """The strings of a cudf frame's column, left on the GPU; on the host if there is none.
+    """Return the strings of a cudf frame's column, left on the GPU; on the host if there is none.
 
     TypeError or ValueError if the frame or the model is not on a GPU.
     """
+    if runner.changes_texts:
+        raise _other_texts(runner.options)
     check_library(frame)
+    device = runner.device_and_dtype()[0]
     if device.type != "cuda":
         raise ValueError(
-            f'tokenizer="gpu" makes tokens on a CUDA device, and device={options.device!r} is '
-            f"another one here: {_HOST}"
+            f'tokenizer="gpu" makes tokens on a CUDA device, and device={runner.options.device!r} '
+            f"is another one here: {_HOST}"
         )
     series = backend_of(frame).text_series(frame, column, max_chars)
     return HostTexts([None] * len(frame)) if series is None else DeviceTexts(series)
@@ -149,14 +177,14 @@ class DeviceTexts:
         return type(self)(self.series.iloc[bounds])
 
     def fold(self, max_chars: int | None) -> tuple[DeviceTexts, np.ndarray]:
-        """Distinct texts, found on the GPU."""
+        """Return distinct texts, compared on the GPU; see `frames.Texts.fold`."""
         texts = self.series if max_chars is None else self.series.str.slice(0, max_chars)
         series = type(texts)
         positions, distinct = texts.factorize()
         return type(self)(series(distinct)), series(positions).to_numpy().astype(np.int64)
 
     def take(self, places: np.ndarray) -> DeviceTexts:
-        """The texts at these places, in that order."""
+        """Return the texts at these places, in that order."""
         return type(self)(self.series.take(places))
 
     @property
@@ -165,12 +193,12 @@ class DeviceTexts:
         return self.series.str.len().fillna(0).to_numpy().astype(np.int64)
 
     def to_list(self) -> list[Any]:
-        """The texts on the host, None for null."""
+        """Return the texts on the host, None for null."""
         return self.series.to_arrow().to_pylist()
 
 
 class DeviceSource:
-    """Texts on a GPU, tokenized there; what that leaves goes through the host's tokenizer.
+    """Texts on a GPU, tokenized there; the ones left over go through the host's tokenizer.
 
     Mappers of one pass do not share these tokens: making them again costs less than keeping them.
     """
@@ -210,7 +238,7 @@ _building = threading.Lock()
 
 
 def gpu_tokenizer(on_host: TextTokenizer) -> GpuWordPiece:
-    """What stands in for `on_host` on the GPU, built once; NotEligibleError if nothing does."""
+    """Return the GPU's counterpart of `on_host`, built once; NotEligibleError if there is none."""
     if on_host.backend is None:
         raise NotEligibleError("its tokenizer is written in Python: tokenize on the host")
     if on_host.cuts_left:
@@ -226,15 +254,15 @@ def tokenize_texts(
     on_gpu: Callable[[Any], GpuTokens],
     on_host: Callable[[Sequence[Any]], TokenBatch],
 ) -> tuple[TokenBatch, int]:
-    """Tokens of every text, none of which is null, and how many `on_gpu` left to `on_host`.
+    """Return the tokens of every text, none of them null, and how many `on_gpu` left to `on_host`.
 
     Ids are on the GPU, complete for a reader on the default stream, or on one that waits for it.
     """
-    found = on_gpu(texts.series)
-    left = found.fallback_rows
+    tokens = on_gpu(texts.series)
+    left = tokens.fallback_rows
     if len(left):
-        found = merge(found, on_host(texts.take(left).to_list()))
-    return TokenBatch(found.ids, found.offsets, whole_lengths=found.whole_lengths), len(left)
+        tokens = merge(tokens, on_host(texts.take(left).to_list()))
+    return TokenBatch(tokens.ids, tokens.offsets, whole_lengths=tokens.whole_lengths), len(left)
 
 
 # Which tokenizers.
@@ -242,23 +270,23 @@ def tokenize_texts(
 
 @dataclass(frozen=True)
 class WordPieceRules:
-    """What the GPU has to know of a tokenizer."""
+    """Rules of a tokenizer that the GPU has to know."""
 
     # The token of each id; something that no text contains where an id has none.
     vocabulary: tuple[str, ...]
     is_lowercase: bool  # letters lose case and accents
     prefix: tuple[int, ...]  # ids before those of a text
     suffix: tuple[int, ...]
-    special: tuple[str, ...]  # tokens that have an id of their own wherever they are spelt out
+    special: tuple[str, ...]  # tokens that have one id wherever they are spelt out
 
     @property
     def added_count(self) -> int:
-        """Special tokens that every text gets."""
+        """Count of special tokens that every text gets."""
         return len(self.prefix) + len(self.suffix)
 
 
 def read_rules(backend: Any) -> WordPieceRules:
-    """What a ``tokenizers.Tokenizer`` does with a single text; NotEligibleError for other rules."""
+    """Return a ``tokenizers.Tokenizer``'s rules for single texts; NotEligibleError for others."""
     description = json.loads(backend.to_str())
     model = description["model"]
     for name, wanted in (
@@ -309,7 +337,7 @@ def _reads_lowercase(normalizer: dict[str, Any]) -> bool:
 
 
 def _read_added(processor: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids before and after those of a single text."""
+    """Return the ids before and after those of a single text."""
     kind = processor.get("type")
     if kind == "BertProcessing":
         return (processor["cls"][1],), (processor["sep"][1],)
@@ -335,21 +363,21 @@ def _read_special(token: dict[str, Any]) -> str:
 
 
 def find_doubtful(codes: Tensor, chars: Tensor, special: Sequence[str]) -> Tensor:
-    """Which texts, bool (texts,), may get other ids from libcudf than from the tokenizer.
+    """Tell which texts, bool (texts,), may get other ids from libcudf than from the tokenizer.
 
     `codes` are each character's UTF-8 bytes as one number, int32, as ``Series.str.code_points``
     gives them; `chars` how many characters each text has; `special` tokens no text may contain.
     """
-    found = [torch.nonzero(~_is_in(codes, SAFE)), _long_words(codes)]
-    found += [_spelt(codes, token) for token in special]
-    rows = torch.searchsorted(chars.cumsum(0), torch.cat(found).flatten(), right=True)
+    places = [torch.nonzero(~_is_in(codes, SAFE)), _long_words(codes)]
+    places += [_spelt(codes, token) for token in special]
+    rows = torch.searchsorted(chars.cumsum(0), torch.cat(places).flatten(), right=True)
     is_doubtful = torch.zeros(len(chars), dtype=torch.bool, device=codes.device)
     is_doubtful[rows] = True
     return is_doubtful
 
 
 def _is_in(codes: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
-    """Which characters are in one of the ranges of code points.
+    """Tell which characters are in one of the ranges of code points.
 
     Packed UTF-8 keeps the order of code points. Four bytes make a negative number, and are in order
     among themselves.
@@ -360,7 +388,7 @@ def _is_in(codes: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _long_words(codes: Tensor) -> Tensor:
-    """Where more than `LONGEST_WORD_CHARS` characters without a break begin, (found, 1).
+    """Return where more than `LONGEST_WORD_CHARS` characters without a break begin, (places, 1).
 
     One text's end and the next one's beginning may count as one word: that does no harm.
     """
@@ -371,7 +399,7 @@ def _long_words(codes: Tensor) -> Tensor:
 
 
 def _spelt(codes: Tensor, token: str) -> Tensor:
-    """Where `token` begins, (found, 1)."""
+    """Return where `token` begins, (places, 1)."""
     starts = torch.nonzero(codes == pack(token[0]))
     for distance, char in enumerate(token[1:], 1):
         ahead = starts + distance
@@ -382,13 +410,13 @@ def _spelt(codes: Tensor, token: str) -> Tensor:
 
 
 def pack(char: str) -> int:
-    """A character's UTF-8 bytes as a signed number of 32 bits."""
+    """Return a character's UTF-8 bytes as a signed number of 32 bits."""
     number = int.from_bytes(char.encode(), "big")
     return number - (1 << 32) if number >= 1 << 31 else number
 
 
 def probe_texts() -> list[str]:
-    """Texts that hold every safe character, within a word and alone."""
+    """Return texts that hold every safe character, within a word and alone."""
     chars = [chr(code) for first, last in SAFE for code in range(first, last + 1)]
     groups = [chars[start : start + 32] for start in range(0, len(chars), 32)]
     return [" ".join(f"a{char}b {char}" for char in group) for group in groups]
@@ -408,7 +436,7 @@ class GpuTokens(NamedTuple):
 
 
 class GpuWordPiece:
-    """Tokenizes cudf strings on the GPU as a Hugging Face tokenizer does on the host.
+    """Tokenizer of cudf strings on the GPU that gives what a Hugging Face one gives on the host.
 
     `backend` is the ``backend_tokenizer`` of the model's tokenizer. At most `block_bytes` of text
     are tokenized at once; a longer text is left to the host. NotEligibleError if the tokenizer has
@@ -457,7 +485,7 @@ class GpuWordPiece:
         )
 
     def _block(self, part: Any, room: int, is_small: bool) -> tuple[Tensor, ...]:
-        """Ids, lengths, whole lengths and which texts are left to the host, of one block."""
+        """Return ids, lengths, whole lengths and which texts are left to the host, of one block."""
         is_null = _tensor(part.isnull())
         if not is_small:
             nothing = torch.zeros(len(part), dtype=torch.int64, device=is_null.device)
@@ -474,7 +502,7 @@ class GpuWordPiece:
         return ids, all_lengths, whole, is_left & ~is_null
 
     def _ragged(self, part: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids without special tokens, their counts with that of `_FIRST_TEXT`, doubtful texts."""
+        """Return ids without special tokens, counts including `_FIRST_TEXT`'s, doubtful texts."""
         import cudf
 
         texts = cudf.concat([self._first.astype(part.dtype), part], ignore_index=True)
@@ -494,8 +522,8 @@ class GpuWordPiece:
         host.no_truncation()
         texts = probe_texts()
         with torch.cuda.stream(torch.cuda.default_stream()):
-            found = self._tokenize(cudf.Series(texts), sys.maxsize, BLOCK_BYTES)
-        ids, offsets = found.ids.cpu().numpy(), found.offsets
+            tokens = self._tokenize(cudf.Series(texts), sys.maxsize, BLOCK_BYTES)
+        ids, offsets = tokens.ids.cpu().numpy(), tokens.offsets
         for row, encoding in enumerate(host.encode_batch_fast(texts, add_special_tokens=True)):
             if ids[offsets[row] : offsets[row + 1]].tolist() != encoding.ids:
                 raise NotEligibleError(
@@ -507,7 +535,7 @@ class GpuWordPiece:
 def with_special_tokens(
     flat: Tensor, starts: Tensor, counts: Tensor, rules: WordPieceRules, room: int
 ) -> tuple[Tensor, Tensor]:
-    """Ids and lengths of rows, each cut to `room` ids and put between the special tokens.
+    """Return ids and lengths of rows, each cut to `room` ids and put between the special tokens.
 
     `starts` and `counts` tell where each row is in `flat`.
     """
@@ -525,7 +553,7 @@ def with_special_tokens(
 
 
 def _positions(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The numbers from each of `starts` on, as many as `lengths` says, end to end."""
+    """Return the numbers from each of `starts` on, as many as `lengths` says, end to end."""
     ends = lengths.cumsum(0)
     shifts = starts - (ends - lengths)
     count = int(lengths.sum())
@@ -534,7 +562,7 @@ def _positions(starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 def merge(tokens: GpuTokens, host: TokenBatch) -> GpuTokens:
-    """`tokens` with what the host's tokenizer gave for ``tokens.fallback_rows``, in that order.
+    """Return `tokens` with the host tokenizer's ids for ``tokens.fallback_rows``, in that order.
 
     The rows are still named, so that they can be counted.
     """
@@ -550,7 +578,7 @@ def merge(tokens: GpuTokens, host: TokenBatch) -> GpuTokens:
 
 
 def byte_blocks(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int, bool]]:
-    """Texts of up to `limit` bytes together: first, behind the last, and whether they fit.
+    """Yield blocks of texts of up to `limit` bytes: first, behind the last, and whether they fit.
 
     A text above the limit is alone.
     """
@@ -564,5 +592,5 @@ def byte_blocks(sizes: np.ndarray, limit: int) -> Iterator[tuple[int, int, bool]
 
 
 def _tensor(series: Any) -> Tensor:
-    """A cudf Series without nulls as a tensor that shares its memory."""
+    """Return a cudf Series without nulls as a tensor that shares its memory."""
     return torch.as_tensor(series.values, device="cuda")

@@ -39,7 +39,7 @@ Made = TypeVar("Made")
 
 
 class TokenStore:
-    """Remembers every text's tokens by tokenizer; tokenizes what it does not know.
+    """Store of every text's tokens by tokenizer, which tokenizes what it does not know.
 
     Tokens that another mapper made are used where they are the same by necessity: the tokenizers
     have equal fingerprints, and both cut in the same way or neither cuts this text. The text
@@ -52,18 +52,18 @@ class TokenStore:
     def encode(
         self, tokenizer: TextTokenizer, texts: Sequence[str]
     ) -> tuple[list[TextTokens], int]:
-        """Tokens of each text, and how many of them were known."""
+        """Return the tokens of each text, and how many of them were known."""
         uncut = self._known[tokenizer.fingerprint]
         cut = self._known[tokenizer.fingerprint, tokenizer.cut]
-        found = {text: cut[text] for text in texts if text in cut}
+        encoded = {text: cut[text] for text in texts if text in cut}
         for text in texts:
             if text in uncut and uncut[text].whole_length <= tokenizer.max_tokens:
-                found[text] = uncut[text]
-        missing = [text for text in texts if text not in found]
+                encoded[text] = uncut[text]
+        missing = [text for text in texts if text not in encoded]
         for text, tokens in zip(missing, tokenizer.encode(missing), strict=True):
             is_whole = tokens.whole_length <= tokenizer.max_tokens
-            (uncut if is_whole else cut)[text] = found[text] = tokens
-        return [found[text] for text in texts], len(texts) - len(missing)
+            (uncut if is_whole else cut)[text] = encoded[text] = tokens
+        return [encoded[text] for text in texts], len(texts) - len(missing)
 
 
 # That of the `shared_tokens` which this thread is within.
@@ -71,12 +71,12 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
-    """Within it, the mappers that this thread runs share one `TokenStore`."""
+    """Share one `TokenStore` among the mappers that this thread runs in the block."""
     return during(current_store, TokenStore())
 
 
 class TokenSource(Protocol):
-    """Texts in the order in which they should run, and what tokenizes them."""
+    """Texts in the order in which they should run, and the tokenizer for them."""
 
     @property
     def char_counts(self) -> np.ndarray:
@@ -123,11 +123,11 @@ class HostSource:
 
 
 class TokenStream:
-    """Tokens of texts, a block at a time while iterated over, and then what was read of each text.
+    """Tokens of texts, a block at a time while iterated over, then what was read of each text.
 
-    Windows of equal tokens are given once: texts that differ only behind the cut, or in what the
-    tokenizer makes alike, have them. Windows whose digests are `known` are not given at all, and
-    have the first places. Tokens on a GPU are given as they are, because comparing them
+    Windows of equal tokens are yielded once: texts that differ only behind the cut, or in what the
+    tokenizer makes alike, have them. Windows whose digests are `known` are not yielded at all, and
+    have the first places. Tokens on a GPU are yielded as they are, because comparing them
     would bring them to the host. Tokenizing and waiting for it are added to `stats`; `block_chars`
     are the characters of the first block and of the largest one.
     """
@@ -145,11 +145,11 @@ class TokenStream:
         # By their tokens, distinct windows in order.
         self._first: dict[Hashable, int] = {key: place for place, key in enumerate(known)}
         self._known = len(self._first)
-        self._places: list[int] = []
+        self._positions: list[int] = []
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        """Blocks of distinct windows; tokenizing goes on while the caller uses them."""
+        """Yield blocks of distinct windows; tokenizing goes on while the caller uses them."""
         bounds = text_blocks(self._source.char_counts, *self._block_chars)
         blocks = ahead(self._tokenize, bounds)
         while True:
@@ -161,19 +161,19 @@ class TokenStream:
             yield block
 
     @property
-    def given(self) -> list[Hashable]:
-        """The tokens by which each distinct window that was given is known."""
+    def new_keys(self) -> list[Hashable]:
+        """Keys of the distinct windows that were not known, in order."""
         return list(self._first)[self._known :]
 
     @property
-    def places(self) -> np.ndarray:
-        """Where each window is among the distinct ones that were given, int64 (windows,)."""
-        return np.asarray(self._places, dtype=np.int64)
+    def positions(self) -> np.ndarray:
+        """Position of each window among the distinct ones, int64 (windows,)."""
+        return np.asarray(self._positions, dtype=np.int64)
 
     @property
     def window_counts(self) -> np.ndarray:
         """Windows of each text, int64 (texts,), also when only the first one is run."""
-        return np.concatenate([block.found for block in self.blocks])
+        return np.concatenate([block.whole_counts for block in self.blocks])
 
     @property
     def seen_share(self) -> np.ndarray:
@@ -187,7 +187,7 @@ class TokenStream:
 
     @property
     def text_of(self) -> np.ndarray:
-        """Which text each window that is run belongs to, int64 (windows,)."""
+        """Text that each window that is run belongs to, int64 (windows,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
@@ -196,7 +196,7 @@ class TokenStream:
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
-        """One window alone."""
+        """Return one window alone."""
         for block in self.blocks:
             if window < len(block.tokens):
                 break
@@ -204,7 +204,10 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """The windows of a block that are not known yet. Runs on the other thread."""
+        """Return the windows of a block that are not known yet.
+
+        Runs on the other thread.
+        """
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -213,12 +216,11 @@ class TokenStream:
         stats.raise_peak("peak_tokenizer_threads", tokenizer_threads())
         self.blocks.append(windows)
         stats.windows += len(windows.tokens)
-        stats.truncated_texts += windows.truncated
         stats.folded_windows += len(windows.tokens) - len(new)
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Rows of windows that none before them equals."""
+        """Return the rows of windows that equal none before them."""
         keys: Iterable[Hashable] = tokens.digests()
         if not tokens.is_on_host:
             keys = zip(itertools.repeat(len(self.blocks)), range(len(tokens)), strict=False)
@@ -227,7 +229,7 @@ class TokenStream:
             if key not in self._first:
                 self._first[key] = len(self._first)
                 new.append(row)
-            self._places.append(self._first[key])
+            self._positions.append(self._first[key])
         return new
 
 
@@ -238,7 +240,7 @@ class Share:
 
 
 class SharedTime:
-    """The time in which any thread does something, shared evenly by those that do it at once.
+    """Time in which any thread does something, shared evenly by those that do it at once.
 
     What all of them are given adds up to the time that has passed with one at least.
     """
@@ -251,7 +253,7 @@ class SharedTime:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """What the thread is given for the block."""
+        """Measure the thread's share of the time in the block."""
         share = Share()
         began = self._change(1)
         try:
@@ -272,7 +274,7 @@ _tokenizing = SharedTime()
 
 
 def tokenizer_threads() -> int:
-    """Threads of this process that the library tokenizes with, by the variables that it reads."""
+    """Return how many threads this process tokenizes with, by variables that the library reads."""
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF:
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
@@ -282,7 +284,7 @@ def tokenizer_threads() -> int:
 def text_blocks(
     char_counts: Sequence[int] | np.ndarray, first_chars: int, largest_chars: int
 ) -> Iterator[tuple[int, int]]:
-    """Where blocks of texts begin and end, each up to twice as large as the one before."""
+    """Yield where blocks of texts begin and end, each up to twice as large as the one before."""
     most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):
         if stop > start and chars + count > most_chars:
@@ -294,7 +296,7 @@ def text_blocks(
 
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """``work(item)`` for each item in order, done on a thread of its own while results are used."""
+    """Yield ``work(item)`` for each item in order, made on another thread as results are used."""
     made: deque[Future[Made]] = deque()
     items = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="gpuclassify-tokens") as thread:

@@ -6,34 +6,21 @@ import functools
 import hashlib
 import itertools
 import json
-import re
 import sys
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from gpuclassify.tokenizing.words import Words, prefix_end, steps_of, word_cache
+
 # Of English text; WordPiece and Unigram vocabularies have 4 to 5, and another look costs more.
-_MOST_CHARS_PER_TOKEN = 6
-
-_GAP = re.compile("[!-~](?= [!-~])")
-_PRINTABLE = " ".join(map(chr, range(ord("!"), ord("~") + 1)))
-
-_LOCAL_NORMALIZERS = {
-    *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
-    *("Strip", "StripAccents"),
-}
-# Patterns that match white space only, and no single space.
-_WHITE_SPACE_RUNS = {r"\s{2,}|[\n\r\t]", " {2,}"}
-_LOCAL_SPLITTERS = {"Digits", "Punctuation"}
-_WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-# Of an added token that could be found across a gap.
-_ACROSS = re.compile(r"\S[\s▁]")
+MOST_CHARS_PER_TOKEN = 6
 
 
 class TextTokenizer:
-    """A Hugging Face tokenizer that cuts at a fixed length, special tokens included; it never pads.
+    """Hugging Face tokenizer that cuts at a fixed length, special tokens included, and never pads.
 
     The `tokenizer` is configured here and must not be shared: its truncation is state, and changing
     it while another thread tokenizes is an error in the tokenizers library.
@@ -47,6 +34,9 @@ class TextTokenizer:
     of so many from the end are read of texts with more than twice as many, and of others those of
     the beginning: what FinePDFs reads, whose ``create_text_chunks`` also drops the word at a cut.
 
+    With a `pairing`, a query and a `PairTruncation`, each text is the second of a pair that the
+    query begins; where the query is None, texts are tuples of two.
+
     ValueError if special tokens, of which a window has `special_tokens`, and overlap leave no room.
     """
 
@@ -58,13 +48,16 @@ class TextTokenizer:
         *,
         counts_rest: bool = True,
         end_chars: int | None = None,
+        pairing: tuple[str | None, str] | None = None,
     ) -> None:
         self.max_tokens = max_tokens
         self.overlap = overlap
         self.counts_rest = counts_rest
         self.end_chars = end_chars
+        self.pairing = pairing
         self._tokenizer = tokenizer
-        self.special_tokens: int = tokenizer.num_special_tokens_to_add(pair=False)
+        is_pair = pairing is not None
+        self.special_tokens: int = tokenizer.num_special_tokens_to_add(pair=is_pair)
         self._room = max_tokens - self.special_tokens
         if self._room < 1 or (overlap or 0) >= self._room:
             shared = "" if overlap is None else f" and window_overlap={overlap}"
@@ -72,22 +65,26 @@ class TextTokenizer:
                 f"max_seq_length={max_tokens} leaves no room for text beside "
                 f"{self.special_tokens} special tokens{shared}: pass a larger max_seq_length"
             )
-        self._has_type_ids = False
-        if "token_type_ids" in tokenizer.model_input_names:
-            found = tokenizer("a probe", return_token_type_ids=True)  # which resets its backend
-            self._has_type_ids = any(found["token_type_ids"])
         # The `tokenizers.Tokenizer` that does the work; None for one written in Python.
         self.backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._first_chars = sys.maxsize
         if self.backend is not None:
             self.backend.no_padding()
             self.backend.no_truncation()
-            self._frame = _frame(self.backend)
+            self._frame = frame_of(self.backend, is_pair)
+            types = self._frame[1]
             reads_prefix = self.cuts_once and not counts_rest and not self.cuts_left
-            if reads_prefix and ends_words_in_gaps(self.backend):
-                self._first_chars = _MOST_CHARS_PER_TOKEN * self._room
+            self.words = word_cache(self.backend)
+            if reads_prefix and self.words.ends_words:
+                self._first_chars = MOST_CHARS_PER_TOKEN * self._room
+        else:
+            probes = ["a probe"] * (1 + is_pair)
+            types = tokenizer(*probes, return_token_type_ids=True)["token_type_ids"]
+        # Classes of transformers 5 no longer name segment ids that those of 4 gave.
+        inputs = tokenizer.init_kwargs.get("model_input_names", ["token_type_ids"])
+        self._has_type_ids = "token_type_ids" in inputs and any(types)
         fillers = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        self._filler: int = next((number for number in fillers if number is not None), 0)
+        self._filler = [next((number for number in fillers if number is not None), 0)]
 
     @property
     def cuts_left(self) -> bool:
@@ -101,12 +98,12 @@ class TextTokenizer:
 
     @property
     def cut(self) -> Hashable:
-        """Equal for tokenizers that make the same of a text of too many equal tokens."""
+        """Key that is equal for tokenizers that cut a text of too many equal tokens alike."""
         return (self.max_tokens, self.overlap, self.counts_rest)
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Equal for tokenizers that give every text equal tokens before anything is cut.
+        """Key that is equal for tokenizers that give every text equal tokens before any cut.
 
         One written in Python has no complete description, and equals itself only.
         """
@@ -116,34 +113,99 @@ class TextTokenizer:
         description.pop("truncation")
         description.pop("padding")
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        return (digest, self.cuts_left, self._has_type_ids, self._filler, self.end_chars)
+        cuts = (self.cuts_left, self.end_chars, self.pairing)
+        return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize `texts`, special tokens included: of each text its first window."""
+        """Tokenize `texts`, special tokens included: the first window of each."""
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
-        encodings = self._encodings(texts, self._first_chars)
-        around, types, place = self._frame
-        empty = [self._filler] if len(around) == 1 else []
-        kept = slice(-self._room, None) if self.cuts_left else slice(self._room)
-        # No list of ids outlives its text, and no text has an array: that takes twice as long. To
-        # have the library cut costs its threads more than cutting lists of ids here.
-        every = itertools.chain.from_iterable(each.ids[kept] or empty for each in encodings)
-        found = np.fromiter(map(len, encodings), dtype=np.int64, count=len(texts))
-        lengths = np.clip(found, len(empty), self._room)
-        ids = np.fromiter(every, dtype=np.int32, count=int(lengths.sum()))
-        offsets = offsets_of(lengths + len(around) - 1)
-        framed_types = None
-        if self._has_type_ids:
-            framed_types = _frame_rows(np.full_like(ids, types[place]), offsets, types, place)
-        framed = _frame_rows(ids, offsets, around, place)
-        return TokenBatch(framed, offsets, framed_types, np.maximum(found + len(around) - 1, 1))
+        sides = list(map(self._words_of, self._sides(texts)))
+        lengths = np.stack([side.lengths for side in sides])
+        kept = self._kept(lengths)
+        stops = lengths if self.cuts_left else kept
+        bounds = zip(sides, stops - kept, stops, strict=True)
+        flats = [words.take(start, stop) for words, start, stop in bounds]
+        special = len(self._frame[0]) - len(sides)
+        whole = np.maximum(lengths.sum(0) + special, len(self._filler))
+        return self._framed(flats, kept, whole)
 
-    def char_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """Characters of each text that are tokenized unless they prove too few, int64 (texts,)."""
+    def _framed(self, flats: list[np.ndarray], kept: np.ndarray, whole: np.ndarray) -> TokenBatch:
+        """Put special tokens around the ids of each side, of `kept`, int64 (sides, texts)."""
+        around, types, places = self._frame
+        counts = np.ones((len(around), kept.shape[1]), dtype=np.int64)
+        counts[places] = kept
+        is_empty = counts.sum(0) == 0
+        counts[-1][is_empty] = len(self._filler)
+        parts = np.tile(np.arange(len(around), dtype=np.int8), kept.shape[1])
+        parts = np.repeat(parts, counts.T.ravel())  # of the frame, that each token is in
+        offsets = offsets_of(counts.sum(0))
+        special = np.array(around, dtype=np.int32)
+        special[places] = (self._filler or [0])[0]
+        ids = special[parts]
+        for place, flat in zip(places, flats, strict=True):
+            is_side = parts == place
+            if self._filler:
+                is_side[offsets[:-1][is_empty]] = False
+            ids[is_side] = flat
+        type_ids = np.array(types, dtype=np.int32)[parts] if self._has_type_ids else None
+        return TokenBatch(ids, offsets, type_ids, whole)
+
+    def char_counts(self, texts: Sequence[Any]) -> np.ndarray:
+        """Count the characters of each text that are tokenized at first, int64 (texts,).
+
+        More are tokenized if they prove too few.
+        """
+        if self.pairing is not None and self.pairing[0] is None:
+            return np.array([len(first) + len(second) for first, second in texts], dtype=np.int64)
         most = sys.maxsize if self.end_chars is None or self.counts_rest else 2 * self.end_chars
         ends = (min(prefix_end(text, self._first_chars), most) for text in texts)
         return np.fromiter(ends, dtype=np.int64, count=len(texts))
+
+    def count(self, texts: Sequence[str]) -> np.ndarray:
+        """Count the tokens of each whole text without special ones, int64 (texts,)."""
+        if self.backend is not None:
+            return self.words(texts).lengths
+        return np.fromiter(map(len, self._all_ids(texts)), np.int64, len(texts))
+
+    def _sides(self, texts: Sequence[Any]) -> list[Sequence[str]]:
+        """Return the texts, or those of each side of pairs."""
+        if self.pairing is None:
+            return [texts]
+        query, _ = self.pairing
+        if query is not None:
+            return [[query] * len(texts), texts]
+        return [[pair[side] for pair in texts] for side in (0, 1)]
+
+    def _kept(self, lengths: np.ndarray) -> np.ndarray:
+        """Return how many of these tokens stay, int64 (sides, texts), cut as transformers does."""
+        if self.pairing is None:
+            return np.minimum(lengths, self._room)
+        room, (_, truncation) = self._room, self.pairing
+        is_cut = lengths.sum(0) > room
+        if truncation == "longest_first":
+            least = np.minimum(lengths.min(0), room // 2)
+            is_less = lengths[0] <= lengths[1]
+            if self.backend is None:  # there the first keeps what cannot be halved
+                is_less &= lengths[0] == least
+            halves = np.where(is_less, [least, room - least], [room - least, least])
+            return np.where(is_cut, halves, lengths)
+        longest = lengths[0][is_cut].max(initial=0)
+        if longest >= room:
+            raise ValueError(
+                f'pair_truncation="{truncation}" leaves the first text whole, which has {longest} '
+                f"tokens, and both have room for {room}: pass a shorter query, a larger "
+                'max_seq_length, or pair_truncation="longest_first"'
+            )
+        return np.where(is_cut, [lengths[0], room - lengths[0]], lengths)
+
+    def _cut_pair(self, *sides: list[int]) -> TextTokens:
+        """Cut a pair of a tokenizer that is written in Python, by the ids of both texts."""
+        lengths = np.array([[len(ids)] for ids in sides])
+        kept = self._kept(lengths)
+        starts = (lengths - kept) * self.cuts_left
+        cut = [ids[s[0] :][: n[0]] for ids, s, n in zip(sides, starts, kept, strict=True)]
+        return self._windows([cut], int(lengths.sum()) + self.special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize each of `texts`.
@@ -153,18 +215,20 @@ class TextTokenizer:
         """
         if self.end_chars is not None:
             return [self._read_ends(text, self.end_chars) for text in texts]
+        if self.backend is None and self.pairing is not None:
+            return list(map(self._cut_pair, *map(self._all_ids, self._sides(texts))))
         if self.backend is None or not self.cuts_once:
             return list(map(self.cut_ids, self._all_ids(texts)))
         batch = self(texts)
         assert batch.whole_lengths is not None
-        types, whole, found = batch.type_ids, batch.whole_lengths.tolist(), []
+        types, whole, tokens = batch.type_ids, batch.whole_lengths.tolist(), []
         for row, (start, stop) in enumerate(itertools.pairwise(batch.offsets.tolist())):
             row_types = None if types is None else [types[start:stop]]
-            found.append(TextTokens([batch.ids[start:stop]], row_types, whole[row]))
-        return found
+            tokens.append(TextTokens([batch.ids[start:stop]], row_types, whole[row]))
+        return tokens
 
     def _read_ends(self, text: str, chars: int) -> TextTokens:
-        """The windows at both ends of a text, or at the beginning of a shorter one."""
+        """Return the windows at both ends of a text, or at the beginning of a shorter one."""
         parts = [text[:chars], text[-chars:]] if len(text) > 2 * chars else [text[:chars]]
         ends = self._all_ids(parts)
         count = sum(map(len, ends))
@@ -173,34 +237,40 @@ class TextTokenizer:
         read = [ids[: self._room] if n == 0 else ids[-self._room :] for n, ids in enumerate(ends)]
         return self._windows(read, count + len(read) * self.special_tokens)
 
-    def _all_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text without special tokens, or those of a prefix that is long enough."""
+    def _all_ids(self, texts: Sequence[str]) -> list[Any]:
+        """Return ids of each text without special tokens, or of a prefix that is long enough."""
         if self.backend is not None:
-            return [found.ids for found in self._encodings(texts, self._first_chars)]
-        ids_of = functools.partial(self._tokenizer, add_special_tokens=False, verbose=False)
-        return [ids_of(text)["input_ids"] for text in texts]
+            words = self._words_of(texts)
+            flat = words.take(np.zeros_like(words.lengths), words.lengths)
+            bounds = itertools.pairwise(offsets_of(words.lengths).tolist())
+            return [flat[start:stop] for start, stop in bounds]
+        encode = functools.partial(self._tokenizer, add_special_tokens=False, verbose=False)
+        ids = {text: encode(text)["input_ids"] for text in dict.fromkeys(texts)}
+        return [ids[text] for text in texts]
 
-    def _encodings(self, texts: Sequence[str], chars: int) -> list[Any]:
-        """Encodings of each text, or of a prefix of about `chars` characters and more than fits.
-
-        Without special tokens.
-        """
+    def _words_of(self, texts: Sequence[str]) -> Words:
+        """Return the tokens of each text, or of a proven prefix with more of them than fit."""
+        chars = self._first_chars
         ends = [prefix_end(text, chars) for text in texts]
-        prefixes = [text[:end] for text, end in zip(texts, ends, strict=True)]
-        found = self.backend.encode_batch_fast(prefixes, add_special_tokens=False)
-        unproven = [
-            place
-            for place, (text, end) in enumerate(zip(texts, ends, strict=True))
-            if end < len(text) and len(found[place]) <= self._room
-        ]
-        if unproven:
-            longer = self._encodings([texts[place] for place in unproven], 2 * chars)
-            for place, encoding in zip(unproven, longer, strict=True):
-                found[place] = encoding
-        return found
+        words = self.words([text[:end] for text, end in zip(texts, ends, strict=True)])
+        places = self._unproven(range(len(texts)), texts, ends, words)
+        while places:
+            chars *= 2
+            ends = [prefix_end(texts[place], chars) for place in places]
+            longer = self.words([texts[n][:end] for n, end in zip(places, ends, strict=True)])
+            words.replace(places, longer)
+            places = self._unproven(places, texts, ends, longer)
+        return words
+
+    def _unproven(
+        self, places: Sequence[int], texts: Sequence[str], ends: list[int], words: Words
+    ) -> list[int]:
+        """Return at which places a longer prefix may have other tokens that fit."""
+        numbers = zip(places, ends, words.lengths.tolist(), strict=True)
+        return [n for n, end, length in numbers if end < len(texts[n]) and length <= self._room]
 
     def cut_ids(self, ids: list[int]) -> TextTokens:
-        """The windows, or the only one, of a text with these ids."""
+        """Return the windows, or the only one, of a text with these ids."""
         overlap, room = self.overlap or 0, self._room
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)
         bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
@@ -209,49 +279,72 @@ class TextTokenizer:
         parts = [ids[start:stop] for start, stop in bounds]
         return self._windows(parts, len(ids) + self.special_tokens)
 
-    def _windows(self, parts: list[list[int]], whole_length: int) -> TextTokens:
-        """Windows of these ids, with the special tokens of each."""
-        framed = [self._framed(ids) for ids in parts]
-        windows = [np.asarray(own or [self._filler], dtype=np.int32) for own, _ in framed]
+    def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
+        """Return windows of these ids, or of these pairs of ids, each with special tokens."""
+        framed = [self._with_special(ids) for ids in parts]
+        windows = [
+            np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in framed
+        ]
         types = None
         if self._has_type_ids:
-            types = [np.asarray(own or [0], dtype=np.int32) for _, own in framed]
+            types = [np.asarray(row or [0], dtype=np.int32) for _, row in framed]
         return TextTokens(windows, types, max(whole_length, 1))
 
-    def _framed(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Ids with the special tokens around them, and the segment ids of all."""
+    def _with_special(self, ids: Any) -> tuple[Any, list[int]]:
+        """Return ids with the special tokens around them, and the segment ids of all."""
         if self.backend is None:
-            types = self._tokenizer.create_token_type_ids_from_sequences(ids)
-            return self._tokenizer.build_inputs_with_special_tokens(ids), types
-        around, types, place = self._frame
-        own_types = types[place : place + 1] * len(ids)
-        behind = place + 1
+            texts = [ids] if self.pairing is None else ids
+            types = self._tokenizer.create_token_type_ids_from_sequences(*texts)
+            return self._tokenizer.build_inputs_with_special_tokens(*texts), types
+        around, types, (place,) = self._frame
+        special, behind = np.array(around, dtype=np.int32), place + 1
         return (
-            around[:place] + ids + around[behind:],
-            types[:place] + own_types + types[behind:],
+            np.concatenate([special[:place], ids, special[behind:]], dtype=np.int32),
+            types[:place] + types[place:behind] * len(ids) + types[behind:],
         )
 
 
-def _frame(backend: Any) -> tuple[list[int], list[int], int]:
-    """Ids and segment ids that a tokenizer gives a text of one token, and the place of that one."""
+def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int], list[int]]:
+    """Return ids and segment ids of a text of one token, or a pair, and the tokens' places."""
     from tokenizers import Tokenizer, models
 
-    found = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
+    probe = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     if backend.post_processor is not None:
-        found = backend.post_processor.process(found)
-    return found.ids, found.type_ids, found.special_tokens_mask.index(0)
+        probe.post_processor = backend.post_processor
+    encoding = probe.encode("a", "a" if is_pair else None)
+    places = [place for place, mask in enumerate(encoding.special_tokens_mask) if not mask]
+    sides = [encoding.sequence_ids[place] for place in places]
+    if sides != [*range(1 + is_pair)]:
+        raise ValueError(f"the tokenizer puts texts in the order {sides}, which is not supported")
+    steps = steps_of(json.loads(backend.to_str())["post_processor"], "processors")
+    is_framed = any(step["type"] != "ByteLevel" for step in steps)  # else nobody has set types
+    return encoding.ids, encoding.type_ids if is_framed else [0] * len(encoding.ids), places
 
 
-def _frame_rows(flat: np.ndarray, offsets: np.ndarray, around: list[int], place: int) -> np.ndarray:
-    """Rows end to end, each with what is `around` the place of its own; they begin at `offsets`."""
-    framed = np.empty(offsets[-1], dtype=np.int32)
-    is_own = np.ones(len(framed), dtype=bool)
-    for number, special in enumerate(around):
-        if number != place:
-            there = offsets[:-1] + number if number < place else offsets[1:] + number - len(around)
-            framed[there], is_own[there] = special, False
-    framed[is_own] = flat
-    return framed
+class StaticTokenizer(TextTokenizer):
+    """Tokenizer of a static model: without special tokens, and texts may have no tokens.
+
+    Of a text, no more than `token_chars` are read for each token, if it is set.
+    """
+
+    def __init__(
+        self, tokenizer: Any, max_tokens: int, *, token_chars: int | None = None, **cut: Any
+    ) -> None:
+        super().__init__(tokenizer, max_tokens, **cut)
+        self._chars = sys.maxsize if token_chars is None else max_tokens * token_chars
+        self._filler = []
+
+    def __call__(self, texts: Sequence[str]) -> TokenBatch:
+        """Tokenize `texts`: the first window of each."""
+        if not self.cuts_once:
+            return super().__call__(texts)
+        tokens = super().__call__([text[: self._chars] for text in texts])
+        is_cut = np.fromiter(map(len, texts), np.int64, len(texts)) > self._chars
+        assert tokens.whole_lengths is not None
+        whole = tokens.whole_lengths + is_cut
+        if self.counts_rest:
+            whole = np.maximum(whole, self.words(texts).lengths)
+        return replace(tokens, whole_lengths=whole)
 
 
 # What texts become.
@@ -283,17 +376,17 @@ class TokenBatch:
         return isinstance(self.ids, np.ndarray)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
-        """Some of the texts, on the host."""
+        """Return some of the texts, on the host."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
-        types = () if self.type_ids is None else [self.type_ids[own] for own in bounds]
+        types = () if self.type_ids is None else [self.type_ids[part] for part in bounds]
         whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
-        ids = [self.ids[own] for own in bounds]
+        ids = [self.ids[part] for part in bounds]
         if not self.is_on_host:
-            ids = [own.cpu().numpy() for own in ids]
+            ids = [row.cpu().numpy() for row in ids]
         return flat_batch(ids, types, whole)
 
     def digests(self) -> Iterator[bytes]:
-        """For each text 16 bytes that only a text of the same tokens has; ids are on the host."""
+        """Yield for each text 16 bytes that only equal tokens have; ids are on the host."""
         ids, *others = (part.data for part in (self.ids, self.type_ids) if part is not None)
         for start, stop in itertools.pairwise(self.offsets.tolist()):
             digest = hashlib.blake2b(ids[start:stop], digest_size=16)
@@ -309,14 +402,8 @@ class TokenBatch:
         """
         if self.whole_lengths is None:
             return np.ones(len(self), dtype=np.float32)
-        return (self.lengths / self.whole_lengths).astype(np.float32)
-
-    @property
-    def truncated(self) -> int:
-        """How many texts were cut."""
-        if self.whole_lengths is None:
-            return 0
-        return int((self.whole_lengths > self.lengths).sum())
+        shares = self.lengths / np.maximum(self.whole_lengths, 1)
+        return np.where(self.whole_lengths, shares, 1).astype(np.float32)
 
 
 def flat_batch(
@@ -324,14 +411,14 @@ def flat_batch(
     type_ids: Sequence[np.ndarray] = (),
     whole_lengths: np.ndarray | None = None,
 ) -> TokenBatch:
-    """Rows of ids end to end."""
+    """Join rows of ids end to end."""
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None
     return TokenBatch(_flat(rows), offsets_of(lengths), types, whole_lengths)
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Where rows of these lengths begin and end, int64 (rows + 1,)."""
+    """Return where rows of these lengths begin and end, int64 (rows + 1,)."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -354,21 +441,16 @@ class TextTokens:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of many texts that are run, in the texts' order; arrays are by text."""
+    """Windows of many texts that are run, in the texts' order; arrays are by text."""
 
     tokens: TokenBatch  # every window as a text of its own
     counts: np.ndarray  # how many of them each text has, int64; at least one
-    found: np.ndarray  # how many it would have; more where only the first one is run
+    whole_counts: np.ndarray  # how many it would have; more where only the first one is run
     seen_share: np.ndarray  # of each text's tokens, float32, as `TokenBatch.seen_share` tells it
-
-    @property
-    def truncated(self) -> int:
-        """How many texts are not run to the full."""
-        return int((self.seen_share < 1).sum())
 
 
 def all_windows(texts: Sequence[TextTokens]) -> Windows:
-    """Every window of every text."""
+    """Return every window of every text."""
     counts = _window_counts(texts)
     types = [ids for text in texts if text.type_ids is not None for ids in text.type_ids]
     tokens = flat_batch([ids for text in texts for ids in text.windows], types)
@@ -377,7 +459,7 @@ def all_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def first_windows(texts: Sequence[TextTokens]) -> Windows:
-    """The first window of each text."""
+    """Return the first window of each text."""
     whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
     types = [text.type_ids[0] for text in texts if text.type_ids is not None]
     tokens = flat_batch([text.windows[0] for text in texts], types, whole)
@@ -386,7 +468,7 @@ def first_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def only_windows(tokens: TokenBatch) -> Windows:
-    """The windows of texts that have one each, cut or not."""
+    """Return the windows of texts that have one each, cut or not."""
     ones = np.ones(len(tokens), dtype=np.int64)
     return Windows(tokens, ones, ones, tokens.seen_share)
 
@@ -396,7 +478,7 @@ def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
-    """One row a text, float32 (texts, outputs), from one row a window.
+    """Return one row a text, float32 (texts, outputs), from one row a window.
 
     `how` is "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the text's
     tokens in each window, which is the plain mean of a text without any. A text with a single
@@ -413,66 +495,3 @@ def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: 
         weights[has_any] = lengths[has_any]
     sums = np.add.reduceat(values * weights[:, None], starts, axis=0)
     return (sums / np.add.reduceat(weights, starts)[:, None]).astype(np.float32)
-
-
-# Where a text can be cut so that what is before the cut has the tokens that it has in the text.
-#
-# A cut is made in a gap: before a single space between two printable characters of ASCII. Neither
-# normal forms nor graphemes, letter case or runs of white space reach across it. So whatever works
-# character by character leaves both sides as they are alone, and what finds words ends one there;
-# a model sees one word at a time. Tokenizers of other kinds have their texts read whole.
-
-
-def prefix_end(text: str, chars: int) -> int:
-    """Where to cut `text`: in the first gap behind `chars` characters, or at its end."""
-    gap = _GAP.search(text, chars)
-    return len(text) if gap is None else gap.end()
-
-
-def ends_words_in_gaps(backend: Any) -> bool:
-    """Whether a ``tokenizers.Tokenizer`` is known to give both sides of a gap tokens of their own.
-
-    The tokens of a text then begin with those of what is before any of its gaps.
-    """
-    description = json.loads(backend.to_str())
-    splitters = list(_steps(description["pre_tokenizer"], "pretokenizers"))
-    while splitters and splitters[0]["type"] in _LOCAL_SPLITTERS:
-        splitters.pop(0)
-    return (
-        all(map(_is_local, _steps(description["normalizer"], "normalizers")))
-        and _keeps_ascii(backend.normalizer)
-        and bool(splitters)
-        and _ends_words(splitters[0])
-        and not any(_ACROSS.search(token["content"]) for token in description["added_tokens"])
-    )
-
-
-def _steps(step: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, those of sequences too."""
-    if step is not None and step["type"] == "Sequence":
-        for own in step[name]:
-            yield from _steps(own, name)
-    elif step is not None:
-        yield step
-
-
-def _is_local(normalizer: dict[str, Any]) -> bool:
-    if normalizer["type"] != "Replace":
-        return normalizer["type"] in _LOCAL_NORMALIZERS
-    [(kind, pattern)] = normalizer["pattern"].items()
-    if kind == "Regex":
-        return pattern in _WHITE_SPACE_RUNS
-    replacing = pattern + normalizer["content"]
-    return bool(normalizer["content"]) and not re.search(r"[\s▁]", replacing)
-
-
-def _keeps_ascii(normalizer: Any) -> bool:
-    """Whether printable ASCII stays what it is, but for letter case."""
-    return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
-
-
-def _ends_words(splitter: dict[str, Any]) -> bool:
-    kind = splitter["type"]
-    if kind == "Metaspace":
-        return splitter["split"]
-    return splitter["use_regex"] if kind == "ByteLevel" else kind in _WORD_SPLITTERS

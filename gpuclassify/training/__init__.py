@@ -1,5 +1,5 @@
-"""Heads of one's own, trained on the embeddings of annotated texts; read `trained_head.py` first.
+"""Custom heads, trained on the embeddings of annotated texts; read `trained_head.py` first.
 
 `annotations.py` reads rows and embeds them, `split.py` parts them, `fitting.py` trains for one of
-the tasks in `tasks.py`, and `evaluation.py` tells what a head is worth, and how surely.
+the tasks in `tasks.py`, and `evaluation.py` measures how good a head is, and how certain that is.
 """

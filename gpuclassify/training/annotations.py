@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
@@ -20,7 +20,11 @@ from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.hub.saving import sweep, workshop
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.paths import exists
 from gpuclassify.training.split import join_groups
+
+if TYPE_CHECKING:
+    from gpuclassify.frames import Frame, LazyFrame
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ _DIGEST = "sha256"
 
 @dataclass(frozen=True)
 class Annotations:
-    """The rows of a dataset that have a text and a label, in its order.
+    """Rows of a dataset that have a text and a label, in its order.
 
     Groups are equal for rows that belong together: those of one text, and those of one value of the
     column of groups, if there is one; see `join_groups`.
@@ -45,7 +49,7 @@ class Annotations:
 
 @dataclass(frozen=True)
 class AnnotatedColumns:
-    """What the columns of annotations are called."""
+    """Names of the columns of annotations."""
 
     text: str
     label: str
@@ -53,11 +57,11 @@ class AnnotatedColumns:
 
     @property
     def beside_text(self) -> list[str]:
-        """Those that are read as they are."""
+        """Columns beside the text, which are read as they are."""
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
-    def check(self, frame: Any) -> None:
-        """Raise unless a plain frame has them, the texts are strings, and no label is the text."""
+    def check(self, frame: Frame) -> None:
+        """Raise unless a frame has the columns, texts are strings, and no label is the text."""
         known = list(map(str, frame.columns))
         arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
         for argument, name in arguments.items():
@@ -75,7 +79,7 @@ class AnnotatedColumns:
 def read_annotations(
     dataset: Any, columns: AnnotatedColumns, embedder: Embedder, directory: StrPath | None = None
 ) -> Annotations:
-    """The labels, groups and embeddings of a dataset.
+    """Read the labels, groups and embeddings of a dataset.
 
     A lazy dataset is kept by Dask's workers meanwhile, so that what made it runs once; its texts
     stay there, and numbers come here. The embedder's own text column may have any name. In the
@@ -118,8 +122,8 @@ def read_annotations(
     )
 
 
-def _describe(frame: Any, columns: AnnotatedColumns) -> pd.DataFrame:
-    """Label and group of each row in pandas, and its text's digest."""
+def _describe(frame: Frame, columns: AnnotatedColumns) -> pd.DataFrame:
+    """Return label and group of each row in pandas, and its text's digest."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.beside_text]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
@@ -129,8 +133,8 @@ def _describe(frame: Any, columns: AnnotatedColumns) -> pd.DataFrame:
     return described.assign(digest=digests[:, 0], digest_end=digests[:, 1])
 
 
-def _embed(texts: Any, embedder: Embedder) -> np.ndarray:
-    """Embeddings of a frame of texts alone, float32 (texts, numbers)."""
+def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
+    """Embed a frame of texts alone, float32 (texts, numbers)."""
     field = embedder.options.embedding_field
     made = embedder(texts)[[field]]
     made = made.compute() if dask.is_dask_collection(made) else made
@@ -141,7 +145,7 @@ def _embed(texts: Any, embedder: Embedder) -> np.ndarray:
 def _kept(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """What `make` gives, from the directory if it is there and whole."""
+    """Return what `make` gives, from the directory if it is there and whole."""
     from safetensors.numpy import save_file
 
     if directory is None:
@@ -149,7 +153,7 @@ def _kept(
     folder = Path(os.fspath(directory)).expanduser()
     path = folder / f"embeddings-{tokenize(embedder, digests)}.safetensors"
     sweep(folder)
-    if path.exists():
+    if exists(path):
         try:
             vectors = _read_vectors(path)
             logger.info("took the embeddings in %s", path)
@@ -166,7 +170,7 @@ def _kept(
 
 
 def _read_vectors(path: Path) -> np.ndarray:
-    """Embeddings that were kept; ValueError if they are not those that were."""
+    """Read embeddings that were kept; ValueError if they are not those that were."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -180,9 +184,9 @@ def _read_vectors(path: Path) -> np.ndarray:
 
 
 def _digest(vectors: np.ndarray) -> str:
-    own = hashlib.sha256(f"{vectors.dtype.str} {vectors.shape}".encode())
-    own.update(np.ascontiguousarray(vectors).data)
-    return own.hexdigest()
+    digest = hashlib.sha256(f"{vectors.dtype.str} {vectors.shape}".encode())
+    digest.update(np.ascontiguousarray(vectors).data)
+    return digest.hexdigest()
 
 
 def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
@@ -190,8 +194,8 @@ def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
     if values is None:
         return texts
     codes = pd.factorize(values)[0]  # -1 for null
-    own = np.unique(np.where(codes < 0, len(codes) + texts, codes), return_inverse=True)[1]
-    joined, left = join_groups(own, texts)
+    of_values = np.unique(np.where(codes < 0, len(codes) + texts, codes), return_inverse=True)[1]
+    joined, left = join_groups(of_values, texts)
     if left:
         logger.warning(
             "%d texts stand in several groups, and are trained on and judged by where these are in "

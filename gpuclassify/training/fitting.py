@@ -6,6 +6,7 @@ else is frozen, so that the state of ``[CLS]``, computed once, is all that train
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from gpuclassify import hub
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.trained_head import TrainedHead
+from gpuclassify.models.head_network import HeadNetwork
 from gpuclassify.training.tasks import Layer, Task, grades_of
 
 if TYPE_CHECKING:
@@ -28,26 +29,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # of a linear head, of which one is chosen
+# Of a train part: below, threads wait for each other longer than they work, where cores are busy.
+ROWS_FOR_THREADS = 20_000
 _LEAST = 1e-6  # a number that varies less is not stretched
 _POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this kind
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows to fit to or to judge by."""
+    """Rows to fit to or to evaluate by."""
 
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
     targets: np.ndarray  # as the task gives them
     weights: np.ndarray  # float32 (rows,)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Some of them."""
+        """Select some rows."""
         return Examples(self.vectors[rows], self.targets[rows], self.weights[rows])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: by AdamW, with a learning rate that falls to 0 in a line."""
+    """Training settings of a network: AdamW, with a learning rate that falls linearly to 0."""
 
     epochs: int  # at most
     patience: int  # epochs without a better one after which training stops
@@ -67,7 +70,7 @@ RECIPES = {
 class Fit:
     """Layers fitted to the train part of annotated texts, as `settings` of `Head.fit` ask.
 
-    What is told of how it went is in the record: of a linear head ``penalty`` and ``losses``, those
+    The record says how it went: of a linear head ``penalty`` and ``losses``, those
     of the validation part by penalty; of others ``epochs``, the number that ran, and
     ``best_epoch``, from 1.
     """
@@ -80,17 +83,23 @@ class Fit:
     record: dict[str, Any] = field(default_factory=dict)
 
     def layers(self, embedder: Embedder) -> list[Layer]:
-        """Those of the best penalty or epoch."""
+        """Fit the layers, and return those of the best penalty or epoch."""
         import torch
+        from threadpoolctl import threadpool_limits
 
-        if self.settings["kind"] == "linear":
-            return self._linear()
-        with torch.random.fork_rng(devices=[]):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            if len(self.train.vectors) < ROWS_FOR_THREADS:
+                stack.callback(torch.set_num_threads, torch.get_num_threads())
+                stack.enter_context(threadpool_limits(1))
+                torch.set_num_threads(1)
+            if self.settings["kind"] == "linear":
+                return self._linear()
             torch.manual_seed(self.settings["seed"])
             return self._mlp() if self.settings["kind"] == "mlp" else self._pooler(embedder)
 
     def _linear(self) -> list[Layer]:
-        """scikit-learn's linear model, with the penalty of least validation loss."""
+        """Fit scikit-learn's linear model, with the penalty of least validation loss."""
         mean, deviation = _spread(self.train.vectors)
         vectors = (self.train.vectors - mean) / deviation
         losses, layers = {}, {}
@@ -105,7 +114,7 @@ class Fit:
         return [layers[best]]
 
     def _mlp(self) -> list[Layer]:
-        """Two layers with a ReLU between them, of the epoch of least validation loss."""
+        """Train two layers with a ReLU between them, of the epoch of least validation loss."""
         from torch import nn
 
         mean, deviation = _spread(self.train.vectors)
@@ -122,7 +131,7 @@ class Fit:
         return [_unstretched(first, mean, deviation), last]
 
     def _pooler(self, embedder: Embedder) -> list[Layer]:
-        """The model's own pooler and a new classifier.
+        """Train the model's own pooler and a new classifier.
 
         The best epoch is that of the highest macro-F1 of rounded scores where labels are grades,
         else of the least loss.
@@ -155,8 +164,8 @@ class Fit:
         import torch
 
         names = ("epochs", "learning_rate")
-        given = {name: self.settings[name] for name in names if self.settings[name] is not None}
-        recipe = replace(RECIPES[self.settings["kind"]], **given)
+        changes = {name: self.settings[name] for name in names if self.settings[name] is not None}
+        recipe = replace(RECIPES[self.settings["kind"]], **changes)
         arrays = (self.train.vectors, self.train.targets, self.train.weights)
         vectors, targets, weights = map(torch.from_numpy, arrays)
         optimizer = torch.optim.AdamW(
@@ -190,7 +199,7 @@ class Fit:
     def _reached(
         self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
     ) -> float:
-        """How good a network is by the validation part."""
+        """Return how good a network is by the validation part."""
         import torch
 
         with torch.inference_mode():
@@ -200,7 +209,7 @@ class Fit:
         return -self._loss(outputs)
 
     def _loss(self, outputs: np.ndarray) -> float:
-        """The mean loss of the validation part."""
+        """Compute the mean loss of the validation part."""
         import torch
 
         targets = torch.from_numpy(self.validation.targets)
@@ -209,7 +218,7 @@ class Fit:
 
 
 def _layers_of(network: nn.Sequential) -> list[Layer]:
-    """Weight and bias of each dense layer."""
+    """Return weight and bias of each dense layer."""
     return [
         (layer.weight.detach().numpy(), layer.bias.detach().numpy())  # type: ignore[operator]
         for layer in network
@@ -218,20 +227,23 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each number of the vectors, which are trained on without them."""
+    """Compute mean and deviation of each number of the vectors, which training takes out."""
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
 
 def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer:
-    """The layer that does with vectors as they are what this one does without their spread."""
+    """Convert a layer for standardized vectors to one for vectors as they are."""
     weight, bias = (part.astype(np.float64) for part in layer)
     weight = weight / deviation
     return weight.astype(np.float32), (bias - weight @ mean).astype(np.float32)
 
 
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
-    """An embedder of the state of ``[CLS]``, as a BERT's pooler reads it; raises for any other."""
+    """Return an embedder of the state of ``[CLS]``, as a BERT's pooler reads it.
+
+    It raises for any other model, and for an embedder with other settings.
+    """
     settings: dict[str, Any] = {"pooling": "cls", "normalize": False, "prompt": ""}
     embedder = backbone if isinstance(backbone, Embedder) else Embedder(model=backbone, **settings)
     checkpoint = embedder.model.checkpoint
@@ -252,7 +264,7 @@ def pooler_embedder(backbone: Embedder | str) -> Embedder:
     return embedder
 
 
-def save_classifier(network: TrainedHead, embedder: Embedder, folder: Path) -> None:
+def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> None:
     """Write the whole classifier as a BertForSequenceClassification, and the tokenizer."""
     import torch
 
@@ -274,7 +286,7 @@ def save_classifier(network: TrainedHead, embedder: Embedder, folder: Path) -> N
 
 
 def read_layers(folder: Path) -> list[Layer]:
-    """Pooler and classifier of a BertForSequenceClassification."""
+    """Read pooler and classifier of a BertForSequenceClassification."""
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "np") as tensors:
@@ -287,7 +299,7 @@ def read_layers(folder: Path) -> list[Layer]:
 def _classifier(
     embedder: Embedder, problem_type: str, labels: Sequence[str]
 ) -> BertForSequenceClassification:
-    """The model with the pooler and the classifier that it has, random ones for others, float32."""
+    """Load the model with its pooler and classifier, random ones where it has others, float32."""
     import torch
     from transformers import BertForSequenceClassification
 

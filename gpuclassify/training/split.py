@@ -15,7 +15,7 @@ _ROUNDING = 1e-6  # of sums of shares
 
 
 def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
-    """Which rows are in each part.
+    """Split the rows into parts; return which rows are in each.
 
     Groups, in the order of their strata and then of their sizes, large ones first and equal ones in
     random order, are dealt to the part that lacks most of its share of the rows so far, unless they
@@ -42,7 +42,7 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
 
 
 def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """As many ways to part the rows as `split` does, of which each row is in one test part.
+    """Split the rows as `split` does, in several ways, so that each row is in one test part.
 
     Groups, in the order of `split`, are dealt to `FOLDS` in turn; each is a test part once, and a
     validation part once.
@@ -54,16 +54,16 @@ def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[st
     fold_of_group = np.empty(len(counts), dtype=np.int64)
     fold_of_group[order] = np.arange(len(counts)) % count
     fold = fold_of_group[groups]
-    found = []
+    splits = []
     for test in range(count):
         place = (fold - test) % count  # 0 of the test part, and 1 of the validation part
         rows = (np.flatnonzero(is_in) for is_in in (place > 1, place == 1, place == 0))
-        found.append(dict(zip(PARTS, rows, strict=True)))
-    return found
+        splits.append(dict(zip(PARTS, rows, strict=True)))
+    return splits
 
 
 def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Groups from 0, and rows of each of their strata (groups, strata)."""
+    """Return groups numbered from 0, and rows of each of their strata (groups, strata)."""
     groups = np.unique(groups, return_inverse=True)[1]
     counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
     np.add.at(counts, (groups, strata), 1)
@@ -83,7 +83,7 @@ class _Deal:
         self.trained = counts.sum(axis=0)  # rows of each stratum
 
     def deal(self, order: np.ndarray) -> None:
-        """Give each group to the part that lacks most of its share of those so far."""
+        """Give each group to the part that lacks most of its share of the groups so far."""
         so_far = [0.0] * len(PARTS)
         trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # of each stratum
         for group, size in zip(order.tolist(), self.sizes[order].tolist(), strict=True):
@@ -113,15 +113,15 @@ class _Deal:
             pass
 
     def _is_nearer(self, part: int, order: np.ndarray) -> bool:
-        """Whether a group was moved that brings a held-out part nearer to its share."""
-        lacking, own = self.lacking[part], self.part_of[order]
-        moves = np.where(own == part, -1, 1) * self.sizes[order]
-        can_move = (own == 0) | (own == part) if (own == part).sum() > 1 else own == 0
+        """Tell whether a group was moved that brings a held-out part nearer to its share."""
+        lacking, parts = self.lacking[part], self.part_of[order]
+        moves = np.where(parts == part, -1, 1) * self.sizes[order]
+        can_move = (parts == 0) | (parts == part) if (parts == part).sum() > 1 else parts == 0
         left = np.where(can_move, abs(lacking - moves), np.inf)
         nearer = np.flatnonzero(left < abs(lacking) - _ROUNDING)
         for place in nearer[np.argsort(left[nearer], kind="stable")].tolist():
-            if own[place] == part or self._can_spare(order[place]):
-                self._move(order[place], part if own[place] == 0 else 0)
+            if parts[place] == part or self._can_spare(order[place]):
+                self._move(order[place], part if parts[place] == 0 else 0)
                 return True
         return False
 
@@ -129,9 +129,9 @@ class _Deal:
         return order[self.part_of[order] == part].tolist()
 
     def _can_spare(self, group: int) -> bool:
-        """Whether the train part keeps rows of each of the group's strata."""
-        own = self.counts[group]
-        return bool((self.trained > own)[own > 0].all())
+        """Tell whether the train part keeps rows of each of the group's strata."""
+        counts = self.counts[group]
+        return bool((self.trained > counts)[counts > 0].all())
 
     def _move(self, group: int, part: int) -> None:
         size, before = int(self.sizes[group]), self.part_of[group]
@@ -142,7 +142,7 @@ class _Deal:
 
 
 def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Groups that share a text as one, as far as the train part has room for it.
+    """Join groups that share a text, as far as the train part has room for the joined group.
 
     Texts of few groups are looked at first: one of a great many, such as an error page, would make
     one group of everything.
@@ -161,7 +161,7 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     rank[shared[np.argsort(is_in[shared], kind="stable")]] = np.arange(len(shared))
 
     def joined(count: int) -> np.ndarray:
-        """By the first texts, so many."""
+        """Join groups by the first texts, so many."""
         is_first = rank[of_text] < count
         ends = of_group[is_first], nodes + of_text[is_first]
         edges = coo_array((np.ones(len(ends[0]), bool), ends), shape=(nodes + len(is_in),) * 2)
@@ -175,9 +175,9 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     most = len(shared)
     if is_too_large(most):
         most = bisect.bisect_left(range(1, most + 1), True, key=is_too_large)
-    found = joined(most)
-    distinct = np.unique(texts * nodes + found)
-    return found, int((np.bincount(distinct // nodes) > 1).sum())
+    whole = joined(most)
+    distinct = np.unique(texts * nodes + whole)
+    return whole, int((np.bincount(distinct // nodes) > 1).sum())
 
 
 def refuse_small(parts: Mapping[str, np.ndarray], groups: np.ndarray) -> None:

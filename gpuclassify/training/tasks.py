@@ -1,16 +1,17 @@
-"""What a head learns: classes, several labels a text, or a number."""
+"""Tasks of a head: classes, several labels a text, or a number."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from gpuclassify.models.activations import sigmoid, softmax
+from gpuclassify.settings.checks import check_names
 from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
 
 if TYPE_CHECKING:
@@ -34,62 +35,66 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, labels: pd.Series) -> list[Any]:
-        """The labels of a column without null; TypeError or ValueError if they are of no use."""
+        """Read the labels of a column without null; TypeError or ValueError if they do not fit."""
 
     @abstractmethod
     def outputs(self, labels: Sequence[Any]) -> tuple[str, ...]:
-        """What the outputs of a head that learns `labels` are called."""
+        """Return the names of the outputs of a head that learns `labels`."""
 
     @abstractmethod
     def targets(self, labels: Sequence[Any], outputs: tuple[str, ...]) -> np.ndarray:
-        """Labels as numbers; ValueError if one is not among the outputs."""
+        """Return labels as numbers; ValueError if one is not among the outputs."""
 
     @abstractmethod
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
         """Raise ValueError if labels do not differ."""
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """How many rows there are of all that must be in the train part; empty for numbers."""
+        """Count the rows of all that must be in the train part; empty for numbers."""
         return {}
 
     @abstractmethod
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """What parts are to have equal shares of, int64 (rows,) from 0."""
+        """Return the strata that parts have equal shares of, int64 (rows,) from 0."""
+
+    def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
+        """Return the names of the strata, in order."""
+        return [*outputs, ""]  # of several labels, the last one is of rows without any
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of each row, float32 (rows,), of outputs (rows, outputs)."""
+        """Compute the loss of each row, float32 (rows,), of outputs (rows, outputs)."""
 
     @abstractmethod
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Weight (outputs, numbers) and bias (outputs,) of scikit-learn's linear model.
+        """Fit scikit-learn's linear model: weight (outputs, numbers) and bias (outputs,).
 
         The penalty is on the squares of the weights, against a sum over rows.
         """
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """What a head's outputs mean, float32 (rows, outputs): probabilities or numbers."""
+        """Convert a head's outputs to scores, float32 (rows, outputs): probabilities or numbers."""
         return outputs
 
 
 class Classes(Task):
-    """One of several labels."""
+    """Task of giving each text one of several labels."""
 
     name = "classes"
     problem_type = SINGLE_LABEL
 
     def read(self, labels: pd.Series) -> list[str]:
-        """Texts as they are, whole numbers and booleans as texts."""
+        """Read texts as they are, whole numbers and booleans as texts."""
         return [_class_name(value, self.label_field) for value in labels.tolist()]
 
     def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """The distinct labels, numbers by their size and texts by the alphabet."""
+        """Return the distinct labels, numbers by their size and texts by the alphabet."""
         return _in_order(set(labels))
 
     def targets(self, labels: Sequence[str], outputs: tuple[str, ...]) -> np.ndarray:
-        """The place of each label, int64 (rows,)."""
+        """Return the place of each label, int64 (rows,)."""
         return np.array(_places(labels, outputs, self.label_field), dtype=np.int64)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -101,16 +106,16 @@ class Classes(Task):
             )
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Rows of each label."""
+        """Count the rows of each label."""
         counts = np.bincount(targets, minlength=len(outputs)).tolist()
         return dict(zip(outputs, counts, strict=True))
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """The labels."""
+        """Return the labels."""
         return targets
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy."""
+        """Compute the cross-entropy."""
         from torch.nn import functional as F
 
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -118,25 +123,25 @@ class Classes(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """LogisticRegression; of two labels, the first one's output is always 0."""
+        """Fit a LogisticRegression; of two labels, the first one's output is always 0."""
         weight, bias = _logistic(vectors, targets, weights, penalty)
         if len(weight) == 1:
             weight, bias = np.vstack([0 * weight, weight]), np.append(0.0, bias)
         return weight, bias
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities that add up to 1."""
+        """Return probabilities that add up to 1."""
         return softmax(outputs)
 
 
 class MultiLabel(Task):
-    """Any number of labels a text."""
+    """Task of giving each text any number of labels."""
 
     name = "multilabel"
     problem_type = MULTI_LABEL
 
     def read(self, labels: pd.Series) -> list[list[str]]:
-        """Lists of labels, of the kinds that `Classes` reads."""
+        """Read lists of labels, of the kinds that `Classes` reads."""
         rows = labels.tolist()
         for row in rows:
             if isinstance(row, str) or not isinstance(row, Iterable):
@@ -149,14 +154,14 @@ class MultiLabel(Task):
         return [[_class_name(value, self.label_field) for value in row] for row in rows]
 
     def outputs(self, labels: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """The distinct labels in order."""
+        """Return the distinct labels in order."""
         return _in_order({label for row in labels for label in row})
 
     def targets(self, labels: Sequence[Sequence[str]], outputs: tuple[str, ...]) -> np.ndarray:
-        """1 for each label that a row has, float32 (rows, labels)."""
+        """Return 1 for each label that a row has, float32 (rows, labels)."""
         targets = np.zeros((len(labels), len(outputs)), dtype=np.float32)
-        for own, row in zip(targets, labels, strict=True):
-            own[_places(row, outputs, self.label_field)] = 1
+        for target, row in zip(targets, labels, strict=True):
+            target[_places(row, outputs, self.label_field)] = 1
         return targets
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -165,19 +170,19 @@ class MultiLabel(Task):
             raise ValueError(f"no row of {self.label_field!r} has a label: a head needs one")
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Rows with each label, and without it."""
+        """Count the rows with each label, and without it."""
         counts = targets.sum(axis=0).astype(int).tolist()
         without = {f"not {name}": len(targets) - n for name, n in zip(outputs, counts, strict=True)}
         return dict(zip(outputs, counts, strict=True)) | without
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """The rarest label of each row, and one more for those without a label."""
+        """Return the rarest label of each row, and one more for rows without a label."""
         rarest = np.argsort(targets.sum(axis=0), kind="stable")
         place = targets[:, rarest].argmax(axis=1)
         return np.where(targets.any(axis=1), rarest[place], targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Binary cross-entropy, the mean over labels."""
+        """Compute the binary cross-entropy, the mean over labels."""
         from torch.nn import functional as F
 
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
@@ -185,23 +190,23 @@ class MultiLabel(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """A LogisticRegression a label."""
+        """Fit a LogisticRegression a label."""
         layers = [_logistic(vectors, column, weights, penalty) for column in targets.T]
         return np.vstack([weight for weight, _ in layers]), np.hstack([bias for _, bias in layers])
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Independent probabilities."""
+        """Return independent probabilities."""
         return sigmoid(outputs)
 
 
 class Regression(Task):
-    """A number."""
+    """Task of giving each text a number."""
 
     name = "regression"
     problem_type = REGRESSION
 
     def read(self, labels: pd.Series) -> list[float]:
-        """Numbers and booleans."""
+        """Read numbers and booleans."""
         try:
             numbers = pd.to_numeric(labels).to_numpy(dtype=np.float64)
             if pd.api.types.is_string_dtype(labels.dtype):
@@ -216,11 +221,11 @@ class Regression(Task):
         return numbers.tolist()
 
     def outputs(self, labels: Sequence[float]) -> tuple[str, ...]:
-        """The column's own name."""
+        """Return the column's own name."""
         return (self.label_field,)
 
     def targets(self, labels: Sequence[float], outputs: tuple[str, ...]) -> np.ndarray:
-        """The numbers, float32 (rows,)."""
+        """Return the numbers, float32 (rows,)."""
         return np.array(labels, dtype=np.float32)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -231,23 +236,43 @@ class Regression(Task):
             )
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Grades, or else tenths of all numbers by size."""
+        """Return grades, or else tenths of all numbers by size."""
         if grades_of(targets) is not None:
             return np.unique(targets, return_inverse=True)[1]
         return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
 
+    def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
+        """Return grades as texts; tenths have no names."""
+        return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
+
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Squared errors."""
+        """Compute squared errors."""
         return (outputs[:, 0] - targets) ** 2
 
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Ridge."""
+        """Fit a ridge regression."""
         from sklearn.linear_model import Ridge
 
         fitted = Ridge(alpha=penalty).fit(vectors, targets, weights)
         return fitted.coef_.reshape(1, -1), np.array([fitted.intercept_])
+
+
+def row_weights(
+    strata: np.ndarray, names: Sequence[str], trained: int, settings: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the weights of rows of strata with these names, as by scikit-learn's `class_weight`.
+
+    float32 (rows,). If they are `balanced`, the first `trained` rows of each stratum count alike.
+    """
+    weights = settings["class_weight"] or {}
+    check_names("class_weight is by label, and there is", "label", weights, names)
+    by_stratum = np.array([weights.get(name, 1) for name in names])
+    if settings["balanced"]:
+        counts = np.bincount(strata[:trained], minlength=len(names))
+        by_stratum = trained / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return by_stratum[strata].astype(np.float32)
 
 
 def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -273,7 +298,7 @@ def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) 
 
 
 def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-    """Labels without an example among those of a train part."""
+    """List labels without an example among those of a train part."""
     return [label for label, count in task.examples(targets, outputs).items() if not count]
 
 
@@ -281,7 +306,7 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Classes, MultiLabel
 
 
 def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
-    """The lowest and the highest of numbers that are grades: whole, and few; else None."""
+    """Return the lowest and the highest of numbers that are grades: whole, and few; else None."""
     is_whole = (numbers == np.rint(numbers)).all()
     if not is_whole or np.ptp(numbers) >= MOST_GRADES:
         return None
@@ -297,7 +322,7 @@ def _logistic(
     return fitted.coef_, fitted.intercept_
 
 
-def _class_name(value: Any, label_field: str) -> str:
+def _class_name(value: object, label_field: str) -> str:
     if isinstance(value, str):
         return str(value)  # numpy's too
     if isinstance(value, (bool, np.bool_)):
@@ -314,7 +339,7 @@ def _class_name(value: Any, label_field: str) -> str:
 
 
 def _in_order(labels: set[str]) -> tuple[str, ...]:
-    """Sorted, by size if all are numbers."""
+    """Sort labels, by size if all are numbers."""
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return tuple(sorted(labels, key=int))
     return tuple(sorted(labels))

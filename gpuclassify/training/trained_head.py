@@ -1,8 +1,7 @@
-"""Head: the last layers of a classifier, trained on the embeddings of annotated texts."""
+"""Trained head: the last layers of a classifier, trained on the embeddings of annotated texts."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -15,20 +14,22 @@ import numpy as np
 from gpuclassify import hub
 from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.frames import Frame, LazyFrame  # at run time: options are read from the hints
 from gpuclassify.hub.saving import CONFIG, finish_saving, saving
 from gpuclassify.models.checkpoint import read_checkpoint
-from gpuclassify.models.tensors import check_digest
-from gpuclassify.models.trained_head import (
+from gpuclassify.models.head_network import (
     Backbone,
-    TrainedHead,
+    HeadNetwork,
     load_head,
     read_head,
     refuse_other_model,
 )
-from gpuclassify.settings.checks import check_count, check_values, install, with_plain_values
+from gpuclassify.models.tensors import check_digest
+from gpuclassify.settings.checks import check_count, check_values, with_plain_values
 from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.paths import exists
 from gpuclassify.training.annotations import AnnotatedColumns, Annotations, read_annotations
-from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate
+from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate, require_libraries
 from gpuclassify.training.fitting import (
     Examples,
     Fit,
@@ -43,6 +44,7 @@ from gpuclassify.training.tasks import (
     grades_of,
     refuse_rare,
     refuse_untrained,
+    row_weights,
     untrained,
 )
 
@@ -56,7 +58,7 @@ _READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_agg
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class TrainedHead:
     """The last layers of a classifier, on the embeddings of a model that stays as it is.
 
     `Head.fit` trains one, `evaluate` judges it, `save` writes what ``HeadClassifier`` runs, or for
@@ -64,7 +66,7 @@ class Head:
 
     Attributes
     ----------
-    network : TrainedHead
+    network : HeadNetwork
         The layers.
     embedder : Embedder
         What makes the embeddings.
@@ -81,7 +83,7 @@ class Head:
     >>> ddf = HeadClassifier(heads={"quality": "quality-head"})(ddf)  # doctest: +SKIP
     """
 
-    network: TrainedHead
+    network: HeadNetwork
     embedder: Embedder
     record: dict[str, Any]
 
@@ -89,7 +91,7 @@ class Head:
     @with_plain_values
     def fit(
         cls,
-        annotated: Any,
+        annotated: Frame | LazyFrame,
         *,
         label_field: str,
         backbone: StrPath | Embedder,
@@ -98,12 +100,14 @@ class Head:
         task: TaskName = "classes",
         group: str | None = None,
         embeddings: StrPath | None = None,
+        validation: Frame | LazyFrame | None = None,
         balanced: bool = False,
+        class_weight: str | Mapping[Any, float] | None = None,
         hidden_size: int | None = 256,
         epochs: int | None = None,
         learning_rate: float | None = None,
         seed: int = 0,
-    ) -> Head:
+    ) -> TrainedHead:
         """Train a head on annotated texts.
 
         Rows without a text or a label are left out, and counted. Of the others a tenth is the test
@@ -138,8 +142,14 @@ class Head:
             is in too many groups to join them is warned of.
         embeddings : path, optional
             Directory that keeps embeddings, so that the same texts are not embedded again.
+        validation : DataFrame, optional
+            Annotated texts to choose the penalty or the epoch by, with the same columns. What would
+            be the validation part of `annotated` trains as well.
         balanced : bool
             Labels, or grades of a regression, count alike, however many rows they have.
+        class_weight : str or dict, optional
+            How much rows with a label, or grade, count: "balanced", or a number by label, which is
+            1 for others. Of several labels a row, the rarest one counts.
         hidden_size : int
             Width between the layers of ``kind="mlp"``.
         epochs : int, optional
@@ -167,7 +177,8 @@ class Head:
             "text_field": text_field,
             "label_field": label_field,
             "group": group,
-            "balanced": balanced,
+            "balanced": balanced or class_weight == "balanced",
+            "class_weight": None if class_weight == "balanced" else by_label(class_weight),
             "hidden_size": hidden_size if kind == "mlp" else None,
             "epochs": epochs,
             "learning_rate": learning_rate,
@@ -176,27 +187,30 @@ class Head:
         _check_fit(settings)
         embedder = _embedder_of(backbone, kind)
         columns = AnnotatedColumns(text_field, label_field, group)
-        found = read_annotations(annotated, columns, embedder, embeddings)
-        return _fit(TASKS[task](label_field), embedder, found, settings)
+        annotations, chosen = read_annotations(annotated, columns, embedder, embeddings), None
+        if validation is not None:
+            columns = AnnotatedColumns(text_field, label_field)
+            chosen = read_annotations(validation, columns, embedder, embeddings)
+        return _fit(TASKS[task](label_field), embedder, annotations, settings, chosen)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the outputs are called, in order."""
+        """Names of the outputs, in order."""
         return self.network.labels
 
     @property
     def evaluation(self) -> Evaluation:
-        """How it did on the test part, or such heads by cross-validation where that is small."""
+        """Evaluation on the test part, or of such heads by cross-validation where that is small."""
         return Evaluation(**self.record["evaluation"], about=_about(self.record))
 
     @property
     def task(self) -> Task:
-        """What it has learned."""
+        """Task that the head has learned."""
         settings = self.record["settings"]
         return TASKS[settings["task"]](settings["label_field"])
 
     def scores(self, embeddings: np.ndarray) -> np.ndarray:
-        """Probabilities, or the numbers of a regression.
+        """Return probabilities, or the numbers of a regression.
 
         Parameters
         ----------
@@ -212,14 +226,14 @@ class Head:
 
     def evaluate(
         self,
-        dataset: Any,
+        dataset: Frame | LazyFrame,
         *,
         text_field: str | None = None,
         label_field: str | None = None,
         group: str | None = None,
         embeddings: StrPath | None = None,
     ) -> Evaluation:
-        """Judge the head by other annotated texts, which it must not have been trained on.
+        """Evaluate the head on other annotated texts, which it must not have been trained on.
 
         Parameters
         ----------
@@ -242,16 +256,19 @@ class Head:
         columns = AnnotatedColumns(
             text_field or settings["text_field"], label_field or settings["label_field"], group
         )
-        found = read_annotations(dataset, columns, self.embedder, embeddings)
+        annotations = read_annotations(dataset, columns, self.embedder, embeddings)
         task = TASKS[settings["task"]](columns.label)
-        targets = task.targets(task.read(found.labels), self.labels)
+        targets = task.targets(task.read(annotations.labels), self.labels)
         rows = {
             "rows": len(targets),
-            "null_texts": found.null_texts,
-            "null_labels": found.null_labels,
+            "null_texts": annotations.null_texts,
+            "null_labels": annotations.null_labels,
         }
         return self._judge(
-            self.network.apply(found.vectors), targets, found.groups, about={"Evaluated": rows}
+            self.network.apply(annotations.vectors),
+            targets,
+            annotations.groups,
+            about={"Evaluated": rows},
         )
 
     def save(self, directory: StrPath) -> Path:
@@ -282,7 +299,7 @@ class Head:
         return folder
 
     @classmethod
-    def load(cls, directory: StrPath, *, backbone: StrPath | Embedder | None = None) -> Head:
+    def load(cls, directory: StrPath, *, backbone: StrPath | Embedder | None = None) -> TrainedHead:
         """Read what `save` wrote.
 
         Parameters
@@ -300,7 +317,7 @@ class Head:
         """
         folder = Path(os.fspath(directory)).expanduser()
         finish_saving(folder)
-        if not (folder / RECORD).exists():
+        if not exists(folder / RECORD):
             raise FileNotFoundError(
                 f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
             )
@@ -312,7 +329,7 @@ class Head:
             task = TASKS[record["settings"]["task"]]
             check_digest(read_checkpoint(identity), folder)
             layers, labels = tuple(read_layers(folder)), tuple(record["labels"])
-            network = TrainedHead(layers, task.problem_type, labels, "tanh", backbone=described)
+            network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
         else:
             network = load_head(read_head(identity))
         hub.download(identity)  # unchanged while it was read
@@ -350,28 +367,49 @@ class Head:
         )
 
 
-def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str, Any]) -> Head:
-    """Split, train, and judge by the test part, or by cross-validation where that is small."""
-    from sklearn.utils.class_weight import compute_sample_weight
+Head = TrainedHead  # its public name, which documentation and pickles show
+TrainedHead.__name__ = TrainedHead.__qualname__ = "Head"
 
-    labels = task.read(found.labels)
+
+def _fit(
+    task: Task,
+    embedder: Embedder,
+    annotations: Annotations,
+    settings: dict[str, Any],
+    chosen: Annotations | None,
+) -> TrainedHead:
+    """Split, train, and evaluate on the test part, or by cross-validation where that is small.
+
+    If there are other annotations to choose by, their rows follow those of the parts.
+    """
+    labels = task.read(annotations.labels)
     outputs = task.outputs(labels)
     targets = task.targets(labels, outputs)
     task.check(targets, outputs)
     refuse_rare(task, targets, outputs)
     strata = task.strata(targets)
-    parts = split(strata, found.groups, settings["seed"])
-    refuse_small(parts, found.groups)
+    parts = split(strata, annotations.groups, settings["seed"])
+    refuse_small(parts, annotations.groups)
     refuse_untrained(task, targets[parts["train"]], outputs)
-    balanced = "balanced" if settings["balanced"] else None
-    weights = compute_sample_weight(balanced, strata).astype(np.float32)
-    examples = Examples(found.vectors, targets, weights)
+    rows, vectors, every = len(targets), annotations.vectors, targets
+    if chosen is not None:
+        vectors = np.vstack([vectors, chosen.vectors])
+        every = np.concatenate([targets, task.targets(task.read(chosen.labels), outputs)])
+    names = task.strata_names(every, outputs)
+    weights = row_weights(task.strata(every), names, rows, settings)
+    examples = Examples(vectors, every, weights)
     backbone = _backbone_of(embedder)
 
-    def trained(parts: Mapping[str, np.ndarray]) -> tuple[TrainedHead, dict[str, Any]]:
+    def with_chosen(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if chosen is None:
+            return parts
+        train = np.sort(np.concatenate([parts["train"], parts["validation"]]))
+        return {**parts, "train": train, "validation": np.arange(rows, len(every))}
+
+    def trained(parts: Mapping[str, np.ndarray]) -> tuple[HeadNetwork, dict[str, Any]]:
         train, validation = (examples.take(parts[name]) for name in ("train", "validation"))
         fit = Fit(task, outputs, train, validation, settings)
-        network = TrainedHead(
+        network = HeadNetwork(
             tuple(fit.layers(embedder)),
             task.problem_type,
             outputs,
@@ -380,15 +418,17 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         )
         return network, fit.record
 
+    parts = with_chosen(parts)
     network, training = trained(parts)
     reading = {name: getattr(embedder.options, name) for name in _READING}
     record = {
         "settings": settings,
         "data": {
             **{name: len(rows) for name, rows in parts.items()},
-            "groups": len(np.unique(found.groups)),
-            "null_texts": found.null_texts,
-            "null_labels": found.null_labels,
+            "has_own_validation": chosen is not None,
+            "groups": len(np.unique(annotations.groups)),
+            "null_texts": annotations.null_texts,
+            "null_labels": annotations.null_labels,
         },
         "labels": list(outputs),
         "examples": task.examples(targets, outputs),
@@ -398,24 +438,28 @@ def _fit(task: Task, embedder: Embedder, found: Annotations, settings: dict[str,
         "reading": {k: v for k, v in reading.items() if v != getattr(Embedder.Options, k)},
         "versions": {"gpuclassify": __version__} | installed_versions(*PACKAGES),
     }
-    head = Head(network, embedder, record)
-    rows, tries = parts["test"], []
-    if len(rows) < ENOUGH_ROWS:
-        tries = folds(strata, found.groups, settings["seed"])
-    if tries and all(not untrained(task, targets[own["train"]], outputs) for own in tries):
-        tested = [trained(own)[0].apply(found.vectors[own["test"]]) for own in tries]
-        rows, judged_outputs = np.concatenate([own["test"] for own in tries]), np.vstack(tested)
+    head = TrainedHead(network, embedder, record)
+    judged_rows, tries = parts["test"], []
+    if len(judged_rows) < ENOUGH_ROWS:
+        tries = list(map(with_chosen, folds(strata, annotations.groups, settings["seed"])))
+    if tries and all(not untrained(task, targets[fold["train"]], outputs) for fold in tries):
+        tested = [trained(fold)[0].apply(annotations.vectors[fold["test"]]) for fold in tries]
+        judged_rows = np.concatenate([fold["test"] for fold in tries])
+        judged_outputs = np.vstack(tested)
     else:  # a label's groups are too few to be in all train parts
-        tries, judged_outputs = [], network.apply(found.vectors[rows])
+        tries, judged_outputs = [], network.apply(annotations.vectors[judged_rows])
     judged = head._judge(
-        judged_outputs, targets[rows], found.groups[rows], folds=len(tries) or None
+        judged_outputs,
+        targets[judged_rows],
+        annotations.groups[judged_rows],
+        folds=len(tries) or None,
     ).as_dict()
     record["evaluation"] = {name: value for name, value in judged.items() if name != "about"}
     return head
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """How a head was trained, as tables for people."""
+    """Describe how a head was trained, as tables for people."""
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -427,37 +471,54 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
     """Raise, before anything is embedded, unless settings have a meaning and training can run."""
-    check_values(Head.fit, {name: own for name, own in settings.items() if name != "seed"})
+    check_values(
+        TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
+    )
     check_count("seed", settings["seed"], 0)
     if settings["kind"] == "mlp" and settings["hidden_size"] is None:
         raise ValueError('hidden_size=None: kind="mlp" needs a width, such as 256')
     rate = settings["learning_rate"]
     if rate is not None and not 0 < rate < float("inf"):
         raise ValueError(f"learning_rate={rate!r} must be above 0, such as 0.001")
-    given = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
-    if given and settings["kind"] == "linear":
+    weights = settings["class_weight"]
+    numbers = weights.values() if isinstance(weights, Mapping) else [None]
+    is_sound = all(
+        isinstance(number, (int, float)) and 0 <= number < float("inf") for number in numbers
+    )
+    if weights is not None and (settings["balanced"] or not is_sound):
         raise ValueError(
-            f'{" and ".join(given)} have no meaning for kind="linear", which is not trained in '
+            f'class_weight={weights!r}: pass "balanced" or numbers from 0 on by label, such as '
+            '{"spam": 5}, and not balanced= with them'
+        )
+    unusable = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
+    if unusable and settings["kind"] == "linear":
+        raise ValueError(
+            f'{" and ".join(unusable)} have no meaning for kind="linear", which is not trained in '
             "epochs: leave them out"
         )
-    for module in ("scipy", "sklearn"):
-        if importlib.util.find_spec(module) is None:
-            raise ModuleNotFoundError(f"Head.fit needs {module}: {install('train')}", name=module)
+    require_libraries("Head.fit")
+
+
+def by_label(weights: object) -> Any:
+    """Return weights by labels as texts, the form of classes and grades; anything else as it is."""
+    if not isinstance(weights, Mapping):
+        return weights
+    return {f"{k:g}" if isinstance(k, float) else str(k): number for k, number in weights.items()}
 
 
 def check_directory(directory: StrPath, kind: Kind) -> Path:
-    """The directory to save a head in; FileExistsError if it must not replace the model there."""
+    """Return the directory to save a head in; FileExistsError if it holds another model."""
     folder = Path(os.fspath(directory)).expanduser()
     finish_saving(folder)
     if kind != "pooler":
         refuse_other_model(folder)
-    elif (folder / CONFIG).exists() and not (folder / RECORD).exists():
+    elif exists(folder / CONFIG) and not exists(folder / RECORD):
         raise FileExistsError(f"{folder} holds another model: name another directory")
     return folder
 
 
 def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
-    """What embeds for a head: a model by its name, or an embedder with settings of its own."""
+    """Return the embedder of a head, made from a model's name, or passed as it is."""
     if not isinstance(backbone, (str, os.PathLike, Embedder)):
         raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
     if not isinstance(backbone, Embedder):
@@ -473,13 +534,15 @@ def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
 
 
 def _backbone_of(embedder: Embedder) -> Backbone:
-    """What a head's own files keep of its embedder."""
+    """Describe a head's embedder for the head's own files."""
     identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
     return Backbone(
         model=identity.name,
         revision=None if identity.is_directory else identity.revision,
         pooling=sentence.pooling,
-        normalize=sentence.is_normalized,
+        # Of what is cut, length 1 before is not length 1 behind.
+        normalize=embedder.options.normalize if sentence.truncate_dim else sentence.is_normalized,
         prompt=embedder.model.prompt,
         max_seq_length=embedder.options.max_seq_length,
+        truncate_dim=sentence.truncate_dim,
     )

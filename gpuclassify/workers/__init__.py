@@ -1,1 +1,1 @@
-"""What runs inside a Dask worker: secrets, counts, lost devices; read `run_context.py` first."""
+"""Code inside a Dask worker: secrets, counts, lost devices; read `run_context.py` first."""

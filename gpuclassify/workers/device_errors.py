@@ -1,4 +1,4 @@
-"""Memory that is free, or ran out, for which there is a cure; and GPUs that are lost."""
+"""Out-of-memory errors and their cure, free memory of the host, and GPUs that are lost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from gpuclassify.workers.machine import free_memory
 from gpuclassify.workers.run_context import current_worker
 
 Result = TypeVar("Result")
@@ -44,7 +45,7 @@ _LIBRARIES = ("cublas_status_", "cudnn_status_", "cusolver_status_", "cusparse_s
 
 # How allocators say in a message that memory ran out, in lower case.
 _MEMORY_TEXTS = (
-    "out of memory",  # torch; CUDA's own text; cuPy; MPS
+    "out of memory",  # torch; CUDA; cuPy; MPS
     "out_of_memory",  # RMM; CUDA_ERROR_OUT_OF_MEMORY of the driver
     "bad_alloc",  # C++, and through it RMM
     "cudaerrormemoryallocation",
@@ -60,11 +61,11 @@ _MEMORY_TEXTS = (
 
 
 class BrokenDeviceError(RuntimeError):
-    """The GPU's context in this process is broken: only a new process can use the GPU again."""
+    """Error of a GPU context broken in this process: only a new process can use the GPU again."""
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Whether `error`, or what caused it, says that this process has lost its GPU for good.
+    """Return whether `error`, or its cause, says that this process has lost its GPU for good.
 
     torch raises ``torch.AcceleratorError``, cuDF and cuPy kinds of RuntimeError, each with CUDA's
     own text. RMM throws ``std::bad_alloc`` for whatever an allocation meets, with that text too,
@@ -91,11 +92,11 @@ def _tells_of_it(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, in any of the ways that allocators say it.
+    """Return whether `error` says that memory ran out, in any of the ways that allocators say it.
 
-    torch raises ``torch.OutOfMemoryError`` from its own allocator; with RMM as its allocator the
+    torch raises ``torch.OutOfMemoryError`` from its allocator; with RMM as its allocator the
     C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
-    of MemoryError; CUDA's libraries, which allocate on their own, a RuntimeError with their status.
+    of MemoryError; CUDA's libraries, which allocate directly, a RuntimeError with their status.
     RMM says ``std::bad_alloc`` of a broken device as well, for which less memory is no cure.
     """
     if is_broken_device(error):
@@ -110,7 +111,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_memory_released(action: Callable[[], Result]) -> Result:
-    """What `action` gives; if memory runs out, once more after cached memory was given back.
+    """Return the result of `action`, run again after cached memory is released if memory ran out.
 
     A library of CUDA that has no memory to begin with says only that it is not initialized: that
     is tried once more as well, and is a broken device (`is_broken_device`) if it comes back.
@@ -135,10 +136,10 @@ def release_memory() -> None:
 
 
 def free_host_bytes() -> int:
-    """Memory that this process may still take: of the machine, or of the worker that it is."""
+    """Return the bytes this process may still take: of the machine, or of the worker that it is."""
     import psutil
 
-    free: int = psutil.virtual_memory().available
+    free = free_memory()
     worker = current_worker()
     if worker is not None and (limit := worker.memory_manager.memory_limit):
         free = max(0, min(free, limit - psutil.Process().memory_info().rss))

@@ -1,4 +1,4 @@
-"""Which GPUs are here, asked of the NVIDIA driver through NVML, which makes no CUDA context."""
+"""GPUs of this machine, asked of the NVIDIA driver through NVML, which makes no CUDA context."""
 
 import contextlib
 import functools
@@ -6,17 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 DEVICE_FILES = Path("/dev")
 
 
 class DriverError(RuntimeError):
-    """There is no driver to ask, or it does not answer."""
+    """Error of a driver that is missing or does not answer."""
 
 
 def open_nvml() -> Any:
-    """The module pynvml, ready to be called, or DriverError.
+    """Return the module pynvml, ready to be called, or raise DriverError.
 
     Its library is opened once a process and stays open: opening it takes longer than any question.
     """
@@ -32,13 +33,13 @@ def open_nvml() -> Any:
 
 
 @functools.cache
-def _open(nvml: Any, process_id: int) -> None:
-    """Once for each process: what was opened before a fork is of no use after it."""
+def _open(nvml: ModuleType, process_id: int) -> None:
+    """Open NVML once for each process: what was opened before a fork is of no use after it."""
     nvml.nvmlInit()
 
 
-def find_device(nvml: Any, uuid: str) -> Any:
-    """NVML's handle of a GPU or MIG slice, by its UUID as CUDA tells it, without a prefix.
+def find_device(nvml: ModuleType, uuid: str) -> Any:
+    """Return NVML's handle of a GPU or MIG slice, by its UUID as CUDA reports it, without a prefix.
 
     Raises DriverError if there is none, or if it is a GPU cut into slices, which says nothing of
     the one in use.
@@ -53,8 +54,8 @@ def find_device(nvml: Any, uuid: str) -> Any:
     raise DriverError(f"the NVIDIA driver knows no device {uuid}, or only as a GPU in MIG mode")
 
 
-def is_mig(nvml: Any, handle: Any) -> bool:
-    """Whether a device is a GPU in MIG mode, of which CUDA only uses slices."""
+def is_mig(nvml: ModuleType, handle: object) -> bool:
+    """Return whether a device is a GPU in MIG mode, of which CUDA only uses slices."""
     with contextlib.suppress(nvml.NVMLError):
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     return False
@@ -67,11 +68,11 @@ class Gpu:
     index: int  # NVML's, of the physical GPU
     uuid: str  # "GPU-...", or "MIG-..." for a slice
     name: str  # of the product
-    memory_bytes: int | None  # None where it has none of its own (shared with the host)
+    memory_bytes: int | None  # None where it shares the host's
 
     @property
     def visible_name(self) -> str:
-        """The name of this device in ``CUDA_VISIBLE_DEVICES``."""
+        """Name of this device in ``CUDA_VISIBLE_DEVICES``."""
         return self.uuid if self.is_slice else str(self.index)
 
     @property
@@ -82,7 +83,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSurvey:
-    """What NVML reports of this machine."""
+    """Report of NVML on this machine."""
 
     gpus: tuple[Gpu, ...] = ()  # the visible devices, in the order of CUDA_VISIBLE_DEVICES
     has_gpu: bool = False  # here and not hidden, even if it cannot be listed
@@ -124,15 +125,15 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
     selected: list[Gpu] = []
     for name in (part.strip() for part in visible_devices.split(",")):
-        found = next((gpu for gpu in devices if is_named(gpu, name)), None)
-        if found is None:
+        device = next((gpu for gpu in devices if is_named(gpu, name)), None)
+        if device is None:
             break
-        selected.append(found)
+        selected.append(device)
     return tuple(selected)
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Tell a GPU that cannot be listed from none at all, by the driver's device files."""
+    """Return a survey without GPUs; the driver's device files tell unlisted GPUs from none."""
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")
@@ -141,7 +142,7 @@ def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
     return GpuSurvey(has_gpu=True, absent_because=reason)
 
 
-def _survey(nvml: Any, visible_devices: str | None) -> GpuSurvey:
+def _survey(nvml: ModuleType, visible_devices: str | None) -> GpuSurvey:
     devices = [gpu for i in range(nvml.nvmlDeviceGetCount()) for gpu in _devices_of(nvml, i)]
     gpus = select_visible(devices, visible_devices)
     reason = "the NVIDIA driver lists no GPU, or only GPUs in MIG mode without an instance"
@@ -157,7 +158,7 @@ def _survey(nvml: Any, visible_devices: str | None) -> GpuSurvey:
     )
 
 
-def _devices_of(nvml: Any, index: int) -> Iterator[Gpu]:
+def _devices_of(nvml: ModuleType, index: int) -> Iterator[Gpu]:
     """Yield the physical GPU, or its slices in its place: none where none was made."""
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
     handles = [parent]

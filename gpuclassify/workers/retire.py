@@ -1,19 +1,23 @@
-"""What wraps a task: its errors are told in one message, and a worker without its GPU retires."""
+"""Wrappers of tasks: errors arrive as one message, and a worker without its GPU retires."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpuclassify.workers.device_errors import BrokenDeviceError, is_broken_device
 from gpuclassify.workers.run_context import current_worker
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 Result = TypeVar("Result")
 
@@ -25,6 +29,30 @@ MOST_ATTEMPTS = 3
 ASK_SECONDS = 30.0  # for one question to the scheduler
 RETIRE_SECONDS = 60.0  # for moving results to other workers
 EXIT_SECONDS = 60.0  # for a process to end by itself, which a broken driver may prevent
+
+
+class PanicError(RuntimeError):
+    """Error of code that raised no ``Exception``, such as a panic in a library of Rust."""
+
+
+@contextlib.contextmanager
+def as_errors() -> Iterator[None]:
+    """Raise what is no ``Exception`` in the block as one; an interrupt stays what it is.
+
+    A panic of a tokenizer passes every handler of errors, and Dask cannot send it to the client;
+    SystemExit ends the worker, under which the task is tried again.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except SystemExit as err:
+        raise RuntimeError(
+            f"a task called sys.exit({err.code!r}), which would end the worker and not the job: "
+            "raise an error there instead"
+        ) from None
+    except BaseException as err:
+        raise PanicError(f"{type(err).__name__}: {err}") from None
 
 
 def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -41,7 +69,7 @@ def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
             return function(*args, **kwargs)
         except Exception as err:
             worker = current_worker()
-            if worker is None or type(err).__name__ == "Reschedule":  # which is Dask's own signal
+            if worker is None or type(err).__name__ == "Reschedule":  # Dask's signal
                 raise
             place = f"task {worker.get_current_task()} on {worker.address}"
             shown = traceback.TracebackException.from_exception(err)
@@ -54,7 +82,7 @@ def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Make a task retire its worker if the device breaks under it.
+    """Make a task retire its worker if the device breaks under it, and end with an ``Exception``.
 
     A worker with a broken CUDA context fails every task that it gets, and fails faster than
     others work. So it moves its results to other workers and ends, its nanny starts a new process
@@ -66,7 +94,8 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Result:
         try:
-            return function(*args, **kwargs)
+            with as_errors():
+                return function(*args, **kwargs)
         except Exception as err:
             if not is_broken_device(err):
                 raise
@@ -104,8 +133,8 @@ def _answer(error: Exception) -> NoReturn:
     raise Reschedule  # in case that the scheduler has not taken the task back
 
 
-def _count_attempt(worker: Any) -> int:
-    """How often this task has broken a device; the scheduler counts, as workers do not last."""
+def _count_attempt(worker: Worker) -> int:
+    """Count, on the scheduler as workers do not last, how often this task has broken a device."""
     place = [EVENT_TOPIC, str(worker.get_current_task())]
 
     async def count() -> int:
@@ -118,7 +147,7 @@ def _count_attempt(worker: Any) -> int:
     return future.result(ASK_SECONDS)
 
 
-def _start_retiring(worker: Any, reason: str) -> None:
+def _start_retiring(worker: Worker, reason: str) -> None:
     if worker.nanny:  # else nothing would start the process again
         watchdog = threading.Timer(EXIT_SECONDS + RETIRE_SECONDS, os._exit, [1])
         watchdog.daemon = True
@@ -126,8 +155,8 @@ def _start_retiring(worker: Any, reason: str) -> None:
     worker.loop.add_callback(_retire, worker, f"broken GPU: {reason}")
 
 
-async def _retire(worker: Any, reason: str) -> None:
-    """End the worker, not its nanny; what no other takes over is computed again."""
+async def _retire(worker: Worker, reason: str) -> None:
+    """End the worker, not its nanny; results that no other takes over are computed again."""
     from distributed.core import Status
 
     if worker.status == Status.closing_gracefully:  # another thread's task was first

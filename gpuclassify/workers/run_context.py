@@ -1,6 +1,6 @@
-"""What a run counts: its stats, its mappers' rows, and how far its part has come.
+"""Counts of a run: its stats, its mappers' rows, and how far its part has come.
 
-A task collects them with `run_context`; workers tell the job's client of some as events of Dask.
+A task collects them with `run_context`; workers log some as events of Dask, for a job's client.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
 
 STATS_TOPIC, PROGRESS_TOPIC = "gpuclassify", "gpuclassify-progress"
-TELL_EVERY_SECONDS = 1.0
+REPORT_EVERY_SECONDS = 1.0
 # Of the models' time, for tokens; and of a device's time at work, which is enough.
 MOST_WAITING, BUSY_SHARE = 0.1, 0.9
 # Only runs on a GPU have these.
@@ -25,23 +28,22 @@ _ON_GPU = {"device_sampled_seconds", "peak_device_bytes", "peak_torch_bytes"}
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-_is_warned = False
 
-# What is told of a part: its name, its rows, and the share of the work on them that is done.
-Told = tuple[str, int, float]
+# A part's name, its rows, and the share of the work on them that is done.
+PartEvent = tuple[str, int, float]
 
 
 @dataclass
 class RunStats:
-    """What a run did, in counts and seconds.
+    """Statistics of a run, in counts and seconds.
 
     Attributes
     ----------
     rows, null_rows, folded_rows : int
-        Rows given, rows without text, and rows whose text another row of the partition has too.
+        Rows, rows without text, and rows whose text another row of the partition has too.
     truncated_texts, shared_texts, windows : int
-        Distinct texts that were cut to the model's length, those whose tokens another mapper had
-        made, and their windows: as many as distinct texts, unless long ones have more.
+        Distinct texts that were cut, by `max_chars` or to the model's length, those whose tokens
+        another mapper had made, and windows: as many as distinct texts, unless long ones have more.
     gpu_tokenized_texts, host_fallback_texts : int
         With the GPU's tokenizer, distinct texts that it did, and those that it left to the host.
     folded_windows : int
@@ -58,16 +60,16 @@ class RunStats:
     decode_steps : int
         Forward passes that continued answers after a batch's first one.
     tokenize_seconds : float
-        On a thread of its own, ahead of the model. Runs of a process that tokenize at the same time
+        On a separate thread, ahead of the model. Runs of a process that tokenize at the same time
         share it, so that tokens by these seconds are what the host can feed.
     wait_tokens_seconds, wait_device_seconds : float
         In which this run had nothing to do, because no tokens were ready, or because another thread
-        of the process was using the device. On a GPU, which may still be at work on what it was
-        given before, the first is an upper bound of how long the device was idle.
+        of the process was using the device. On a GPU, which may still be at work on an earlier
+        batch, the first is an upper bound of how long the device was idle.
     model_seconds : float
     device_sampled_seconds, device_busy_seconds : float, optional
         On a GPU, for how long its use was looked at, and for how long of that it was at work. None
-        where the driver does not tell, as for a MIG slice: not knowing is not 0.
+        where the driver does not know, as for a MIG slice: not knowing is not 0.
     peak_device_bytes, peak_torch_bytes : int, optional
         Most memory of the GPU that was taken, by others too, and most of it that torch held.
     peak_planned_bytes : int, optional
@@ -76,6 +78,9 @@ class RunStats:
         Most threads of one process that tokenized on the host.
     peak_sharing : list of int, optional
         How many models ran leading layers once, how many of these layers, and of how many.
+    peak_bfloat16_times : float, optional
+        How many times as fast as in float32 the CPU multiplies matrices in bfloat16, where that
+        would shorten a run that nobody chose float32 for.
     """
 
     rows: int = 0
@@ -106,14 +111,15 @@ class RunStats:
     peak_planned_bytes: int | None = None
     peak_tokenizer_threads: int | None = None
     peak_sharing: list[int] | None = None
+    peak_bfloat16_times: float | None = None
 
-    def raise_peak(self, name: str, value: int | None) -> None:
-        """Take `value` for the peak `name` if it is known, and above what is known."""
+    def raise_peak(self, name: str, value: float | None) -> None:
+        """Raise the peak `name` to `value` if `value` is known, and above what is known."""
         if value is not None:
             setattr(self, name, max(value, getattr(self, name) or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers by name, without those that are not known."""
+        """Return the numbers by name, without those that are not known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -134,11 +140,11 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 
 
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
-    """What to do where GPUs waited for the host's tokens; None where they did not, or on CPUs.
+    """Return advice where GPUs waited for the host's tokens; None where they did not, or on CPUs.
 
     Waiting is longer than a tenth of the models' time then. That alone may be the first block of
-    short parts, or time in which the device was at work on what it had been given: so tokenizing
-    took longer than the models too, and the driver has not seen the device at work all the time.
+    short parts, or time in which the device was at work on earlier batches: so tokenizing took
+    longer than the models too, and the driver has not seen the device at work all the time.
     `totals` are sums of `RunStats`.
     """
     tokens, tokenizing, model, waited = (
@@ -161,42 +167,62 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
     )
 
 
+def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
+    """Return advice to run in bfloat16 where a CPU is faster in it, by sums of `RunStats`."""
+    if (times := totals.get("peak_bfloat16_times")) is None:
+        return None
+    return (
+        f"this CPU multiplies matrices {times:.1f} times as fast in bfloat16 as in float32, which "
+        'runs here: dtype="bfloat16" may be about as much faster, and `gpuclassify compare INPUT '
+        "--classifier NAME --with dtype=bfloat16` shows which rows it would move"
+    )
+
+
+ADVICE = (waiting_for_host, faster_in_bfloat16)
+_advised: set[Callable[..., Any]] = set()
+
+
+def advice(totals: Mapping[str, Any]) -> list[str]:
+    """Return sentences on what would make runs like these faster, by sums of `RunStats`."""
+    return [sentence for ask in ADVICE if (sentence := ask(totals))]
+
+
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """What models have in common that ran in step, by sums of `RunStats`; None if they did not."""
+    """Return a phrase on shared layers of models in step, by sums of `RunStats`, or None."""
     models, shared, of = totals.get("peak_sharing") or (0, 0, 0)
     return f"{shared} of {of} layers run once for {models} models" if models else None
 
 
 class PartProgress:
-    """Counts the rows of a part, which so many mappers read, and tells of them once a second."""
+    """Progress of a part's rows, which so many mappers read; reported once a second."""
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
         self._name, self._rows, self._work = name, rows, max(1, rows * runs)
         self._done = 0
-        self._told = 0.0
+        self._reported = 0.0
 
     def advance(self, rows: int) -> None:
         """Count rows of one mapper; repeated ones, as after an error, never exceed the whole."""
         self._done = min(self._done + rows, self._work)
-        if time.monotonic() - self._told < TELL_EVERY_SECONDS:
+        if time.monotonic() - self._reported < REPORT_EVERY_SECONDS:
             return
-        self._told = time.monotonic()
-        told = (self._name, self._rows, self._done / self._work)
-        worker, hear = current_worker(), current_run().hear
+        self._reported = time.monotonic()
+        event = (self._name, self._rows, self._done / self._work)
+        worker, on_progress = current_worker(), current_run().on_progress
         if worker is not None:
-            worker.log_event(PROGRESS_TOPIC, told)
-        elif hear is not None:
-            hear(told)
+            worker.log_event(PROGRESS_TOPIC, event)
+        elif on_progress is not None:
+            on_progress(event)
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What counts the work of this thread; what is None does not count."""
+    """Counters of this thread's work; None where nothing is counted."""
 
     stats: list[RunStats] | None = None  # grows by one for each mapper and partition
-    stages: Any = None  # `gpuclassify.mapping.stage_counts.Stages`: what mappers do with rows
+    stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: what mappers do with rows
     part: PartProgress | None = None  # that the rows belong to
-    hear: Callable[[Told], None] | None = None  # is told of parts outside of Dask's workers
+    on_progress: Callable[[PartEvent], None] | None = None  # called outside of Dask's workers
 
 
 @contextlib.contextmanager
@@ -224,23 +250,24 @@ def run_context(**counters: Any) -> Iterator[RunContext]:
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """The stats of what this thread maps in the block, for a task that reports them itself."""
+    """Collect stats of what this thread maps in the block, for a task that reports them itself."""
     runs: list[RunStats] = []
     with run_context(stats=runs):
         yield runs
 
 
-def tell(stats: RunStats) -> None:
+def report_stats(stats: RunStats) -> None:
     """Append the stats to those that `collected_stats` collects, and log them as a Dask event.
 
-    Where nothing collects them, a GPU that waits for its host is logged once a process.
+    Where nothing collects them, each kind of advice is logged once a process.
     """
-    global _is_warned
     if (runs := current_run().stats) is not None:
         runs.append(stats)
-    elif not _is_warned and (held_up := waiting_for_host(stats.as_dict())):
-        _is_warned = True
-        logger.warning("%s", held_up)
+    else:
+        for ask in ADVICE:
+            if ask not in _advised and (sentence := ask(stats.as_dict())):
+                _advised.add(ask)
+                logger.warning("%s", sentence)
     if (worker := current_worker()) is not None:
         worker.log_event(STATS_TOPIC, stats.as_dict())
 
@@ -251,8 +278,8 @@ def advance(rows: int) -> None:
         part.advance(rows)
 
 
-def current_worker() -> Any:
-    """The worker whose task this thread runs, or None; where Dask is not in use, it stays so."""
+def current_worker() -> Worker | None:
+    """Return the worker whose task this thread runs, or None; does not import distributed."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
@@ -263,55 +290,59 @@ def current_worker() -> Any:
 
 
 class RunningParts:
-    """The parts that are running, as workers tell of them; safe to use from several threads.
+    """Running parts, as workers report them; safe to use from several threads.
 
-    A part that is run again counts from where it was once it gets beyond that. What is told of
-    parts that are not to be run, as by other jobs, is passed over. Made when the first is handed
-    out.
+    A part that is run again counts from where it was once it gets beyond that. Events of other
+    parts, as of other jobs, are ignored. Made when the first part is handed out.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._began = time.monotonic()
         self._left = set(names)
-        self._told: dict[str, tuple[int, float]] = {}
+        self._latest: dict[str, tuple[int, float]] = {}  # rows and share done, by part
+        self.start = 0.0, 0.0  # when the first rows were reported, and which share of a part
         self._lock = threading.Lock()
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since the first of the parts was handed out."""
+        """Seconds since the first of the parts was handed out."""
         return time.monotonic() - self._began
 
-    def hear(self, told: Told) -> None:
-        """Note what a worker tells, unless more is known already."""
-        name, rows, share = told
+    def update(self, event: PartEvent) -> None:
+        """Record a part's progress, unless more of it is known to be done."""
+        name, rows, share = event
         with self._lock:
             if name in self._left:
-                self._told[name] = max(self._told.get(name, (rows, 0.0)), (rows, share))
+                if not any(self.start):
+                    self.start = self.elapsed_seconds, share
+                self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
         """Forget a part that is done."""
         with self._lock:
             self._left.discard(name)
-            self._told.pop(name, None)
+            self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """How many parts and rows are done in those that are running."""
+        """Return how many parts and rows are done in those that are running."""
         with self._lock:
-            told = list(self._told.values())
-        return sum(share for _, share in told), round(sum(rows * share for rows, share in told))
+            parts = list(self._latest.values())
+        return sum(share for _, share in parts), round(sum(rows * share for rows, share in parts))
 
 
 @contextlib.contextmanager
-def heard_by(hear: Callable[[Told], None], client: Any) -> Iterator[None]:
-    """Call `hear` with what is told of parts in the block, here or on the workers of a client.
+def progress_events(
+    on_progress: Callable[[PartEvent], None], client: Client | None
+) -> Iterator[None]:
+    """Call `on_progress` as parts advance in the block, here or on the workers of a client.
 
-    It is called from the client's own thread.
+    With a client, it is called from the client's thread.
     """
     if client is None:
-        with run_context(hear=hear):
+        with run_context(on_progress=on_progress):
             yield
         return
-    client.subscribe_topic(PROGRESS_TOPIC, lambda event: hear(tuple(event[1])))
+    client.subscribe_topic(PROGRESS_TOPIC, lambda event: on_progress(tuple(event[1])))
     try:
         yield
     finally:

@@ -3,6 +3,8 @@
 Nothing else holds a secret: what is pickled, logged or written knows only the name to ask for.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 import secrets
@@ -17,15 +19,15 @@ _shared: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDiction
 _sharing = threading.Lock()
 
 
-def remember(name: str, value: Any) -> None:
-    """Keep a secret in this process's memory, and nowhere else, under a name that is none.
+def remember(name: str, value: object) -> None:
+    """Keep a secret in this process's memory, and nowhere else, under a name that is no secret.
 
     It is a token, or storage options for fsspec, which may hold keys of an object store.
     """
     _secrets[name] = value
 
 
-def recall(name: str, default: Any = None) -> Any:
+def recall(name: str, default: object = None) -> Any:
     """Return a secret that this process remembers, else the default."""
     return _secrets.get(name, default)
 
@@ -69,7 +71,7 @@ def remember_token(name: str, token: str) -> None:
     # The HTTP client prints a header that it refuses, so such a token must not reach it.
     if not re.fullmatch("[!-~]+", token):
         raise ValueError(
-            f"the token given for {name} is empty or has spaces, line breaks or non-ASCII "
+            f"the token for {name} is empty or has spaces, line breaks or non-ASCII "
             "characters in it; copy it again from https://huggingface.co/settings/tokens"
         )
     remember(f"token of {name}", token)
@@ -81,7 +83,7 @@ def token_for(name: str) -> str | None:
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
-    """`share_with_workers` for the tokens of repositories."""
+    """Share the tokens of repositories with workers; see `share_with_workers`."""
     share_with_workers(f"token of {name}" for name in names)
 
 
@@ -89,14 +91,14 @@ def share_tokens_with_workers(names: Iterable[str]) -> None:
 def _plugin_class() -> type:
     """Make the plugin class late: its base class needs distributed, which is slow to import."""
     import cloudpickle  # type: ignore[import-untyped]
-    from distributed.diagnostics.plugin import WorkerPlugin
+    from distributed import Worker, WorkerPlugin
 
     class SecretPlugin(WorkerPlugin):
-        """Remembers one secret in a worker process.
+        """Plugin that keeps one secret in a worker process.
 
-        It travels under a pad of random bytes that travels with it. That hides it from nobody who
-        reads the connection, which is what TLS is for: it keeps the secret out of Dask's log,
-        which at the level DEBUG shows whole messages.
+        The secret is sent under a pad of random bytes that is sent with it. That keeps the secret
+        out of Dask's log, which shows whole messages at level DEBUG, but does not hide it from a
+        reader of the connection: TLS does.
         """
 
         def __init__(self, secret_name: str, value: Any):
@@ -109,7 +111,7 @@ def _plugin_class() -> type:
         def __repr__(self) -> str:
             return f"<SecretPlugin {self._secret_name}>"
 
-        def setup(self, worker: Any) -> None:
+        def setup(self, worker: Worker) -> None:
             remember(self._secret_name, cloudpickle.loads(_xor(self._padded, self._pad)))
 
     return SecretPlugin

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import BASELINE, SUBJECT, device
 from benchmarks.device import ORIGINAL
 from benchmarks.gpu import kit, run
-from benchmarks.gpu.run import CUT_OFF, DONE, NOT_BEGUN, PARTS, Step, all_steps
+from benchmarks.gpu.run import CUT_OFF, DONE, NOT_BEGUN, Step, all_steps
 from benchmarks.ways import Choice, Way
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,7 @@ def run_steps(tmp_path, monkeypatch):
     def run_them(*steps, options=()):
         monkeypatch.setattr(run, "all_steps", lambda device: list(steps))
         (tmp_path / "out").mkdir(exist_ok=True)
-        before = set((tmp_path / "out").glob("*.json"))
-        status = 0
+        before, status = set((tmp_path / "out").glob("*.json")), 0
         try:
             run.main(["--output", str(tmp_path / "out"), *options])
         except SystemExit as end:
@@ -49,89 +48,71 @@ def test_the_report_has_every_step_with_its_result(tmp_path):
     arguments = ["--device", "cpu", "--parts", "speed", "--limit-seconds", "560"]
     run.main([*arguments, "--output", str(tmp_path)])
     report = json.loads(next(tmp_path.glob("gpu-*.json")).read_text())
-    steps = [step for step in all_steps("cpu") if step.part == "speed"]
-    assert [step["command"] for step in report["steps"]] == [step.command for step in steps]
+    steps = [step.command for step in all_steps("cpu") if step.part == "speed"]
+    assert [step["command"] for step in report["steps"]] == steps
     assert {(step["status"], step["exit_code"]) for step in report["steps"]} == {(DONE, 0)}
     results = [result for step in report["steps"] for result in step["results"]]
-    speed, deberta, rest, questions, original = results
-    assert {"name", "memory_bytes", "driver", "driver_cuda"} <= set(speed["gpu"])
-    assert speed["corpora"]["web"]["largest_difference"] < 1e-4
     assert not any("unfinished" in result or result.get("failures") for result in results)
-    assert questions["choice"]["largest_difference"] < 1e-4
+    speed, deberta, rest, questions, original = results
+    assert speed["corpora"]["web"]["largest_difference"] < 1e-4
     assert f"{SUBJECT} on cudf frames" in speed["left_out"]
-    assert 0 < rest["idle"]["idle_share"] < 1
-    assert deberta["settings"]["model"] == "deberta"
+    assert questions["choice"]["largest_difference"] < 1e-4
+    assert 0 < rest["idle"]["idle_share"] < 1 and deberta["settings"]["model"] == "deberta"
     assert ORIGINAL in original["corpora"]["web"]["searches"]
-    assert "idle after warm-up" in next(tmp_path.glob("gpu-*.log")).read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_way_or_a_part_that_fails_loses_no_other_and_each_is_written_at_once(
-    tmp_path, monkeypatch
-):
+def test_a_way_or_a_part_that_fails_loses_no_other(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError("too large")
 
-    choose, write, written = device.choose, device.write_result, []
-
-    def choose_more(options, directory):
+    def choose_more(options, directory, choose=device.choose):
         baseline, *_, subject = choose(options, directory).ways
         searched = Way("peer", fail, is_searched=True)
         return Choice((baseline, searched, Way("other", fail), subject))
 
-    def write_and_keep(question, result, *place):
-        corpora = result.get("corpora", {"web": {"variants": ()}})
-        written.append((result["unfinished"], *corpora["web"]["variants"]))
-        return write(question, result, *place)
-
     monkeypatch.setattr(device, "choose", choose_more)
-    monkeypatch.setattr(device, "write_result", write_and_keep)
     monkeypatch.setattr(device, "tokenizer_speed", fail)
     with pytest.raises(SystemExit, match="failed: peer, other, tokens"):
         device.main(["--smoke", "--repeats", "1", "--output", str(tmp_path)])
-    assert written[:2] == [(True, BASELINE), (True, BASELINE, SUBJECT)]
     [path] = tmp_path.iterdir()
     result = json.loads(path.read_text())
     assert "unfinished" not in result and set(result["failures"]) == {"peer", "other", "tokens"}
     assert list(result["corpora"]["web"]["variants"]) == [BASELINE, SUBJECT]
-    assert result["idle"]["elapsed_seconds"] > 0
 
 
-def test_a_step_that_fails_or_is_late_stops_no_other(run_steps, tmp_path, capsys):
-    steps = [
+def test_a_step_that_fails_or_is_late_stops_no_other(run_steps, tmp_path):
+    outcomes = run_steps(
         step_of("print('lost'); raise SystemExit(3)"),
         step_of("import time; print('begun', flush=True); time.sleep(99)", 3),
-        step_of("import os; os.abort()"),
         step_of(WRITE.format('{"noisy": tr'), writes=True),
         step_of("pass", writes=True),
         step_of("raise SystemExit(1)", advises=True),
-        step_of("print('last')"),
-    ]
-    outcomes = run_steps(*steps)
+        step_of("import benchmarks, gpuclassify; print('last')"),
+    )
     lost = "failed: it has not written its result"
-    statuses = ["failed with 3", "ended after its 3 s", "failed with -6", lost, lost, DONE, DONE]
+    statuses = ["failed with 3", "ended after its 3 s", lost, lost, DONE, DONE]
     assert [outcome["status"] for outcome in outcomes] == statuses
-    assert "r.json: Expecting value" in outcomes[3]["results"][0]["unreadable"]
+    assert "r.json: Expecting value" in outcomes[2]["results"][0]["unreadable"]
     assert [outcomes[number]["last_lines"][-1] for number in (0, -1)] == ["lost", "last"]
     assert "begun\n" in next(tmp_path.glob("out/*.log")).read_text()
-    assert "failed with 3: -c print('lost')" in capsys.readouterr().out
 
 
 def test_what_a_step_has_written_is_reported_while_it_runs(run_steps, monkeypatch, tmp_path):
     """So that it outlives the end of the machine."""
     monkeypatch.setattr(run, "LOOK_SECONDS", 0.2)
-    found = tmp_path / "found"
+    seen = tmp_path / "seen"
     looks = (
-        f"import pathlib, time; found = pathlib.Path({str(found)!r})\n"
+        f"import pathlib, time; seen = pathlib.Path({str(seen)!r})\n"
         f"reports = pathlib.Path({str(tmp_path / 'out')!r})\n"
-        "while not found.exists() and time.sleep(0.1) is None:\n"
+        "while not seen.exists() and time.sleep(0.1) is None:\n"
         "    for report in reports.glob('*.json'):\n"
-        "        if 'first way' in report.read_text(): found.write_text(report.read_text())"
+        "        if 'first way' in report.read_text(): seen.write_text(report.read_text())"
     )
     [outcome] = run_steps(step_of(WRITE.format('{"is": "first way"}') + "\n" + looks, writes=True))
     assert outcome["status"] == DONE
-    assert json.loads(found.read_text())["steps"][-1]["status"] == "running"
+    assert json.loads(seen.read_text())["steps"][-1]["status"] == "running"
 
 
 def test_the_next_call_goes_on_with_what_is_not_begun_and_keeps_what_is_done(
@@ -151,61 +132,29 @@ def test_the_next_call_goes_on_with_what_is_not_begun_and_keeps_what_is_done(
     assert [outcome["status"] for outcome in second] == [DONE, DONE, "failed with 1"]
     assert journal.read_text() == "done fails " + "long fails "
     monkeypatch.setattr(run, "name_gpus", lambda: "another GPU")
-    assert len(run_steps(*steps, options=more)) == 3
+    run_steps(*steps, options=more)
     run_steps(*steps, options=[*more, "--again"])
     assert journal.read_text().endswith("long fails " + 2 * "done fails long ")
 
 
 def test_a_call_ends_within_its_limit(run_steps):
-    sleeper = "import time; time.sleep(99)"
-    started = time.monotonic()
-    outcomes = run_steps(
-        step_of(sleeper, 6), step_of(sleeper + " ", 60), options=["--limit-seconds", "4"]
-    )
+    sleeper, started = "import time; time.sleep(99)", time.monotonic()
+    steps = (step_of(sleeper, 6), step_of(sleeper + " ", 60))
+    outcomes = run_steps(*steps, options=["--limit-seconds", "4"])
     assert time.monotonic() - started < 30
     assert [outcome["status"] for outcome in outcomes] == [CUT_OFF, NOT_BEGUN]
-    again = run_steps(step_of(sleeper, 1), step_of(sleeper + " ", 1))
-    assert [outcome["command"] for outcome in again] == [outcome["command"] for outcome in outcomes]
 
 
-def test_a_step_sees_the_checkout_and_what_pythonpath_has(run_steps, monkeypatch, tmp_path):
-    (tmp_path / "carried_module.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    [outcome] = run_steps(step_of("import carried_module, benchmarks, gpuclassify"))
-    assert outcome["status"] == DONE, outcome["last_lines"]
-
-
-def test_tests_start_where_pytest_timeout_is_missing(run_steps):
-    commands = [step.arguments for step in all_steps("cpu") if "pytest" in step.arguments]
-    arguments = (*commands[0], "-p", "no:timeout")
-    [outcome] = run_steps(Step("tests", arguments, 100))
-    assert outcome["status"] == DONE, outcome["last_lines"]
-    assert any("test_kernels.py::" in line for line in outcome["last_lines"])
-
-
-def test_kernels_come_before_speed_and_rapids_after_it():
+def test_steps_are_in_order_and_each_is_possible():
     steps = all_steps("cuda")
     first = ["probe", "probe", "tests", "tests", "speed", "speed", "cudf"]
     assert [step.part for step in steps[:7]] == first
-    assert "tests/gpu/test_kernels.py" in steps[2].command
-    assert "tests/gpu/test_context.py" in steps[3].command
-    assert "bert" not in steps[4].command and "deberta" in steps[5].command
     assert sum(step.limit_seconds for step in steps[2:5]) < 540
-    assert not any("test_on_fake_cuda" in step.command for step in steps)
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_every_step_of_a_part_can_be_given(part):
-    for step in all_steps("cuda"):
-        if step.part == part and step.arguments[1] == "benchmarks.device":
-            assert step.writes
-            device.parse_options(step.arguments[2:])
-        paths = [
-            argument.removeprefix("--ignore=")
-            for argument in step.arguments
-            if "tests/" in argument
-        ]
-        assert all((ROOT / path).exists() for path in paths)
+    for step in steps:
+        if step.arguments[1] == "benchmarks.device":
+            assert step.writes and device.parse_options(step.arguments[2:])
+        names = [name.removeprefix("--ignore=") for name in step.arguments if "tests/" in name]
+        assert all((ROOT / name).exists() for name in names)
 
 
 def test_the_command_starts_where_no_package_is_installed():
@@ -216,9 +165,8 @@ def test_the_command_starts_where_no_package_is_installed():
 
 def test_the_base_of_the_kit_has_what_tests_and_clusters_need(tmp_path, monkeypatch):
     packed = {}
-    monkeypatch.setattr(
-        kit, "pack", lambda stem, wanted, python: packed.update({stem.name: wanted}) or []
-    )
+    pack = lambda stem, wanted, python: packed.update({stem.name: wanted}) or []  # noqa: E731
+    monkeypatch.setattr(kit, "pack", pack)
     kit.main(["pack", str(tmp_path)])
     names = {kit: {line.partition("==")[0] for line in lines} for kit, lines in packed.items()}
     assert {"pytest", "pytest-timeout", "hypothesis", "dask-cuda", "rmm-cu13"} <= names["base"]

@@ -12,15 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModel, AutoTokenizer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from torch import nn
+from transformers import AutoModel
 
-from gpuclassify import Embedder
+from gpuclassify import Embedder, Head, HeadClassifier
 from gpuclassify.frames import pandas as pandas_frames
 from gpuclassify.mapping import heads
+from gpuclassify.mapping.columns import list_sizes
 from gpuclassify.models.checkpoint import CheckpointError
+from tests.loaders import LOADERS
 from tests.models.test_loading import rewrite
-from tests.oracle import assert_close, stacked
+from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
 from tests.sentence_oracle import encoded, save_sentence_model
 from tests.test_contract import (
@@ -29,6 +32,7 @@ from tests.test_contract import (
     documents,
     with_hard_parts,
 )
+from tests.training.conftest import annotated_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -69,7 +73,7 @@ def model(tiny):
 # As sentence-transformers.
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 def test_a_real_model_gives_what_encode_gives(frames, loader):
     texts = [None, *TEXTS, *TEXTS[:5], LONG, None]
     result = embedder(MINILM, loader=loader)(frames.lazy(documents(texts), npartitions=7))
@@ -139,6 +143,58 @@ def test_a_model_whose_pooling_is_refused_may_be_given_another(tiny):
     assert_close(embeddings(model, TEXTS, pooling="mean"), encoded(tiny("bert"), TEXTS))
 
 
+@pytest.mark.parametrize("is_normalized", [True, False])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Dense(32, 8)],
+        [Dense(32, 64, bias=False, activation_function=nn.Identity()), Dense(64, 12)],
+        [Dense(32, 24, activation_function=nn.GELU())],
+    ],
+)
+def test_dense_layers_give_what_encode_gives(tiny, layers, is_normalized):
+    model = tiny("bert", "mean", *layers, is_normalized=is_normalized)
+    assert_close(embeddings(model, TEXTS), encoded(model, TEXTS))
+    assert list_sizes(embedder(model).heads) == {"embedding": layers[-1].out_features}
+    windows = {"long_text": "windows", "max_seq_length": 64}
+    assert_close(embeddings(model, ["short"], **windows), encoded(model, ["short"]))
+
+
+@pytest.mark.parametrize("normalize", [None, True, False])
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_embeddings_are_cut_as_encode_cuts_them(tiny, tmp_path, is_normalized, normalize):
+    model = tiny("bert", "mean", Dense(32, 24), is_normalized=is_normalized)
+    found = embeddings(model, TEXTS, truncate_dim=10, normalize=normalize)
+    whole = encoded(model, TEXTS, truncate_dim=None)
+    if normalize is False:  # which leaves the module out
+        whole = encoded(tiny("bert", "mean", Dense(32, 24)), TEXTS) if not is_normalized else None
+    if whole is not None:
+        options = {"truncate_dim": 10, "normalize_embeddings": bool(normalize)}
+        assert_close(found, encoded(model, TEXTS, **options))
+    settings = json.loads((model / "config_sentence_transformers.json").read_text())
+    copy = shutil.copytree(model, tmp_path / "cut")
+    (copy / "config_sentence_transformers.json").write_text(
+        json.dumps({**settings, "truncate_dim": 10})
+    )
+    assert_close(embeddings(copy, TEXTS, normalize=normalize), found, 1e-6)
+    assert list_sizes(embedder(copy).heads) == {"embedding": 10}
+    assert list_sizes(embedder(copy, truncate_dim=99).heads) == {"embedding": 24}
+
+
+@pytest.mark.parametrize("normalize", [None, True, False])
+def test_a_head_on_cut_embeddings_reads_them_as_they_were_cut(tiny, tmp_path, normalize):
+    model = tiny("bert", "mean", Dense(32, 24), is_normalized=True)
+    backbone = embedder(model, truncate_dim=10, normalize=normalize)
+    annotated = annotated_texts(60)
+    head = Head.fit(annotated, label_field="topic", backbone=backbone)
+    head.save(tmp_path / "head")
+    columns = {"score_field": "{head}_score", "embedding_field": "embedding"}
+    found = HeadClassifier(heads={"a": tmp_path / "head"}, autocast=False, **columns)(annotated)
+    vectors = stacked(backbone(annotated).embedding)
+    assert_close(stacked(found.embedding), vectors, 1e-6)
+    assert_close(stacked(found.a_score), head.scores(vectors), 1e-5)
+
+
 # What of a text is read.
 
 
@@ -152,7 +208,7 @@ def test_texts_are_cut_where_the_model_was_made_for(model, tmp_path):
 
 
 def test_max_seq_length_goes_beyond_the_models_own():
-    tokenizer = AutoTokenizer.from_pretrained(MINILM)
+    tokenizer = plain_tokenizer(MINILM)
     assert len(tokenizer(LONG)["input_ids"]) > 300
     found = embeddings(MINILM, [LONG], max_seq_length=300)
     assert np.abs(found - encoded(MINILM, [LONG])).max() > 1e-3
@@ -192,7 +248,7 @@ def test_a_prompt_that_pooling_leaves_out_is_refused(tiny):
 
 def windowed(directory, text, length, overlap):
     """The embedding of each window, and its tokens, by transformers alone."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     network = AutoModel.from_pretrained(directory).float().eval()
     cut = {"max_length": length, "stride": overlap, "return_overflowing_tokens": True}
     vectors, sizes = [], []
@@ -265,7 +321,7 @@ def test_more_numbers_than_one_array_holds_are_computed_written_and_read(
 def test_rows_that_cudf_has_no_room_for_are_refused_before_the_model_runs(model, monkeypatch):
     monkeypatch.setattr(pandas_frames, "MOST_NUMBERS", 100)  # a limit that only cudf has
     runs = embedder(model)
-    numbers = runs.list_sizes()["embedding"]
+    numbers = list_sizes(runs.heads)["embedding"]
     refused = pytest.raises(OverflowError, match=rf"at most {100 // numbers} rows fit.*repartition")
     with monkeypatch.context() as patch, refused:
         patch.setattr(type(runs.runner), "run", lambda *given: pytest.fail("the model was run"))

@@ -15,7 +15,6 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedConfig,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -26,8 +25,9 @@ from gpuclassify.inference.residency import MODELS
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.loading import check_tensors
 from gpuclassify.workers.run_context import collected_stats
+from tests.loaders import LOADERS
 from tests.models.test_loading import described
-from tests.oracle import assert_close, stacked
+from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
 from tests.replicas.texts import documents_of
 from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
@@ -194,13 +194,14 @@ def small_config(config_type, **settings):
 def write(tmp_path):
     """Writes a small random classifier with three outputs of this ``model_type``."""
 
-    def write(kind, **settings):
+    def write(kind, states_length=True, **settings):
         config = small_config(CONFIG_MAPPING[kind], num_labels=3, **settings)
         build = AutoModelForSequenceClassification.from_config
         model = seeded(lambda: build(config).float(), 0)
         save_model(model, tmp_path)
         tokenizer = trained_tokenizer("roberta", documents_of(None))
-        write_tokenizer(tmp_path, "roberta", tokenizer, MOST_TOKENS, "right")
+        most = MOST_TOKENS if states_length else 10**30
+        write_tokenizer(tmp_path, "roberta", tokenizer, most, "right")
         return tmp_path
 
     return write
@@ -208,7 +209,7 @@ def write(tmp_path):
 
 def expected_outputs(directory, texts):
     """Of each text by plain transformers, in a copy of the model that has read nothing else."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     model = AutoModelForSequenceClassification.from_pretrained(directory).float().eval()
     rows = (tokenizer(t, truncation=True, return_tensors="pt") for t in texts)
     with torch.inference_mode():
@@ -251,6 +252,46 @@ def test_scores_are_those_of_plain_transformers(write, kind):
     directory = write(kind)
     check_tensors(described(directory))
     assert_agrees(directory, texts)
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mpt", "xlnet", "t5"])
+def test_texts_are_whole_where_neither_model_nor_tokenizer_has_a_length(write, kind):
+    settings = {"n_positions": 64} if kind == "t5" else {}
+    directory = write(kind, states_length=False, **settings)
+    texts = [LONG, "river"]
+    assert len(plain_tokenizer(directory)(LONG).input_ids) > 2 * MOST_TOKENS
+
+    assert_agrees(directory, texts)
+    if kind == "t5":
+        assert outputs(directory, texts, max_seq_length=600).shape == (2, 3)
+
+
+TABLES_BEHIND_PADDING = (
+    "esm",
+    "ibert",
+    "layoutlmv3",
+    "lilt",
+    "luke",
+    "markuplm",
+    "roberta",
+    "xmod",
+)
+
+
+@pytest.mark.parametrize("kind", [*sorted(TABLES_BEHIND_PADDING), "bert", "bart", "nystromformer"])
+def test_texts_end_where_the_table_of_positions_does(write, kind):
+    directory = write(kind, states_length=False)
+    most = MOST_TOKENS if kind in TABLES_BEHIND_PADDING else MOST_TOKENS + 2
+    ids = plain_tokenizer(directory)(" ".join([LONG] * 2)).input_ids
+    assert len(ids) > most
+
+    found = outputs(directory, [" ".join([LONG] * 2)])
+
+    cut = torch.tensor([[*ids[: most - 1], ids[-1]]])
+    model = AutoModelForSequenceClassification.from_pretrained(directory).float().eval()
+    with torch.inference_mode():
+        assert_close(found, model(cut).logits.numpy())
+    MODELS.evict()
 
 
 @pytest.mark.slow
@@ -300,7 +341,7 @@ def test_models_of_one_trunk_run_in_step_and_right(write, tmp_path, kind):
     MODELS.evict()
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 def test_texts_that_spell_the_end_of_a_text_share_a_batch_with_others(write, loader):
     """Whose heads read the last such token of each text, and refuse unequal counts in a batch."""
     texts = ["a <s>river</s> of it", "an oven", "</s></s>", "two </s> words", *TEXTS[:3]]

@@ -26,7 +26,7 @@ from gpuclassify.hub import (
 from gpuclassify.mapping.runners import EncoderRunner, NonFiniteOutputError
 from gpuclassify.mapping.stage_counts import label_fields
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.trained_head import Backbone, TrainedHead
+from gpuclassify.models.head_network import Backbone, HeadNetwork
 from tests.oracle import (
     assert_close,
     assert_labels_agree,
@@ -78,7 +78,7 @@ def save_heads(folder, width, backbone=None, names=("edu", "topic", "tag")):
         problem_type, labels, hidden, output = kinds[name]
         linears = [layer for layer in networks(width)[name] if isinstance(layer, nn.Linear)]
         layers = [(layer.weight.numpy(), layer.bias.numpy()) for layer in linears]
-        TrainedHead(layers, problem_type, labels, hidden, output, backbone).save(folder / name)
+        HeadNetwork(layers, problem_type, labels, hidden, output, backbone).save(folder / name)
     return {name: folder / name for name in names}
 
 
@@ -191,6 +191,16 @@ def test_columns_are_called_by_heads(heads):
     assert own.schema().names == list(own(frame))[1:] == names
     assert own.labels == ["score", *TOPICS, *TAGS]
     assert label_fields([own]) == ("is_topic", "is_tag")
+
+
+def test_probabilities_are_fields_by_label_if_asked_for(heads):
+    made = {"heads": heads, "backbone": MINILM, "score_field": "{head}_p"}
+    listed = HeadClassifier(**made)(documents())
+    by_label = HeadClassifier(**made, score_format="struct")(documents())
+    for name, labels in (("topic", TOPICS), ("tag", TAGS)):
+        expected = [dict(zip(labels, row, strict=True)) for row in listed[f"{name}_p"]]
+        assert by_label[f"{name}_p"].tolist() == expected
+    assert by_label["edu_p"].equals(listed["edu_p"])  # a regression's is a number
 
 
 def test_all_tags_above_their_thresholds_are_listed(heads):
@@ -437,7 +447,7 @@ def test_what_is_no_head_is_refused_with_the_cure(heads, tiny, tmp_path):
 
 def test_a_head_whose_outputs_overflow_fails_naming_the_row(tmp_path):
     layers = [(np.full((1, 384), 3e38), [0.0]), ([[1.0]], [3e38])]
-    TrainedHead(layers, "regression", ["score"], "relu").save(tmp_path / "large")
+    HeadNetwork(layers, "regression", ["score"], "relu").save(tmp_path / "large")
     mapper = HeadClassifier(heads={"large": tmp_path / "large"}, backbone=MINILM)
     with np.errstate(over="ignore"), pytest.raises(NonFiniteOutputError, match=r"'large'.*row"):
         mapper(documents(TEXTS))

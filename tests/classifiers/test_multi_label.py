@@ -20,7 +20,7 @@ from gpuclassify import (
 )
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
-from gpuclassify.mapping.stage_counts import Stages
+from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.workers.run_context import run_context
 from tests.replicas import sample_texts, write_sequence_classifier
 
@@ -123,7 +123,7 @@ def test_the_lists_survive_parquet_json_and_concatenation(registers, scores, tmp
 
 
 def test_reports_count_every_label(registers, scores, tmp_path):
-    stages = Stages(most_examples=2)
+    stages = StageCounts(most_examples=2)
     with run_context(stages=stages):
         registers()(FRAME)
     counts = stages.counts["DistributedDataClassifier"]["labels"]["registers"]

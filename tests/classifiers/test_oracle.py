@@ -6,6 +6,7 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.classifiers import FAMILIES
+from tests.loaders import LOADERS
 from tests.oracle import (
     assert_close,
     assert_labels_agree,
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [*sample_texts(12, seed=21, max_words=50), " ", "river", "river", "oven flour " * 600]
 CATEGORIES = ("domain", "multilingual-domain", "quality", "content-type")
 EDUCATION = ("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu")
-LOADERS = ("sorted", "crossfit")
 SIDES = ("left", "right")
 MODEL_KINDS = {
     "single label": {"problem_type": "single_label_classification"},

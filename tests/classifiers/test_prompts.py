@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, PromptTaskComplexityClassifier
 from gpuclassify.models.checkpoint import CheckpointError
+from tests.loaders import LOADERS
+from tests.oracle import plain_tokenizer
 from tests.replicas import sample_texts, write_checkpoint
 
 ORDER = [
@@ -35,9 +37,7 @@ def by_hand(directory, text):
     config = json.loads((directory / "config.json").read_text())
     tensors = load_file(directory / "model.safetensors")
     backbone = _backbone(directory / config["base_model"], tensors)
-    inputs = AutoTokenizer.from_pretrained(directory)(
-        text, truncation=True, max_length=512, return_tensors="pt"
-    )
+    inputs = plain_tokenizer(directory)(text, truncation=True, max_length=512, return_tensors="pt")
     with torch.no_grad():
         states = backbone(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state[0]
     pooled = states.mean(dim=0)
@@ -76,7 +76,7 @@ def _backbone(directory, tensors):
     return module
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 def test_columns_are_the_published_rules(model, texts, loader):
     classifier = PromptTaskComplexityClassifier(model=model, autocast=False, loader=loader)
     found = classifier(pd.DataFrame({"text": texts}))

@@ -14,14 +14,13 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
 )
 
 from gpuclassify import DomainClassifier, Route, classify, published
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.models.checkpoint import CheckpointError
-from tests.oracle import assert_close, probabilities, raw_outputs
+from tests.oracle import assert_close, plain_tokenizer, probabilities, raw_outputs
 from tests.replicas import sample_texts, write_celadon
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -41,7 +40,7 @@ def scored(name, model, texts=TEXTS, **settings):
 def parts(model, texts, **cut):
     """Plain transformers' outputs of each part of each text, and how many tokens each part has."""
     network = AutoModelForSequenceClassification.from_pretrained(model).eval()
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = plain_tokenizer(model)
     with torch.inference_mode():
         for text in texts:
             rows = tokenizer(text, truncation=True, return_overflowing_tokens=True, **cut)
@@ -146,8 +145,8 @@ def test_the_better_end_of_a_document_counts(sequence_classifier, name, column):
     texts = [*TEXTS, LONG[:20_000], LONG[:20_001]]
     network = AutoModelForSequenceClassification.from_pretrained(model).eval()
     cut = {"truncation": True, "max_length": 2048, "return_tensors": "pt"}
-    head = AutoTokenizer.from_pretrained(model)
-    tail = AutoTokenizer.from_pretrained(model, truncation_side="left")
+    head = plain_tokenizer(model)
+    tail = plain_tokenizer(model, truncation_side="left")
     expected = []
     for text in texts:
         ends = [head(text[:10_000], **cut)]
@@ -214,7 +213,7 @@ def test_levels_of_five_heads_on_the_first_token(tmp_path, side):
     backbone = AutoModel.from_config(AutoConfig.from_pretrained(model)).eval()
     named = {k.removeprefix("deberta."): t for k, t in tensors.items() if "deberta." in k}
     backbone.load_state_dict(named)
-    tokenizer, expected, margins = AutoTokenizer.from_pretrained(model), [], []
+    tokenizer, expected, margins = plain_tokenizer(model), [], []
     for text in TEXTS:
         inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
         with torch.inference_mode():

@@ -24,9 +24,9 @@ from gpuclassify.cluster import get_client
 from gpuclassify.cluster.client import _start_gpu
 from gpuclassify.cluster.local import PatientNanny, start
 from gpuclassify.cluster.preload import WORKER_TTL_SECONDS
-from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.workers.machine import usable_cores
 from gpuclassify.workers.nvml import Gpu, GpuSurvey, survey_gpus
-from tests.processes import search_path
+from tests.processes import local_client, search_path
 
 pytestmark = pytest.mark.slow
 
@@ -88,15 +88,23 @@ def test_a_worker_that_joins_later_is_set_up_too_and_all_end_with_the_client():
         cluster, address = client.cluster, client.scheduler.address
     assert client.status == "closed"
     assert cluster.status == Status.closed
-    host, port = address.removeprefix("tcp://").split(":")
+    host, port = address.removeprefix("tls://").split(":")
     with pytest.raises(OSError), socket.create_connection((host, int(port)), timeout=1):
         pass
     client.close()
     assert cluster.status == Status.closed
 
 
+@pytest.fixture(scope="module")
+def open_client():
+    """A client of a cluster that takes any connection."""
+    with local_client(protocol="tcp://") as client:
+        yield client
+
+
 @pytest.mark.parametrize("kind", ["address", "bare", "scheduler_file"])
-def test_a_cluster_that_was_only_connected_to_stays_open(client, tmp_path, kind):
+def test_a_cluster_that_was_only_connected_to_stays_open(open_client, tmp_path, kind):
+    client = open_client
     file, address = tmp_path / "scheduler.json", client.scheduler.address
     where = {
         "address": {"address": address},
@@ -371,3 +379,41 @@ if __name__ == "__main__":
 def test_gpu_workers_share_the_device_with_rmm_for_cudf_frames(tmp_path, settings, kind, share):
     done = run_script(tmp_path, GPU_SCRIPT.format(settings=settings, kind=kind, share=share))
     assert done.returncode == 0, done.stderr
+
+
+PROGRAM = """
+from gpuclassify.cluster import get_client
+if __name__ == "__main__":
+    with get_client("cpu", n_workers=1) as client:
+        print(client.submit(sum, [1, 2]).result())
+"""
+NO_SEMAPHORES = """
+import _multiprocessing, os
+class SemLock(_multiprocessing.SemLock):
+    def __new__(cls, *_):
+        raise OSError(38, os.strerror(38))
+_multiprocessing.SemLock = SemLock
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("", "<stdin> is no file: it was read from standard input"),
+        (
+            NO_SEMAPHORES,
+            "([Errno 38] Function not implemented). Mount /dev/shm",
+        ),
+    ],
+)
+def test_a_program_that_can_have_no_workers_is_told_why(tmp_path, start, words):
+    script = tmp_path / "script.py"
+    script.write_text(start + PROGRAM)
+    command = [sys.executable, *([str(script)] if start else ["-"])]
+    environment = os.environ | {"PYTHONPATH": search_path()}
+    with script.open() as file:
+        done = subprocess.run(
+            command, stdin=file, env=environment, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert words in done.stderr.splitlines()[-1]

@@ -12,7 +12,7 @@ from gpuclassify import DomainClassifier
 from gpuclassify.cluster import get_client
 from gpuclassify.cluster.coiled import IDLE_TIMEOUT, coiled_arguments, find_secret
 from gpuclassify.cluster.local import PatientNanny
-from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.workers.machine import usable_cores
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from gpuclassify.cluster.preload import (
     WORKER_TTL_SECONDS,
     raise_by_value,
 )
-from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.workers.machine import usable_cores
 
 pytestmark = pytest.mark.slow
 

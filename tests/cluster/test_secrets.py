@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.hub_server import HubServer
 from tests.replicas import sample_texts, write_checkpoint
 
-SERVER = runpy.run_path(str(Path(__file__).parents[1] / "hub_server.py"))
 TOKEN = "hf_plantedInManyPlaces0123456789"
 STORE_KEY = "objectStoreKeyPlantedToo9876543210"
 
@@ -80,7 +79,7 @@ if __name__ == "__main__":
         for process in processes:
             places[f"arguments of {process.pid}"] = "\\0".join(process.cmdline()).encode()
             places[f"environment of {process.pid}"] = repr(process.environ()).encode()
-        names = [job.spec.input_name, job.spec.output_name]
+        names = [job.spec.input_name, job.spec.directory.options_name]
         held = list(client.run(knows, names).values())
     places["control"] = pickle.dumps([token, store_key])
     secrets = [token.encode(), store_key.encode()]
@@ -121,11 +120,10 @@ def test_secrets_are_nowhere_but_in_the_memory_of_client_and_workers(tmp_path):
     frame = pd.DataFrame({"text": sample_texts(20, seed=1)})
     for name, rows in (("a", frame[:10]), ("b", frame[10:])):
         rows.to_parquet(folder / "in" / f"{name}.parquet")
-    with SERVER["HubServer"](tokens=[TOKEN]) as server:
-        model = SERVER["Model"](is_gated=True, readers={TOKEN})
-        server.models["acme/domains"] = model
-        files = [path for path in checkpoint.rglob("*") if path.is_file()]
-        model.commit({str(path.relative_to(checkpoint)): path.read_bytes() for path in files})
+    with HubServer(tokens=[TOKEN]) as server:
+        paths = [path for path in checkpoint.rglob("*") if path.is_file()]
+        files = {str(path.relative_to(checkpoint)): path.read_bytes() for path in paths}
+        server.add("acme/domains", files, is_gated=True, readers={TOKEN})
         done = run_job(folder, server.url)
         asked = [request for request in server.requests if request.has_token]
     assert done.returncode == 0, done.stderr[-3000:]

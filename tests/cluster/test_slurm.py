@@ -255,18 +255,52 @@ def test_a_script_for_cpus_asks_for_no_gpu_and_one_without_tls_says_nothing_of_i
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"prologue": ("export HF_TOKEN=hf_abc",)}, "there is a token"),
-        ({"arguments": ("--set", "x=hf_" + "a" * 34)}, "there is a token"),
+        ({"prologue": ("export HF_TOKEN=hf_abc",)}, "the settings contain a token"),
+        ({"arguments": ("--set", "x=hf_" + "a" * 34)}, "the settings contain a token"),
+        (
+            {"prologue": ("export AWS_SECRET_ACCESS_KEY='abc'",)},
+            "the settings contain a token or password",
+        ),
+        ({"arguments": ("--set", "PGPASSWORD=x")}, "the settings contain a token or password"),
+        ({"partition": "gpu\nrm -r x"}, "partition=.* has a line break"),
+        ({"job_extra": ("--exclusive", "--x\ncurl")}, "job_extra=.* has a line break"),
+        ({"prologue": ("module load cuda\rrm",)}, "prologue=.* has a line break"),
         ({"walltime": "2"}, "leaves no time to work"),
         ({"walltime": "soon"}, "no time limit of Slurm's"),
         ({"gpus_per_node": 2, "workers_per_node": 1}, "each GPU has one worker"),
         ({"nodes": 0}, "nodes=0"),
-        ({"certificates": "here", "tls": False}, "certificates= have no use with tls=False"),
+        ({"certificates": "here", "tls": False}, "certificates= has no effect with tls=False"),
     ],
 )
 def test_scripts_that_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         ScriptSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    "line", ["END_OF_SETTINGS", "END_OF_SETTINGS_", "$(touch ran)", "`touch ran`"]
+)
+def test_nothing_of_the_settings_becomes_a_command(tmp_path, line):
+    config = f"a: |\n{line}\ntouch ran\n$(touch ran)\n"
+    names = {
+        "python": "true; touch ran",
+        "interface": "$(touch ran)",
+        "worker_options": "$(touch ran) ';'",
+    }
+    text = sbatch_script(ScriptSettings(("in $(touch ran)",), config=config, tls=False, **names))
+    # What would run on the node: each program only says what it is given.
+    program = f"{re.escape(shlex.quote(names['python']))}"
+    text = re.sub(rf"^PYTHON={program}$", "PYTHON=report", text, flags=re.M)
+    said = "report() { printf '%s\\n' \"$@\" >> said; cat >> said; touch x; }\n"
+    quiet = (
+        'srun() { shift; shift; "$@"; }\nscontrol() { :; }\nSLURM_JOB_ID=1\nSLURM_CPUS_PER_TASK=1\n'
+    )
+    text = text.replace("until [ -s", "touch $SCHEDULER_FILE; echo > $SCHEDULER_FILE\nuntil [ -s")
+    subprocess.run(
+        ["bash", "-c", said + quiet + text], cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=60
+    )
+    assert not (tmp_path / "ran").exists()
+    assert config.rstrip() in (tmp_path / "said").read_text()
 
 
 @pytest.fixture
@@ -294,24 +328,51 @@ def test_the_command_writes_settings_into_the_script(run, tmp_path):
     assert "job.yaml" not in done.output
 
 
+LANGUAGE = ("--", "in.jsonl", "out", "--classifier", "language", "--model", "lid.bin")
+GPUS = ("--gpus-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "takes_gpus"),
+    [
+        ((*GPUS, *JOB), True),
+        ((*GPUS, *LANGUAGE[:5], "--model", "language:lid.bin", "--classifier", "domain"), True),
+        ((*GPUS, *LANGUAGE, "--backend", "cudf"), True),
+        ((*GPUS, *LANGUAGE), False),
+        ((*GPUS, *JOB, "--device", "cpu"), False),
+    ],
+)
+def test_gpus_are_asked_for_where_a_stage_can_use_one(run, words, takes_gpus):
+    done = run(*words)
+    assert ("#SBATCH --gpus-per-task=1" in done.output) == takes_gpus
+    if not takes_gpus:
+        assert done.exit_code == 2
+        told = " ".join(done.output.split())
+        assert "no stage of the job can use the GPUs of --gpus-per-node 2: leave it out" in told
+        assert "(--workers-per-node 8)" in told
+        done = run("--workers-per-node", "8", *words[2:])
+    assert done.exit_code == 0, done.output
+    assert "gpuclassify, dask, and all that the models import" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ((*JOB, "--batch-sise", "8"), "No such option"),
         ((*JOB, "--batch-sise", "8"), "Usage: slurm-script -- [OPTIONS] INPUT... OUTPUT\n"),
         ((*JOB, "--min-score", "high"), "pass a number"),
-        (("--", "in.jsonl", "out"), "classifiers must be given"),
+        (("--", "in.jsonl", "out"), "needs classifiers: pass"),
         ((*JOB, "--workers", "4"), "use --nodes"),
-        ((*JOB, "--cluster", "gpu"), "starts its own cluster"),
-        ((*JOB, "--scheduler", "tcp://a:1"), "its own scheduler"),
-        ((*JOB, "--restart"), "begin anew"),
+        ((*JOB, "--cluster", "gpu"), "starts a cluster"),
+        ((*JOB, "--scheduler", "tcp://a:1"), "starts a scheduler"),
+        ((*JOB, "--restart"), "start over"),
         ((*JOB, "--config", "job.yaml"), "before the --"),
         (("--config", "job.yaml"), "leave out the job's setting workers=4"),
         (("--config", "nowhere.yaml"), "nowhere.yaml"),
         (("--nodes", "0", *JOB), "--nodes 0"),
         (("--certificates", "nowhere", *JOB), "'nowhere' is no directory with ca.pem"),
-        (("--certificates", ".", "--no-tls", *JOB), "--certificates have no use with --no-tls"),
-        (("--", "https://me:pass@host/a.jsonl", *JOB[2:]), "has a password"),
+        (("--certificates", ".", "--no-tls", *JOB), "--certificates has no effect with --no-tls"),
+        (("--", "https://me:hunter2@host/a.jsonl", *JOB[2:]), "has a password"),
         (("--", "in.jsonl", "ftp://me:p'ss@host/out", *JOB[3:]), "the URL of ftp://host/out has"),
         (("--prologue", "export A=https://host/?sig=1", *JOB), "may be a signature"),
         (("--config", "signed.yaml"), "the URL of https://host/in.jsonl has"),
@@ -327,7 +388,7 @@ def test_wrong_jobs_are_told_before_they_wait_in_a_queue(run, tmp_path, words, t
     (tmp_path / "signed.yaml").write_text(yaml.safe_dump(signed))
     done = run(*words)
     assert done.exit_code == 2
-    assert "pass" not in done.output.replace("password", "").replace("pass a number", "")
+    assert "hunter2" not in done.output
     assert told in done.output
     assert "#SBATCH" not in done.output
 

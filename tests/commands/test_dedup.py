@@ -62,6 +62,53 @@ def test_options_are_settings(run, tmp_path, documents):
     assert f"Report: {tmp_path}/out/_report/report.html" in done.stdout
 
 
+def test_texts_are_compared_by_the_names_that_are_given(run, tmp_path):
+    texts = ["A text.", "a text", "A  text.", "another"]
+    pd.DataFrame({"url": [*"abcd"], "text": texts}).to_parquet("in.parquet")
+    call = ["in.parquet", "out", "--method", "exact", "--id-field", "url"]
+    for names, stays in [(["basic"], [0, 1, 3]), (["case", "punctuation", "white_space"], [0, 3])]:
+        options = [word for name in names for word in ("--normalize", name)]
+        done = run(*call, *options, "--restart")
+        assert done.exit_code == 0, done.output
+        kept = pd.read_parquet("out")["text"].tolist()
+        assert kept == [texts[row] for row in stays]
+    assert run(*call, "--normalize", "basic").exit_code == 2  # another job
+
+
+def test_blank_texts_are_no_group_to_look_at_but_count(run, tmp_path, documents):
+    blank = [" ", "\n\n", " " * 300, "\u3000"] * 12 + ["\t" * 250 + "Seen"] * 8
+    extra = pd.DataFrame({"url": [f"v{row}" for row in range(len(blank))], "text": blank})
+    both = pd.concat([documents, extra.assign(source="web")])
+    both.to_json(tmp_path / "in.jsonl", orient="records", lines=True)
+    done = run("in.jsonl", "out", "--method", "exact")
+    assert done.exit_code == 0, done.output
+    place = done.stdout.index("    10 documents: <b>We use cookies")
+    assert done.stdout[place:].split("\n    ")[1].startswith("8 documents: Seen")
+    assert done.stdout.count("documents of white space alone") == 1
+    assert "    48 documents of white space alone" in done.stdout
+    assert "48 documents are of white space" in (tmp_path / "out/_report/report.html").read_text()
+    found = json.loads((tmp_path / "out/_report/report.json").read_text())["deduplication"]
+    assert found["duplicates"]["blank"] == 48
+    refused = run("in.jsonl", "new", "--method", "exact", "--max-group-size", 11)
+    assert "12 documents, more than" in refused.output
+
+
+def test_each_pass_has_a_line_that_says_what_it_does(run):
+    done = run("in.jsonl", "out", "--method", "exact", "--id-field", "url")
+    lines = done.stderr.splitlines()
+    shown = [line.split(": 100% ")[0] for line in lines if ": 100% " in line]
+    assert shown == [
+        "Checking that ids tell documents apart",
+        "Computing signatures of texts",
+        "Joining documents that may be duplicates",
+        "Comparing them, and deciding which stay",
+        "Counting",
+        "Listing duplicates",
+        "Listing rows that go",
+        "Writing the documents that stay",
+    ]
+
+
 def test_json_and_going_on(run):
     call = ["in.jsonl", "out", "--method", "exact", "--id-field", "url", "--json"]
     first = json.loads(run(*call).stdout)
@@ -139,6 +186,8 @@ def test_wrong_paths_are_told_before_anything_starts(run, tmp_path, words, says)
         (["--method", "exact", "--id-field", "id"], "no column 'id'"),
         (["--method", "exact", "--max-removed-share", 3], "not from 0 to 1"),
         (["--method", "exact", "--against", ""], "path='' is not a path"),
+        (["--method", "exact", "--normalize", "lower"], "'lower' is not one of 'basic'"),
+        (["--method", "semantic", "--normalize", "basic"], "has no setting 'normalize'"),
         (["--method", "exact", "--part-size", "0"], "--part-size '0' is below 1 byte"),
     ],
 )

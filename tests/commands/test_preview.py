@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pandas as pd
+import pyarrow.json as paj
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -15,10 +16,10 @@ from gpuclassify import DomainClassifier, NemotronSafetyGuardClassifier, PromptC
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.preview import first_texts
-from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import first_rows
-from gpuclassify.questions.guards import QWEN3GUARD_HARMS
+from gpuclassify.questions.published_guards import QWEN3GUARD_HARMS
 from gpuclassify.questions.taxonomy import TAXONOMY
+from gpuclassify.stores.store import UnreadableInputError
 from tests.replicas import sample_texts, write_celadon
 from tests.replicas.chat_models import write_chat_model
 
@@ -152,12 +153,12 @@ def test_standard_input_is_json_or_plain_lines(run, given):
 @pytest.mark.parametrize(
     ("words", "given", "cure"),
     [
-        (["-", "in.jsonl"], "", "'-' is standard input, and stands alone"),
+        (["-", "in.jsonl"], "", "'-' is standard input and must be the only input"),
         (["-"], '{"text": "a"}\n{"text":\n', "standard input, line 2: "),
         (["-"], b"caf\xe9\n", "standard input is not UTF-8"),
         (["-"], '{"body": "a"}', "no text column 'text'; columns are ['body']"),
         (["nothing.jsonl"], "", "no such input: nothing.jsonl"),
-        ([], "", "a job's input must be given"),
+        ([], "", "a job needs input"),
     ],
 )
 def test_a_wrong_call_leaves_with_2(run, words, given, cure):
@@ -208,7 +209,54 @@ def test_scores_by_name_are_shown_where_there_is_nothing_else(files, tmp_path):
     assert "Not shown" not in done.stdout
 
 
-# What is read.
+# Rows of published corpora, shortened, and what of their nested columns is shown.
+CORPUS_ROWS = {
+    "fineweb": (
+        {"id": "<urn:uuid:1>", "dump": "CC-MAIN-2024-10", "language_score": 0.93, "token_count": 7},
+        {"language_score": "0.930", "token_count": "7", "dump": "CC-MAIN-2024-10"},
+    ),
+    "dolma": (
+        {"id": "a", "metadata": {"warc_url": "http://a", "spans": [[0, 5, 0.5]], "n": 1.5}},
+        {"metadata": '{"warc_url": "http://a", "spans": [[0.0, 5.0, 0.5]], "n": 1.5}'},
+    ),
+    "hplt": (
+        {"f": "w.warc", "seg_langs": ["en", "de"], "scores": [0.25, 1], "pii": [[3, 9]]},
+        {"seg_langs": "en, de", "scores": "0.250, 1.000", "pii": "[[3, 9]]"},
+    ),
+    "redpajama": (
+        {"meta": '{"url": "http://a"}', "signals": {"ccnet": 0.5, "words": 3.25}, "added": None},
+        {"meta": '{"url": "http://a"}', "signals": "ccnet 0.500, words 3.250", "added": "null"},
+    ),
+    "nemotron": (
+        {"warc": {"date": "May 2024", "labels": [{"name": "x", "score": None}]}},
+        {"warc": '{"date": "May 2024", "labels": [{"name": "x", "score": null}]}'},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("corpus", CORPUS_ROWS)
+def test_columns_are_shown_as_their_types_say(run, tmp_path, monkeypatch, corpus, kind):
+    columns, shown = CORPUS_ROWS[corpus]
+    rows = [{"text": "Stocks rose.", **columns}, {"text": "It rained."}]
+    path = tmp_path / f"in.{kind}"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if kind == "parquet":
+        pq.write_table(paj.read_json(path), path)
+    whole = run(path)
+    assert whole.exit_code == 0, whole.output
+    assert "Not shown" not in whole.stdout
+    monkeypatch.setenv("COLUMNS", "1000")
+    fields = [word for name in shown for word in ("--field", name)]
+    first = next(line for line in run(path, *fields).stdout.splitlines() if "Stocks" in line)
+    cells = [cell.strip() for cell in first.strip("│ ").split("│")]
+    assert cells[1 : 1 + len(shown)] == list(shown.values())
+    selected = json.loads(run(path, *fields, "--json").stdout.splitlines()[0])
+    assert {*selected} >= {"text", *shown}
+    assert not ({*columns} - {*shown}) & {*selected}
+
+
+# Rows of files.
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.parquet"])

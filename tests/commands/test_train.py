@@ -39,7 +39,7 @@ def test_a_head_is_trained_on_files(run, annotated, tmp_path):
     head = Head.load("head")
     assert str(head.evaluation) in done.output
     held_out = head.record["data"]["test"]
-    assert f"{held_out} are too few to judge by: figures are by cross-validation" in done.output
+    assert f"{held_out} texts are too few for an evaluation" in done.output
     assert "5 rows without a text or a label left out" in done.output
     assert "Page: head/evaluation.html" in done.output
     assert (tmp_path / "head/evaluation.html").exists()
@@ -52,6 +52,13 @@ def test_a_head_is_trained_on_files(run, annotated, tmp_path):
     done = run("annotated.jsonl", "head", *options, "--workers", 1, "--json")
     assert json.loads(done.stdout)["summary"] == head.evaluation.summary
 
+    more = ("--class-weight", "sport=3", "--class-weight", "money=2", "--validation")
+    done = run("annotated.jsonl", "head", *options, "--workers", 1, *more, "annotated.jsonl")
+    assert done.exit_code == 0, done.output
+    record = Head.load("head").record
+    assert record["settings"]["class_weight"] == {"sport": 3.0, "money": 2.0}
+    assert record["data"]["validation"] == 235
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -63,6 +70,8 @@ def test_a_head_is_trained_on_files(run, annotated, tmp_path):
         (("annotated.jsonl", "bert", "--kind", "pooler"), "bert holds another model"),
         (("annotated.jsonl", "head", "--label-field", "tpoic"), "tpoic"),
         (("annotated.jsonl", "head", "--kind", "svm"), "'svm' is not one of"),
+        (("annotated.jsonl", "head", "--class-weight", "spam"), "LABEL=NUMBER"),
+        (("annotated.jsonl", "head", "--validation", "none.jsonl"), "none.jsonl"),
     ],
 )
 def test_a_wrong_call_starts_nothing(run, tmp_path, arguments, message):

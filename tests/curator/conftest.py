@@ -14,14 +14,21 @@ from tests.replicas import safety_template, sample_texts
 
 TEXTS = [*sample_texts(120, seed=11, max_words=40), "", "天気がいい 🙂"]
 FRAME = pd.DataFrame({"text": pd.array(TEXTS, "str"), "id": range(len(TEXTS))})
+SMALL_MODELS = (
+    *("domain", "multilingual-domain", "quality", "content-type", "prompt-task-complexity"),
+    *("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu"),
+)
 # What a machine without the library or the device has in its place.
 ELSEWHERE = {
     '"cudf"': '"cudf"' if importlib.util.find_spec("cudf") else '"pandas"',
+    '"gpu"': '"gpu"' if torch.cuda.is_available() else '"cpu"',
+    "import cudf": "import cudf" if importlib.util.find_spec("cudf") else "import pandas",
     '"cuda"': '"cuda"' if torch.cuda.is_available() else '"cpu"',
 }
 IMPORTS = (
     (r"from (nemo_curator\.classifiers\.base|crossfit[\w.]*) import", "curator.crossfit"),
     (r"from nemo_curator[\w.]* import", "curator"),
+    (r"import nemo_curator", "curator"),
 )
 
 
@@ -37,7 +44,9 @@ def run_script(tmp_path, monkeypatch):
         for folder in re.findall(r'"(\w+)/\*\.jsonl"', script):
             write_input(tmp_path / folder)
         for pattern, module in IMPORTS:
-            script = re.sub(pattern, f"from gpuclassify.{module} import", script)
+            whole = "import gpuclassify.curator as nemo_curator"
+            lines = whole if pattern.startswith("import") else f"from gpuclassify.{module} import"
+            script = re.sub(pattern, lines, script)
         for old, new in (ELSEWHERE | (edits or {})).items():
             script = script.replace(old, str(new))
         scope = {"__name__": "__main__", **names}
@@ -64,10 +73,13 @@ def read_output(folder):
 @pytest.fixture
 def small_models(monkeypatch, checkpoint, safety_models):
     """Classifiers whose default models are small copies, and the prompt that those know."""
-    folders = {name: checkpoint(name) for name in ("domain", "quality", "fineweb-mixtral-edu")}
-    folders["aegis"] = safety_models.defensive
-    for name, folder in folders.items():
-        monkeypatch.setitem(FAMILIES[name].defaults, "model", str(folder))
+    for name in SMALL_MODELS:
+        monkeypatch.setitem(FAMILIES[name].defaults, "model", str(checkpoint(name)))
+    monkeypatch.setitem(FAMILIES["aegis"].defaults, "model", str(safety_models.defensive))
+    guard = FAMILIES["instruction-data-guard"].defaults
+    monkeypatch.setitem(guard, "model", str(safety_models.guard))
+    monkeypatch.setitem(guard, "adapter", str(safety_models.defensive))
+    monkeypatch.setitem(guard, "base_model", str(safety_models.base))
     digest = hashlib.sha256(safety_template().encode()).hexdigest()
     monkeypatch.setitem(FAMILIES["aegis"].defaults, "template_digest", digest)
     monkeypatch.setitem(FAMILIES["aegis"].defaults, "base_model", str(safety_models.base))

@@ -1,10 +1,15 @@
 """The Dask generation's scripts run with other imports and give what our own calls give."""
 
+import argparse
+
 import pandas as pd
 import pytest
 
 import gpuclassify
 from gpuclassify import ToBackend, cluster, curator
+from gpuclassify.cluster.sizing import gpu_cluster_options
+from gpuclassify.curator import scripts
+from gpuclassify.workers.nvml import GpuSurvey
 from tests.curator.conftest import FRAME, read_output
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -110,10 +115,45 @@ def test_clients_are_asked_for_by_the_older_options(monkeypatch):
     with pytest.warns(UserWarning, match="set_torch_to_use_rmm=True has no effect"):
         curator.get_client(scheduler_address="tcp://a:1", set_torch_to_use_rmm=True)
     curator.get_client(cluster_type="gpu", rmm_pool_size="1GB", enable_spilling=True)
+    parser = curator.ArgumentHelper(argparse.ArgumentParser())
+    parser.add_distributed_classifier_cluster_args()
+    args = parser.parser.parse_args(["--n-workers", "3", "--enable-spilling"])
+    for device in ("cpu", "gpu"):
+        args.device = device
+        curator.get_client(**curator.ArgumentHelper.parse_client_args(args))
     assert calls == [
-        ("cpu", {"address": "tcp://a:1"}),
+        ("auto", {"address": "tcp://a:1"}),
         ("gpu", {"rmm_pool_size": "1GB", "enable_cudf_spill": True}),
+        ("cpu", {"n_workers": 3, "threads_per_worker": 1}),
+        ("gpu", {"rmm_pool_size": "512MB", "enable_cudf_spill": True, "protocol": "tcp"}),
     ]
+    gpu_cluster_options({"protocol": "tcp"}, rmm_pool_size="512MB", enable_cudf_spill=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible", "expected"),
+    [
+        ({}, 0, []),
+        ({}, 1, []),
+        ({}, 2, [("gpu", {"n_workers": 2})]),
+        ({"num_gpus": 1}, 4, []),
+        ({"num_gpus": 4}, 1, [("gpu", {"n_workers": 4})]),
+    ],
+)
+def test_a_client_of_ray_starts_workers_where_several_are_wanted(
+    monkeypatch, asked, visible, expected
+):
+    calls = []
+    monkeypatch.setattr(scripts, "survey_gpus", lambda: GpuSurvey((None,) * visible))
+    monkeypatch.setattr(
+        cluster, "get_client", lambda kind, **options: calls.append((kind, options))
+    )
+    client = curator.RayClient(**asked)
+    client.start()
+    client.stop()
+    assert calls == expected
+    with pytest.warns(UserWarning, match="'num_cpus': 64} has no effect"):
+        curator.RayClient(num_cpus=64, num_gpus=2)
 
 
 def test_a_dataset_is_written_and_read_again(run_script, tmp_path):

@@ -1,5 +1,7 @@
 """The scripts of 1.x run with other imports and give what our own calls give."""
 
+import operator
+
 import pytest
 
 from gpuclassify import DomainClassifier, QualityClassifier, curator
@@ -96,12 +98,18 @@ def test_what_runs_no_job_is_refused_with_the_cure(pipeline):
     ("call", "arguments", "message"),
     [
         (curator.JsonlReader, {"read_kwargs": {"dtype": {}}}, r"\['dtype'\] are arguments of pand"),
-        (curator.JsonlReader, {"_generate_ids": True}, "_generate_ids=True has no effect"),
-        (curator.ParquetReader, {"task_type": "image"}, "task_type='image' has no effect"),
-        (curator.JsonlWriter, {"mode": "overwrite"}, r"run\(restart=True\)"),
+        (curator.JsonlReader, {"read_kwargs": {"lines": False}}, "leave lines=False out$"),
+        (curator.JsonlReader, {"read_kwargs": {"nrows": 5}}, "leave nrows=5 out"),
+        (curator.ParquetReader, {"read_kwargs": {"columns": ["a"]}}, "pass fields= of the reader"),
+        (curator.JsonlWriter, {"write_kwargs": {"orient": "split"}}, "leave orient='split' out"),
+        (curator.JsonlWriter, {"write_kwargs": {"force_ascii": True}}, "force_ascii=True out"),
+        (curator.JsonlWriter, {"write_kwargs": {"compression": "gzip"}}, "compression= of the wr"),
+        (curator.ParquetWriter, {"write_kwargs": {"index": False}}, "leave index=False out"),
+        (curator.DocumentDataset.read_json, {"read_kwargs": {"encoding": "latin-1"}}, "latin-1"),
+        (curator.JsonlReader, {"_generate_ids": True}, "_generate_ids=True is not supported"),
+        (curator.ParquetReader, {"task_type": "image"}, "task_type='image' is not supported"),
         (curator.ParquetWriter, {"fields": ["id"]}, "add a stage"),
-        (curator.DocumentDataset(FRAME).to_json, {"write_to_filename": True}, "a part is a"),
-        (curator.DocumentDataset.read_json, {"add_filename": True}, "has no effect"),
+        (curator.DocumentDataset.read_json, {"input_meta": {"a": "str"}}, "types= of JsonlReader"),
         (curator.TokenizerStage, {"transformers_init_kwargs": {"a": 1}}, "save the tokenizer as"),
         (lambda _: curator.XennaExecutor({"ignore_failures": True}), {}, 'on_error="quarantine"'),
     ],
@@ -111,7 +119,31 @@ def test_arguments_that_would_change_the_result_are_refused(call, arguments, mes
         call("folder", **arguments)
 
 
-def test_an_argument_that_only_changes_parts_is_warned_of():
-    with pytest.warns(UserWarning, match="files_per_partition=2 has no effect") as caught:
-        curator.JsonlReader("folder", files_per_partition=2)
-    assert len(caught) == 1
+def test_arguments_of_pandas_that_change_nothing_pass():
+    said = {"lines": True, "orient": "records", "encoding": "utf-8", "storage_options": {"anon": 1}}
+    assert curator.JsonlReader("in", read_kwargs=said).storage_options == {"anon": 1}
+    said = {"lines": True, "orient": "records", "force_ascii": False}
+    assert curator.JsonlWriter("out", write_kwargs=said).storage_options == {}
+
+
+def test_a_writer_begins_anew_where_it_is_told_to(run_script, tmp_path):
+    run_script('"folder/*.jsonl"')
+    reader = curator.JsonlReader(file_paths="folder")
+    for mode, fields in (("overwrite", ["id"]), ("overwrite", ["text", "id"])):
+        chosen = operator.itemgetter(fields)
+        writer = curator.JsonlWriter("out", mode=mode)
+        results = curator.Pipeline("p", stages=[reader, chosen, writer]).run()
+        assert read_output(tmp_path / "out").columns.tolist() == fields
+        assert [task.data for task in results] == [[file] for file in results.files]
+    with pytest.raises(ValueError, match="mode='append'"):
+        curator.JsonlWriter("out", mode="append")
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1, 5), (2, 3), (5, 1), (None, 5)])
+def test_files_per_partition_counts(tmp_path, most, parts):
+    for number in range(5):
+        FRAME.to_json(tmp_path / f"{number}.jsonl", orient="records", lines=True)
+    reader = curator.JsonlReader(str(tmp_path), files_per_partition=most)
+    assert len(reader.find_parts().parts) == parts
+    frame = curator.DocumentDataset.read_json(str(tmp_path), files_per_partition=most).df
+    assert frame["id"].compute().tolist() == FRAME["id"].tolist() * 5

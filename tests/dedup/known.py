@@ -80,8 +80,10 @@ def make_corpus():
     return frame
 
 
-SCRIPTS = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar")
-ALONE = "".join(rf"\p{{Script={script}}}" for script in SCRIPTS)
+SCRIPTS = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Yi")
+SCRIPTS += ("Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom", "Javanese", "Balinese")
+SCRIPTS += ("Batak", "Buginese", "Bopomofo", "Tangut", "Khitan_Small_Script", "Nushu")
+ALONE = "".join(rf"\p{{Script={script}}}" for script in SCRIPTS) + r"\p{Emoji_Presentation}"
 GAP = r"\s\x1c-\x1f" + re.escape(string.punctuation)
 TOKEN = regex.compile(f"[{ALONE}]|[^{GAP}{ALONE}]+")
 

@@ -1,6 +1,9 @@
 """What exact and fuzzy deduplication have in common, on pandas frames and Dask frames of them."""
 
 import importlib.util
+import itertools
+from datetime import date
+from decimal import Decimal
 
 import dask
 import dask.dataframe as dd
@@ -76,6 +79,43 @@ def test_positions_name_documents_without_ids(way, corpus):
     kept = duplicates.remove(frame).compute()
     pd.testing.assert_frame_equal(kept, remove_duplicates(frame, duplicates(frame)).compute())
     assert len(kept) == len(corpus) - (~found["keep"]).sum()
+
+
+OTHERS = {
+    "fewer": lambda frame: frame.repartition(npartitions=2),
+    "more": lambda frame: frame.repartition(npartitions=7),
+    "one less": lambda frame: frame.partitions[1:],
+    "one more": lambda frame: dd.concat([frame.partitions[0], frame]),
+    "filtered": lambda frame: frame[frame["quality"] > 0.3],
+    "plain": lambda frame: frame.compute(),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_positions_in_other_partitions_are_refused(other, corpus, tmp_path):
+    frame = dd.from_pandas(corpus.drop(columns="id"), npartitions=4)
+    listed = ExactDuplicates()(frame)
+    listed.to_parquet(tmp_path)
+    for given in (listed, dd.read_parquet(tmp_path)):
+        kept = remove_duplicates(frame, given).compute()
+        pd.testing.assert_frame_equal(kept, ExactDuplicates().remove(frame).compute())
+        dataset = other(frame)
+        given = given if dask.is_dask_collection(dataset) else given.compute()
+        with pytest.raises(
+            ValueError, match=r"by position in 4 partitions, .* with its partitions"
+        ):
+            dask.compute(remove_duplicates(dataset, given))
+
+
+def test_ids_are_not_taken_for_positions():
+    frame = pd.DataFrame({"id": [2, 0, 1], "text": ["a", "b", "a"]})
+    listed = ExactDuplicates()(frame)
+    with pytest.raises(ValueError, match=r"the frame does not have: .* 'partitions' is missing"):
+        remove_duplicates(frame.drop(columns="id"), listed)
+    positions = ExactDuplicates()(frame.drop(columns="id"))
+    assert remove_duplicates(frame, positions)["id"].tolist() == [2, 0]
+    with pytest.raises(ValueError, match="'partitions' is a column of the result"):
+        ExactDuplicates(id_field="partitions")
 
 
 def test_small_files_keep_their_partitions(tmp_path, corpus):
@@ -184,6 +224,94 @@ def test_duplicates_are_found_within_a_source(way, corpus):
     frame = pd.DataFrame({"id": range(4), "text": "one and the same text " * 20, "year": years})
     found = way(id_field="id", by="year")(dd.from_pandas(frame, npartitions=2))
     assert sorted(found.compute()["id"]) == [0, 3]
+
+
+DAYS = ["2020-01-01", "2021-01-01", "NaT"]
+# The same two values and then null or another one, in two types.
+TYPES = {
+    "null makes fractions": ([1, 2, 3], [1.0, 2.0, None]),
+    "nullable": (pd.array([1, 2, None], "Int64"), np.array([1, 2, 3], "int32")),
+    "negative widths": (np.array([-1, -2, 3], "int8"), np.array([-1, -2, 3], "int64")),
+    "no sign": (np.array([1, 2**62 + 1, 3], "uint64"), np.array([1, 2**62 + 1, 3], "int64")),
+    "decimals": (
+        pd.array([Decimal("1.50"), Decimal("2"), None], pd.ArrowDtype(pa.decimal128(9, 2))),
+        [1.5, 2, 3],
+    ),
+    "single": (np.array([0.5, -0.0, 3], "float32"), pd.array([0.5, 0, None], "Float64")),
+    "bool": ([True, False, True], pd.array([True, False, None], "boolean")),
+    "time units": (np.array(DAYS, "datetime64[ns]"), np.array(DAYS, "datetime64[s]")),
+    "days": (
+        pd.array([date(2020, 1, 1), date(2021, 1, 1), None], pd.ArrowDtype(pa.date32())),
+        np.array(DAYS, "datetime64[ms]"),
+    ),
+    "zones": (
+        pd.DatetimeIndex(DAYS, tz="UTC"),
+        pd.DatetimeIndex(DAYS, tz="UTC").tz_convert("Asia/Tokyo"),
+    ),
+    "durations": (np.array([1, 2, 3], "timedelta64[s]"), np.array([1000, 2000, 5], "m8[ms]")),
+    "categories": (pd.Categorical(["b", "a", "c"]), ["b", "a", None]),
+    "dictionary": (
+        pd.array(["b", "a", "c"], pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))),
+        pd.Series(["b", "a", "c"], dtype=object),
+    ),
+}
+
+
+def beside_types(pair):
+    """A frame of documents with a text each, and one of their copies beside values of `pair`."""
+    texts = [f"{word} and nothing else. " * 20 for word in ("sun", "moon", "stars")]
+    ours, theirs = (pd.DataFrame({"text": texts, "of": pd.Series(own)}) for own in pair)
+    return ours.assign(id=range(3)), theirs.iloc[:2].assign(id=range(3, 5))
+
+
+@pytest.mark.parametrize("pair", TYPES.values(), ids=TYPES)
+def test_within_an_earlier_corpus_values_are_compared_and_not_the_bits_that_hold_them(pair):
+    ways = FINDERS if pair is TYPES["null makes fractions"] else ["exact"]
+    for way, (one, other) in itertools.product(ways, (pair, pair[::-1])):
+        duplicates, (ours, theirs) = FINDERS[way](by="of"), beside_types((one, other))
+        assert duplicates.remove(ours, against=theirs)["id"].tolist() == [2]
+        swapped = theirs.assign(of=theirs["of"].array[::-1])
+        assert len(duplicates.remove(ours, against=swapped)) == 3
+
+
+@pytest.mark.parametrize("pair", TYPES.values(), ids=TYPES)
+def test_partitions_of_other_types_hold_the_same_sources(pair):
+    """As Dask reads a column of integers, with null in one partition alone."""
+    parts = [frame.iloc[:2] for frame in beside_types(pair)]
+    frame = dd.from_map(lambda number: parts[number], [0, 1], meta=parts[0].iloc[:0])
+    found = ExactDuplicates(by="of", id_field="id").summarize(frame)
+    assert sorted(found.sources.values()) == [(2, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([1, 2, 3], ["1", "2", "3"]),
+        ([True, False, True], [1, 0, 1]),
+        (DAYS, np.array(DAYS, "datetime64[s]")),
+        (np.array(DAYS, "datetime64[s]"), pd.DatetimeIndex(DAYS, tz="UTC")),
+        (np.array([1, 2, 3], "timedelta64[s]"), [1, 2, 3]),
+    ],
+)
+def test_values_that_are_never_equal_are_refused(ours, theirs):
+    frame, earlier = beside_types((ours, theirs))
+    with pytest.raises(TypeError, match=r"'of' holds .* here and .* earlier corpus: convert one"):
+        ExactDuplicates(by="of").remove(frame, against=earlier)
+
+
+def test_ids_that_another_type_would_round_are_refused():
+    ours, theirs = (pd.DataFrame({"id": [2**60 + 1], "text": ["a"]}) for _ in range(2))
+    theirs = theirs.astype({"id": "uint64"})
+    with pytest.raises(TypeError, match="'id' holds int64 here and uint64 in the earlier corpus"):
+        ExactDuplicates(id_field="id").remove(ours, against=theirs)
+    assert ExactDuplicates()(ours, against=theirs)["position"].tolist() == [1 << 40, 0]
+
+
+@pytest.mark.parametrize("ids", [[2.5, 1.0], [2**32 + 2, 1], [None, 1.0]], ids=str)
+def test_an_id_that_no_document_has_removes_none(ids):
+    frame = pd.DataFrame({"id": np.array([1, 2, 3], "int32"), "text": ["a", "b", "c"]})
+    listed = pd.DataFrame({"id": ids, "keep": False})
+    assert remove_duplicates(frame, listed)["id"].tolist() == [2, 3]
 
 
 @WAYS
@@ -385,8 +513,10 @@ def test_older_spellings():
         bands_per_iteration=3,
         verify=False,
         min_similarity=0.7,
+        compare_by="characters",
     )
     assert ExactDuplicates(hash_method="md5", id_field="x") == ExactDuplicates(id_field="x")
+    assert FuzzyDuplicates(false_positive_check=True, compare_by="words") == FuzzyDuplicates()
     with pytest.raises(TypeError, match="nothing is removed by finding"):
         ExactDuplicates(perform_removal=True)
     with pytest.raises(TypeError, match="Deduplicate reads and writes files"):

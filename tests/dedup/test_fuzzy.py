@@ -189,6 +189,53 @@ def test_so_many_pairs_are_found_as_the_formula_says(bands, rows, pairs):
         assert abs(found[inside].sum() - expected[inside].sum()) <= 3.5 * spread + 0.5
 
 
+CURATOR = {"num_buckets": 50, "hashes_per_bucket": 5, "char_ngrams": WIDTH}  # miss none of these
+
+
+@pytest.mark.parametrize("script", ["words", "han"])
+@pytest.mark.parametrize(
+    "options",
+    [{"jaccard_threshold": 0.8}, {"false_positive_check": True}, {"compare_by": "characters"}],
+    ids="-".join,
+)
+def test_with_curators_arguments_goes_what_is_as_similar_in_characters(options, script):
+    """Jaccard similarity of the character n-grams, by sets of Python."""
+    random_ = random.Random(7)
+    texts = []
+    for number in range(150):
+        text = make_text(random_, 300)
+        if script == "han":
+            text = "".join(chr(0x4E00 + random_.randrange(5000)) for _ in range(1000))
+        places = random_.sample(range(0, len(text), 40), number % 15)
+        changed = [*text]
+        for place in places:
+            changed[place] = "X"
+        texts += [text, "".join(changed)]
+    grams = [{text[at : at + WIDTH] for at in range(len(text) - WIDTH + 1)} for text in texts]
+    pairs = zip(grams[::2], grams[1::2], strict=True)
+    similarity = np.array([len(a & b) / len(a | b) for a, b in pairs])
+    assert ((similarity > 0.65) & (similarity < 0.8)).sum() > 20
+
+    frame = pd.DataFrame({"id": range(len(texts)), "text": texts})
+    found = FuzzyDuplicates(id_field="id", **CURATOR, **options)(frame)
+    assert sorted(found["group"].unique() // 2) == np.flatnonzero(similarity >= 0.8).tolist()
+    gone = found[~found["keep"]]
+    assert (gone["similarity"] == similarity[gone["id"] // 2].astype(np.float32)).all()
+
+
+def test_groups_are_verified_some_at_a_time_as_all_at_once(monkeypatch):
+    random_ = random.Random(3)
+    texts = [make_text(random_, 50) for _ in range(40)]
+    texts += [edit(random_, text, 0.05) for text in texts * 3]
+    frame = pd.DataFrame({"id": range(len(texts)), "text": texts})
+    fuzzy = FuzzyDuplicates(id_field="id", bands=60, rows=2, min_similarity=0.7)
+    at_once = fuzzy(frame)
+    assert 20 < at_once["group"].nunique() < 40
+    for limit in (1, 1_000, 5_000):
+        monkeypatch.setattr("gpuclassify.dedup.groups.VERIFIED_BYTES", limit)
+        pd.testing.assert_frame_equal(fuzzy(frame), at_once)
+
+
 def test_recall_in_words_is_as_the_guide_tells():
     """By the similarity that decides: an edit changes more 24-grams of characters than of words."""
     random_ = random.Random(5)

@@ -59,6 +59,8 @@ TEXTS = [
     "ภาษาไทย ลาวລາວ ខ្មែរ မြန်မာ",
     "한국어 문장 하나 한국어",
     "𠀀𠀁🦄𠀂 🦄🦄 𠀀𠀁🦄",
+    "བོད་སྐད། ꆈꌠꁱꂷ ᥖᥭᥰ ᦑᦺ ᨲᩫ᩠ᩅ ꪼꪕ 𑜒𑜑𑜪 ꦗꦮ ᬩᬮᬶ ᯅᯖᯂ᯲ ᨅᨔ ㄅㄆㄇ 𗀀𗀁 𘬀𘬁 𛅰𛅱",
+    "🦄🚀🚀 🚀🦄 a🚀b ⭐⌛✅",
     "nul\0byte nul",
     "\ufffd \U0010ffff",
 ]
@@ -75,6 +77,52 @@ def test_sets_are_those_of_plain_python(n):
 )
 def test_sets_of_random_texts(texts, n):
     assert_same_sets(texts, n)
+
+
+@pytest.mark.parametrize(
+    "alphabet", ["ཀཁགངཅཆ", "ꀀꀁꀂꀃꀄ", "ᨠᨡᨢᨣᨤ", "ꦏꦐꦑꦒꦓ", "😀😁😂🤣😃", "ᦀᦁᦂᦃᦄ"]
+)
+def test_texts_without_spaces_are_near_duplicates_by_their_characters(alphabet):
+    letters = np.random.default_rng(1).choice([*alphabet], size=400)
+    changed = [*letters[:200], alphabet[0] * 2, *letters[202:]]
+    kept, similarity, _ = match(["".join(letters), "".join(changed)], threshold=0.5)
+    assert kept.tolist() == [0, 0] and similarity[1] > 0.9
+
+
+def characters_of(text, n):
+    """A text's n-grams of characters, or the text itself if it has fewer."""
+    return {text[first : first + n] for first in range(max(len(text) - n, 0) + 1)}
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 24])
+def test_sets_of_characters_are_those_of_plain_python(n):
+    texts = [*filter(None, TEXTS), "abcd" * 1000, "東京" * 13, "é" * 24, "e" * 24]
+    sets = ngram_sets(pa.array(texts, pa.large_string()), n, by_characters=True)
+    found, expected = hashes_of(sets), [characters_of(text, n) for text in texts]
+    assert [*map(len, found)] == [*map(len, expected)]
+    for hashes, ngrams in zip(found, expected, strict=True):
+        for others, other_ngrams in zip(found, expected, strict=True):
+            assert len(np.intersect1d(hashes, others)) == len(ngrams & other_ngrams)
+
+
+# Of libcudf's tests and documentation of `jaccard_index`, for five characters.
+LIBCUDF = [
+    ("the quick brown fox", "the slowest brown cat", 0.103448279),
+    ("jumped over the lazy dog.", "crawled under the jumping fox", 0.0697674453),
+    ("brown fox", "brown cat", 0.25),
+    ("jumps over dog", "jumps on fox", 0.2),
+    ("the brown dog", "the black cat", 0.058824),
+    ("jumped about", "jumped around", 0.307692),
+]
+
+
+@pytest.mark.parametrize(("text", "other", "similarity"), LIBCUDF)
+def test_similarity_by_characters_is_libcudfs(text, other, similarity):
+    sets = ngram_sets(pa.array([text, other], pa.large_string()), 5, by_characters=True)
+    found = match_groups(
+        sets, np.array([0, 2]), np.zeros(2, bool), threshold=0.01, measure="jaccard"
+    )
+    assert found.similarity[1] == pytest.approx(similarity, rel=1e-5)
 
 
 def test_slices_and_empty_texts():

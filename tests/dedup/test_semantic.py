@@ -102,7 +102,7 @@ def same(found, want):
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(0, 60),
     staying=st.integers(0, 60),
-    threshold=st.floats(0.5, 1),
+    threshold=st.floats(0.5, 1) | st.just(0),
     spread=st.sampled_from([0.0, 0.05, 0.2]),
 )
 def test_what_goes_has_a_survivor_and_it_is_the_most_similar_one(
@@ -135,6 +135,15 @@ def test_several_blocks_give_what_brute_force_gives(staying):
     for found in (match(vectors, staying, 0.96), match(vectors, staying, 0.96, BLOCK_ROWS * 16)):
         np.testing.assert_array_equal(found[0], want)  # of more survivors than a product holds, too
     assert 500 < (want != np.arange(len(want))).sum() < 2000
+
+
+@pytest.mark.parametrize("count", [1, 2, 40, BLOCK_ROWS + 7])
+def test_a_threshold_of_nothing_keeps_what_points_away(count):
+    vectors = normalized(np.random.default_rng(6).normal(size=(count, 4)))
+    kept, _ = match(vectors, 0, 0.0)
+    np.testing.assert_array_equal(kept, brute_force(vectors, 0.0))
+    found = SemanticDuplicates(embedding_field="vector", threshold=0.0)(embedded(vectors))
+    assert len(found) == 0 if count == 1 else found["keep"].sum() < count
 
 
 def test_equal_vectors_are_similar_at_a_threshold_of_one():
@@ -434,6 +443,6 @@ def test_older_spellings_are_todays_settings(older, today):
     assert SemanticDuplicates(**older) == SemanticDuplicates(**today)
 
 
-def test_the_published_choice_of_what_stays_is_warned_of():
-    with pytest.warns(UserWarning, match="which_to_keep='hard' has no effect.*keep_by="):
+def test_the_published_choice_of_what_stays_is_refused():
+    with pytest.raises(TypeError, match="which_to_keep='hard' is not supported: keep_by="):
         SemanticDuplicates(embedding_field="embedding", which_to_keep="hard")

@@ -168,7 +168,7 @@ def test_preview_plan_and_classify_take_fasttext_beside_networks(
     first, second = told["classifiers"]
     assert (first["limit_tokens"], second["limit_tokens"]) == (None, 512)
     assert first["weights_bytes"] == path.stat().st_size
-    assert first["tokens"]["value"] == pytest.approx(25 * (2 + 3 + 2))
+    assert first["tokens"] == pytest.approx(25 * (2 + 3 + 2))
     assert "no limit" in run(plan, source, "--classifier", "language", "--model", path)
     options = ["--set", "score_label=__label__hq", "--score-field", "hq", "--min-score", "0.5"]
     options += ["--classifier", "fasttext", "--model", path, "--cluster", "cpu", "--json"]

@@ -3,9 +3,14 @@
 import contextlib
 import os
 import signal
+import sys
+import tempfile
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -121,16 +126,40 @@ def test_sockets_have_short_paths_that_nobody_else_can_enter(model, monkeypatch,
     long.mkdir()
     monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(long))
     assert HostClient(model, "r").predict(["buy"], 1)[0].shape == (1, 1)
-    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
-    (tmp_path / f"gpuclassify-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(PermissionError, match="open to other users"):
-        HostClient(model, "r").warm_up()
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # whatever the user's name is
+        monkeypatch.setattr(host.tempfile, "gettempdir", lambda: short)
+        folder = Path(short, f"gpuclassify-{os.getuid()}")
+        folder.mkdir()
+        folder.chmod(0o755)  # whatever the umask is
+        with pytest.raises(PermissionError, match="open to other users"):
+            HostClient(model, "r").warm_up()
 
 
 def test_without_the_library_the_message_names_what_to_install(model, monkeypatch):
     monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"gpuclassify\[fasttext\]"):
         FastTextClassifier(model=model)(pd.DataFrame({"text": ["buy"]}))
+
+
+def test_a_library_that_only_predicts_does_as_well(model, monkeypatch):
+    """As fasttext-predict does: no labels of a model, and of several texts no probabilities."""
+    import fasttext
+
+    class Model:
+        def __init__(self, path):
+            self.whole = fasttext.load_model(path)
+
+        def predict(self, text, k):
+            assert isinstance(text, str)
+            return self.whole.predict(text, k=k)
+
+    texts = ["buy now", "", "gene protein"]
+    ids, probabilities = host.load(str(model))(texts, 2)
+    only_predicts = types.SimpleNamespace(load_model=Model)
+    monkeypatch.setitem(sys.modules, "fasttext", only_predicts)
+    again = host.load(str(model))(texts, 2)
+    assert (again[0] == ids).all()
+    np.testing.assert_array_equal(again[1], probabilities)
 
 
 def test_a_fork_has_connections_of_its_own(model, run_python):

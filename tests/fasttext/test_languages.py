@@ -36,3 +36,25 @@ def test_a_language_by_another_name_is_refused_with_the_models_own(fasttext_mode
     with pytest.raises(ValueError, match=r"no language 'de' in .* calls it 'deu_Latn', so pass"):
         large.check(FRAME)
     assert LanguageIdentifier().options.model == "cis-lmu/glotlid"
+
+
+def test_capitals_have_the_language_of_small_letters(real_model):
+    sentences = {
+        "de": "Der Zug fährt heute nicht,\nweil es sehr viel geschneit hat.",
+        "fr": "Le train ne circule pas aujourd'hui, parce qu'il a beaucoup neigé.",
+        "es": "El tren no circula hoy porque ha nevado mucho durante la noche.",
+        "it": "Il treno oggi non parte perché ha nevicato molto durante la notte.",
+        "pl": "Pociąg dzisiaj nie jedzie, ponieważ spadło bardzo dużo śniegu.",
+        "ru": "Поезд сегодня не идёт, потому что выпало очень много снега.",
+        "en": "The train does not run today because it has snowed a lot.",
+        "nl": "De trein rijdt vandaag niet omdat het heel veel gesneeuwd heeft.",
+    }
+    frame = pd.DataFrame({"text": [text.upper() for text in sentences.values()]})
+    plain = LanguageIdentifier(model=real_model)(frame)["language"]
+    assert (plain != [*sentences]).sum() > 2  # so that the test can fail
+    found = LanguageIdentifier(model=real_model, preprocess="lower")(frame)
+    assert found["language"].tolist() == [*sentences]
+    model = fasttext.load_model(str(real_model))
+    for text, share in zip(frame["text"], found["language_confidence"], strict=True):
+        _, shares = model.predict(text.replace("\n", " ").lower())
+        assert share == pytest.approx(shares[0], abs=1e-6)

@@ -1,5 +1,7 @@
 """Labels and probabilities are those of fastText itself, of a file of each kind and a real one."""
 
+import re
+
 import fasttext
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ from tests.fasttext_models import KINDS, TEXTS
 from tests.replicas import sample_texts
 
 TOLERANCE = 1e-6  # of a probability
+SEPARATORS = re.compile("[ \n\r\t\v\f\0]")  # of words, for the library
 
 
 def documents(texts):
@@ -17,9 +20,13 @@ def documents(texts):
 
 
 def answers(path, texts, k):
-    """What the library gives for one text after the other, and all labels."""
+    """What the library gives for one text after the other, and all labels.
+
+    Of a text's words it gets all but that which ends a line, behind which it reads nothing.
+    """
     model = fasttext.load_model(str(path))
-    found = [model.predict(text.replace("\n", " "), k=k) for text in texts]
+    words = [[word for word in SEPARATORS.split(text) if word != "</s>"] for text in texts]
+    found = [model.predict(" ".join(own), k=k) for own in words]
     return found, model.get_labels()
 
 
@@ -52,6 +59,20 @@ def test_a_score_is_the_labels_own_whichever_label_is_first(fasttext_model, kind
     by_name = [dict(zip(*answer, strict=True)).get(name, 0.0) for answer in expected]
     np.testing.assert_allclose(found["hq"], by_name, rtol=0, atol=TOLERANCE)
     assert (found["fasttext_pred"] != name).any()
+
+
+@pytest.mark.parametrize("ends", ["</s>", "</s> </s>", "\t</s>\r\n</s>\0", "</s>\n"])
+def test_a_text_is_read_beyond_the_word_that_ends_a_line(fasttext_model, ends):
+    path = fasttext_model("words")
+    texts = [f"{ends} theorem proof", f"click buy {ends} theorem proof lemma integral {ends}"]
+    plain = ["theorem proof", "click buy theorem proof lemma integral"]
+    made = FastTextClassifier(model=path, confidence_field="sure", seen_field="seen")
+    found = made(documents([*texts, *plain, "x</s>y </s>z", "</S>"]))
+    (first, second), (third, fourth) = found["sure"][:2], found["sure"][2:4]
+    assert [first, second] == pytest.approx([third, fourth], abs=TOLERANCE)
+    expected = fasttext.load_model(str(path)).predict(["x</s>y </s>z", "</S>"])[1]
+    assert found["sure"][4:].tolist() == pytest.approx(np.concatenate(expected), abs=TOLERANCE)
+    assert (found["seen"] == 1).all()
 
 
 @pytest.mark.parametrize("k", [1, 5, 176])

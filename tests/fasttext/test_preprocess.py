@@ -164,5 +164,7 @@ def test_a_model_without_its_preparation_warns_where_it_is_made(settings):
 
 
 def test_an_unknown_preparation_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"one of None, 'dclm', 'ultra-fineweb'\..*mean 'ultra-fi"):
+    with pytest.raises(
+        ValueError, match=r"one of None, 'dclm', 'lower', 'ultra-fineweb'\..*mean 'ultra"
+    ):
         FastTextClassifier(model="m.bin", preprocess="ultrafineweb")

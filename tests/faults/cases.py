@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tests.faults.harness import Case, World
-from tests.hub_dataset_server import DatasetServer
+from tests.hub_server import HubServer
 
 TOKEN, REPO = "hf_thistokenissecret", "acme/books"
 COMMON = [*"abcdefghijklmnop"]
@@ -136,7 +136,7 @@ class Hub(World):
 
     @functools.cached_property
     def server(self):
-        return DatasetServer(TOKEN).__enter__()
+        return HubServer([TOKEN], "datasets").__enter__()
 
     def begin(self):
         from huggingface_hub import constants
@@ -173,7 +173,7 @@ class Hub(World):
         self.server.repos = copy.deepcopy(kept or {})
 
 
-OUTPUT = ("in", "out", "--part-size", "64MB", "--examples", "1")
+OUTPUT = ("in", "out", "--part-size", "250B", "--examples", "1")  # a part for each file
 CLASSIFY = ("classify", *OUTPUT, "--classifier", "fineweb-edu", "--model", "model")
 DEDUP = ("dedup", "in", "out", "--id-field", "url")
 FUZZY = (*DEDUP, "--method", "fuzzy", "--set", "bands_per_pass=15")

@@ -5,6 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from gpuclassify import ExactDuplicates
 from gpuclassify.frames import backend_of, name_row, to_pandas
 from gpuclassify.mapping.heads import list_array
 
@@ -153,6 +154,72 @@ def test_texts_come_out_as_they_are_and_nulls_as_none(frames, max_chars, expecte
 def test_a_partition_without_any_text_is_text_too(frames, dtype):
     frame = frames.plain(pd.DataFrame({"text": pd.Series([None] * 3, dtype=dtype)}))
     assert backend_of(frame).texts(frame, "text", 5) == [None] * 3
+
+
+ARROW = pd.ArrowDtype
+CODES = pa.dictionary(pa.int8(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (["a", None, "b"], "category"),
+        (["a", None, "b"], ARROW(CODES)),
+        (["a", None, "b"], ARROW(pa.string_view())),
+        ([None] * 3, "category"),
+        ([None] * 3, ARROW(pa.null())),
+        ([None] * 3, "float64"),
+        ([None] * 3, "Int64"),
+    ],
+)
+def test_texts_are_read_however_they_are_stored(values, dtype):
+    """Classified, filtered and deduplicated, with every column as it was."""
+    if isinstance(dtype, pd.ArrowDtype):
+        column = pd.arrays.ArrowExtensionArray(pa.array(values).cast(dtype.pyarrow_dtype))
+    else:
+        column = pd.array(values, dtype)
+    frame = pd.DataFrame({"text": column, "id": ["1", "2", "3"], "n": column})
+    backend = backend_of(frame)
+    backend.check_text_column(frame, "text")
+    assert backend.texts(frame, "text", None) == values
+    assert backend.text_array(frame, "text").to_pylist() == values
+    with_labels = backend.with_columns(
+        frame, {"label": ARRAYS["label"][:3]}, SCHEMA, backend.string_dtype(frame, "text")
+    )
+    kept = backend.take_rows(with_labels, np.array([True, False, True]))
+    assert dict(kept.dtypes) == dict(with_labels.dtypes)
+    assert kept.drop(columns="label").dtypes.equals(frame.dtypes)
+    assert kept["label"].tolist() == ["x", "y"]
+    assert plain_values(kept["n"]) == [values[0], values[2]]
+    for duplicates in (ExactDuplicates(id_field="id"), ExactDuplicates(id_field="id", by="n")):
+        twice = pd.concat([frame, frame.assign(id=["4", "5", "6"])], ignore_index=True)
+        left = duplicates.remove(twice)
+        assert left.dtypes.equals(frame.dtypes)
+        assert left["id"].tolist() == [*"123", *("5" if values[0] else "456")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (pa.string_view(), ["a", None, "b"]),
+        (pa.binary_view(), [b"a", None, b"b"]),
+        (pa.list_(pa.string_view()), [["a"], None, ["b", None]]),
+        (pa.struct([("a", pa.string_view())]), [{"a": "x"}, None, {"a": None}]),
+    ],
+)
+def test_views_beside_the_text_are_taken_and_stay_views(kind, own):
+    column = pd.arrays.ArrowExtensionArray(pa.array(own, kind))
+    frame = pd.DataFrame({"text": ["t", "t", "u"], "id": ["1", "2", "3"], "n": column})
+    left = ExactDuplicates(id_field="id").remove(frame)
+    assert left["n"].dtype == frame["n"].dtype
+    assert pa.array(left["n"].array).to_pylist() == [own[0], own[2]]
+
+
+@pytest.mark.parametrize("values", [pd.Categorical([1, 2]), pd.array([1], ARROW(pa.int8()))])
+def test_what_is_no_text_is_refused(values):
+    frame = pd.DataFrame({"text": values})
+    with pytest.raises(TypeError, match="not strings: convert it"):
+        backend_of(frame).check_text_column(frame, "text")
 
 
 def test_numbers_in_a_partition_are_refused(frames):

@@ -17,7 +17,6 @@ import torch
 from torch._dynamo import device_interface
 from torch._dynamo.utils import counters
 
-from gpuclassify.inference.batching import Layout
 from gpuclassify.inference.packed import fused_attention
 from gpuclassify.inference.packed.disentangled import PositionTables, RelativePositions
 from gpuclassify.inference.packed.fused_attention import (
@@ -27,6 +26,7 @@ from gpuclassify.inference.packed.fused_attention import (
     Kernel,
     _text_blocks,
 )
+from gpuclassify.inference.packed.layout import Layout
 from tests.gpu.fake_cuda import GPU, fake_cuda
 
 triton = pytest.importorskip("triton")

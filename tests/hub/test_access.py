@@ -10,7 +10,7 @@ from tests.hub.small_model import CONFIG, GOOD_TOKEN, NAME, OTHER_TOKEN, SHAPES,
 
 
 def test_a_gated_model_without_a_token_tells_where_to_ask(server, cache):
-    sha = server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN})
+    sha = server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN}).sha_of()
     pattern = r"acme/topics is gated.*https://huggingface.co/acme/topics.*token= or HF_TOKEN"
     pinned = hub.Identity(NAME, sha, False)
     for read in (hub.resolve, lambda name, cache_dir: hub.download(pinned, cache_dir=cache_dir)):
@@ -32,7 +32,7 @@ def test_a_remembered_token_opens_a_model(server, cache, kind):
     assert hub.read_json(identity, "config.json", cache_dir=cache) == CONFIG
     assert hub.read_tensor_shapes(identity, cache_dir=cache) == SHAPES
     assert (hub.download(identity, cache_dir=cache) / "model.safetensors").is_file()
-    to_storage = [request for request in server.requests if "/storage/" in request.path]
+    to_storage = [request for request in server.requests if "/store/" in request.path]
     assert to_storage and not any(request.has_token for request in to_storage)
 
 
@@ -54,7 +54,7 @@ def test_a_token_that_does_not_open_a_model_is_told(server, cache, kind, token, 
 
 
 def test_hf_token_is_used_where_none_is_remembered(server, cache, monkeypatch):
-    sha = server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN})
+    sha = server.add(NAME, checkpoint(), is_gated=True, readers={GOOD_TOKEN}).sha_of()
     monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     assert hub.resolve(NAME, cache_dir=cache).revision == sha
     monkeypatch.setenv("HF_TOKEN", OTHER_TOKEN)
@@ -64,7 +64,7 @@ def test_hf_token_is_used_where_none_is_remembered(server, cache, monkeypatch):
 
 def failing_reads(server, cache):
     """Every kind of refusal and failure of the Hub, met with a token in hand."""
-    sha = server.add("acme/gated", checkpoint(), is_gated=True)
+    sha = server.add("acme/gated", checkpoint(), is_gated=True).sha_of()
     server.add(NAME, {"model.safetensors": b""})
     pinned = hub.Identity("acme/gated", sha, False)
     reads = [

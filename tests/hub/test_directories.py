@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpuclassify import hub
+from gpuclassify import Embedder, hub
 from tests.hub.small_model import CONFIG, checkpoint, weights, write
 
 
@@ -57,3 +57,32 @@ def test_a_directory_has_no_revisions(tmp_path):
     write(tmp_path, checkpoint())
     with pytest.raises(ValueError, match=r"revision='v2'.*is a directory"):
         hub.resolve(tmp_path, "v2")
+
+
+@pytest.mark.parametrize("place", ["../outside", "a/../../outside", "{}/outside"])
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_model_that_names_files_outside_of_it_is_refused(tmp_path, place, has_file):
+    outside = place.format(tmp_path)
+    write(tmp_path, {"outside/config.json": b'{"password": "secret"}'})
+    write(tmp_path, {"outside/model.safetensors": weights({"a": (1,)})})
+    index = {"weight_map": {"a": f"{outside}/model.safetensors"}}
+    files = {"config.json": b'{"model_type": "bert"}', hub.files.INDEX: json.dumps(index).encode()}
+    folder = write(tmp_path / "model", (checkpoint() if has_file else {}) | files)
+    with pytest.raises(
+        ValueError, match=r"outside/model\.safetensors', which is not inside of the"
+    ):
+        hub.download(hub.resolve(folder))
+    if not has_file:
+        with pytest.raises(ValueError, match="which is not inside of the model"):
+            hub.read_tensor_shapes(hub.resolve(folder))
+
+    (folder / hub.files.INDEX).unlink()
+    kinds = enumerate(("Transformer", "Pooling", "Normalize"))
+    modules = [
+        {"path": outside if at else "", "type": f"sentence_transformers.models.{kind}"}
+        for at, kind in kinds
+    ]
+    write(folder, {"modules.json": json.dumps(modules).encode()})
+    with pytest.raises(ValueError, match="which is not inside of the model") as told:
+        _ = Embedder(model=folder).model.checkpoint
+    assert "secret" not in str(told.value)

@@ -37,7 +37,7 @@ def test_a_text_file_is_read_on_the_hub_and_then_from_the_cache_and_of_a_directo
 def test_reads_stay_at_the_pinned_commit(server, cache):
     server.add(NAME, checkpoint())
     identity = hub.resolve(NAME, cache_dir=cache)
-    server.models[NAME].commit({"config.json": b'{"newer": 1}'})
+    server.repos[NAME].commit({"config.json": b'{"newer": 1}'})
     config = hub.read_json(identity, "config.json", cache_dir=cache)
     assert (config, list(config["id2label"])) == (CONFIG, ["1", "0"])  # in the file's order
     folder = hub.download(identity, cache_dir=cache)
@@ -51,6 +51,7 @@ def test_a_download_takes_no_pickles_and_then_no_requests(server, cache):
     folder = hub.download(identity, cache_dir=cache)
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {"config.json", "model.safetensors", "tokenizer.json", *own}
+    assert hub.weights_paths(folder) == {folder / "model.safetensors": True}  # never changes
     server.requests.clear()
     assert hub.download(identity, cache_dir=cache) == folder
     assert hub.read_tensor_shapes(identity, cache_dir=cache) == SHAPES
@@ -61,7 +62,7 @@ def test_a_download_takes_no_pickles_and_then_no_requests(server, cache):
 
 def test_a_busy_hub_is_asked_again(server, cache):
     server.add(NAME, checkpoint())
-    for method, path in [("HEAD", "config.json"), ("GET", "/tree/"), ("GET", "/storage/")]:
+    for method, path in [("HEAD", "config.json"), ("GET", "/tree/"), ("GET", "/store/")]:
         server.fail(method, path, 503)
     server.fail("GET", "/resolve/", "drop")
     server.fail("GET", "/api/", 429, Retry_After="0")
@@ -70,3 +71,12 @@ def test_a_busy_hub_is_asked_again(server, cache):
     assert hub.read_json(identity, "config.json", cache_dir=cache) == CONFIG
     assert (hub.download(identity, cache_dir=cache) / "model.safetensors").is_file()
     assert sum(request.status in (429, 503) for request in server.requests) == 4
+
+
+@pytest.mark.parametrize("asked", ["978307200", "9" * 400])
+def test_a_hub_that_asks_for_years_is_not_waited_for(server, cache, asked):
+    server.add(NAME, checkpoint())
+    server.fail("GET", "/api/", 429, Retry_After=asked)
+    figure = "978,307,200" if len(asked) < 20 else "inf"
+    with pytest.raises(OSError, match=f"asks for a wait of {figure} seconds"):
+        hub.resolve(NAME, cache_dir=cache)

@@ -14,7 +14,7 @@ FRAME = pd.DataFrame({"text": ["theorem proof", None]})
 
 
 def sent_bytes(server):
-    return sum(r.sent_bytes for r in server.requests if r.path.startswith("/storage/"))
+    return sum(r.sent_bytes for r in server.requests if r.path.startswith("/store/"))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def model(fasttext_model):
 
 def test_labels_cost_a_part_of_the_file_and_classifying_one_download(server, cache, model):
     size = model.stat().st_size
-    sha = server.add(NAME, {"model.bin": model.read_bytes(), "README.md": b"a card"})
+    sha = server.add(NAME, {"model.bin": model.read_bytes(), "README.md": b"a card"}).sha_of()
     made = FastTextClassifier(model=NAME, cache_dir=cache)
     assert made.labels == FastTextClassifier(model=model).labels
     assert made.model.identity.revision == sha
@@ -59,7 +59,7 @@ def test_a_gated_file_needs_the_token_that_opens_it(server, cache, model):
 def test_a_client_without_the_hub_plans_by_labels_and_a_commit(
     server, cache, model, unplug, monkeypatch
 ):
-    sha = server.add(NAME, {"model.bin": model.read_bytes()})
+    sha = server.add(NAME, {"model.bin": model.read_bytes()}).sha_of()
     lazy = dd.from_pandas(FRAME, npartitions=1)
     settings = {"model": NAME, "cache_dir": cache, "labels": FastTextClassifier(model=model).labels}
     unplug()
@@ -89,13 +89,13 @@ def test_the_tokenizer_of_a_model_is_fetched_at_its_commit(server, cache, model,
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     described = (tmp_path / "tokenizer.json").read_bytes()
     files = {"classifiers/a.bin": model.read_bytes(), place: described}
-    sha = server.add(NAME, files)
+    sha = server.add(NAME, files).sha_of()
     settings = {"model": NAME, "cache_dir": cache, "preprocess": "ultra-fineweb"}
     made = FastTextClassifier(**settings)
     lazy = made(dd.from_pandas(FRAME, npartitions=1))
     assert made.describe()["tokenizer_revision"] == made.describe()["model_revision"] == sha
     assert not list(cache.glob("**/tokenizer.json"))
-    server.models[NAME].commit(files | {place: b"{}"})  # a later one, which is no tokenizer
+    server.repos[NAME].commit(files | {place: b"{}"})  # a later one, which is no tokenizer
     assert lazy.compute(scheduler="sync")["fasttext_pred"].notna().tolist() == [True, False]
     server.add("acme/lone", {"a.bin": model.read_bytes()})
     with pytest.raises(ModelNotFoundError, match="acme/lone has no such file: pass the whole"):

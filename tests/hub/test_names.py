@@ -1,8 +1,13 @@
 """What a name means: a directory, or a model of the Hub at a commit."""
 
+import pickle
+import warnings
+
 import pytest
 
-from gpuclassify import hub
+from gpuclassify import DomainClassifier, SemanticDuplicates, hub, published
+from gpuclassify.classifiers import FAMILIES
+from gpuclassify.classifiers.published import CATALOGUE
 from tests.hub.small_model import GOOD_TOKEN, NAME, checkpoint, write
 
 
@@ -18,6 +23,44 @@ def test_an_existing_directory_wins_over_a_hub_name(tmp_path, monkeypatch):
     assert identity.is_directory and identity.name == str(tmp_path / "acme/topics")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert hub.resolve("~/acme/../acme/topics") == identity
+
+
+PUBLISHED = "nvidia/domain-classifier"
+
+
+def test_a_class_means_the_hub_whatever_directory_has_the_name(
+    server, cache, tmp_path, monkeypatch
+):
+    sha = server.add(PUBLISHED, checkpoint()).sha_of()
+    write(tmp_path / PUBLISHED, checkpoint())
+    monkeypatch.chdir(tmp_path)
+    default = DomainClassifier(cache_dir=cache)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (default, pickle.loads(pickle.dumps(default))):
+            assert each.model.identity == hub.Identity(PUBLISHED, sha, False)
+        assert DomainClassifier(model=f"./{PUBLISHED}").model.identity.is_directory
+        assert not published("ultra-fineweb-en").options.model.startswith("/")
+    with pytest.warns(
+        UserWarning, match=f"'{PUBLISHED}' is a directory here, and its model is tak"
+    ):
+        assert DomainClassifier(model=PUBLISHED).model.identity.is_directory
+
+
+def test_every_published_name_means_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = [kind() for kind in FAMILIES.values() if "model" in kind.defaults]
+    made += [entry() for entry in CATALOGUE if not entry.variants]
+    named = [(each, "model") for each in made]
+    named += [(each, "base_model") for each in made if "base_model" in type(each).defaults]
+    for each, setting in named:
+        name = getattr(each.options, setting)
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        assert not hub.is_directory_name(name)
+        assert hub.is_directory_name(f"{name}")  # given by a user
+    finder = SemanticDuplicates()
+    (tmp_path / finder.embedder).mkdir(parents=True, exist_ok=True)
+    assert not hub.is_directory_name(finder.make_embedder().options.model)
 
 
 NEITHER = r"neither a directory \(looked for /.*Hub name"
@@ -38,12 +81,12 @@ def test_a_name_that_is_neither_is_told_both_readings(tmp_path, name, words):
 
 
 def test_main_and_branches_resolve_to_commits(server, cache):
-    main = server.add(NAME, {"README.md": b"hello"})  # without a config, too
-    branch = server.models[NAME].commit({"config.json": b"{}"}, branch="refs/pr/1")
+    main = server.add(NAME, {"README.md": b"hello"}).sha_of()  # without a config, too
+    branch = server.repos[NAME].commit({"config.json": b"{}"}, branch="refs/pr/1")
     assert hub.resolve(NAME, cache_dir=cache) == hub.Identity(NAME, main, False)
     assert hub.resolve(NAME, "main", cache_dir=cache).revision == main
     assert hub.resolve(NAME, "refs/pr/1", cache_dir=cache).revision == branch
-    newer = server.models[NAME].commit({"config.json": b"{}"})
+    newer = server.repos[NAME].commit({"config.json": b"{}"})
     assert hub.resolve(NAME, cache_dir=cache).revision == newer
     assert len({main, branch, newer}) == 3
     with pytest.raises(hub.ModelNotFoundError, match="acme/topics has no revision 'v9'"):

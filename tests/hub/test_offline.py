@@ -10,7 +10,7 @@ from tests.hub.small_model import NAME, SHAPES, checkpoint
 
 
 def test_offline_work_uses_the_cache_and_says_what_it_lacks(server, cache, run_elsewhere):
-    sha = server.add(NAME, checkpoint())
+    sha = server.add(NAME, checkpoint()).sha_of()
     hub.download(hub.resolve(NAME, cache_dir=cache), cache_dir=cache)
     server.requests.clear()
     code = f"""
@@ -65,7 +65,7 @@ def test_a_partly_cached_model_is_not_handed_out(server, cache, unplug):
     server.add(NAME, checkpoint())
     identity = hub.resolve(NAME, cache_dir=cache)
     hub.read_json(identity, "config.json", cache_dir=cache)
-    server.models[NAME].is_private = True
+    server.repos[NAME].is_private = True
     with pytest.raises(hub.ModelAccessError, match="private model needs a token"):
         hub.download(identity, cache_dir=cache)
     unplug()

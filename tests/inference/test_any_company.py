@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier
 from gpuclassify.inference.memory import BUDGETS
+from tests.loaders import OTHER_LOADERS
 from tests.oracle import (
     TOLERANCE,
     assert_close,
@@ -100,9 +101,8 @@ def batching(*engines):
         "sort_by_length": st.booleans(),
         "padding_side": st.sampled_from([None, "left", "right"]),
     }
-    cut = {**padded, "engine": st.sampled_from(engines)}
-    crossfit = {**padded, "loader": st.just("crossfit")}
-    return st.fixed_dictionaries(cut) | st.fixed_dictionaries(crossfit)
+    cuts = [{"engine": st.sampled_from(engines)}, *({"loader": st.just(x)} for x in OTHER_LOADERS)]
+    return st.one_of([st.fixed_dictionaries({**padded, **cut}) for cut in cuts])
 
 
 budgets = st.integers(1, 300) | st.just(10**9)

@@ -14,6 +14,10 @@ from gpuclassify.inference.batching import cut_batches, longest_first, pad, stag
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.memory import BatchLimits
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+from tests.loaders import OTHER_LOADERS
+
+if not OTHER_LOADERS:
+    pytest.skip("CrossFit has no release for Python 3.13 and later", allow_module_level=True)
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([3, 17, 1, 9, 9, 40, 2, 9, 25, 1, 1, 33])

@@ -20,9 +20,10 @@ from gpuclassify.inference.device import (
     watched,
 )
 from gpuclassify.settings.options import ModelOptions
+from gpuclassify.workers import run_context
 from gpuclassify.workers.device_errors import is_broken_device
 from gpuclassify.workers.nvml import DriverError, find_device, is_mig
-from gpuclassify.workers.run_context import RunStats
+from gpuclassify.workers.run_context import RunStats, add_up, advice, collected_stats, report_stats
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 NOT_INITIALIZED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
@@ -322,7 +323,7 @@ def test_a_whole_gpu_does_not_stand_for_a_slice(modes):
         ({}, "cpu", 4.1, 9.0, True),
         ({}, "cpu", 4.1, 2.0, True),
         ({}, "cpu", 1.2, 9.0, False),
-        ({}, "cpu", 4.1, 1.0, False),
+        ({}, "cpu", 4.1, 0.5, False),
         ({}, "cuda", 4.1, 9.0, False),
         ({"dtype": "float32"}, "cpu", 4.1, 9.0, False),
         ({"autocast": False}, "cpu", 4.1, 9.0, False),
@@ -333,11 +334,20 @@ def test_bfloat16_is_hinted_at_once_where_it_is_faster_and_nobody_chose(
 ):
     monkeypatch.setattr(device, "_seconds_to_hint", device.HINT_SECONDS)
     monkeypatch.setattr(device, "bfloat16_speed_up", lambda: times)
-    for _ in range(3):  # partitions
-        device.hint_at_bfloat16(ModelOptions(model="m", **settings), torch.device(kind), seconds)
-    told = [record.message for record in caplog.records if "bfloat16" in record.message]
-    assert len(told) == is_told
-    assert all("4.1 times" in one and "--with dtype=bfloat16" in one for one in told)
+    monkeypatch.setattr(run_context, "_advised", set())
+    totals = {}
+    for is_reported in (False, True):
+        for _ in range(3):  # partitions
+            stats = RunStats(model_seconds=seconds)
+            device.note_bfloat16(ModelOptions(model="m", **settings), torch.device(kind), stats)
+            with collected_stats() if is_reported else contextlib.nullcontext():
+                report_stats(stats)
+            add_up(totals, stats.as_dict())
+    logged = [record.message for record in caplog.records if "bfloat16" in record.message]
+    assert len(logged) == len(advice(totals)) == is_told
+    for sentence in (*logged, *advice(totals)):
+        assert "4.1 times" in sentence
+        assert "--with dtype=bfloat16" in sentence
 
 
 def test_products_are_measured_in_a_moment():

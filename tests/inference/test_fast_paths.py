@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.packed import disentangled, packed_layers
-from tests.oracle import stacked
+from tests.loaders import OTHER_LOADERS
+from tests.oracle import plain_tokenizer, stacked
 from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -50,7 +51,7 @@ PATHS = {
     "padded": {"engine": "padded", "padding_side": "right"},
     "padded-left": {"engine": "padded", "padding_side": "left"},
     "unsorted": {"sort_by_length": False, "batch_size": 3},
-    "crossfit": {"loader": "crossfit"},
+    **{loader: {"loader": loader} for loader in OTHER_LOADERS},
     "reference": {"engine": "reference"},
 }
 RAGGED = ["", "a", *sample_texts(6, seed=5, max_words=120), "river " * 300, "word " * 190]
@@ -86,7 +87,7 @@ def model_of(sequence_classifier, tmp_path_factory):
 @functools.cache
 def plain_model(directory, dtype):
     """Tokenizer, and ids to outputs, by transformers alone."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     if not (directory / "backbone").exists():
         whole = AutoModelForSequenceClassification.from_pretrained(directory).to(dtype).eval()
         return tokenizer, lambda ids: whole(ids, torch.ones_like(ids)).logits
@@ -134,7 +135,7 @@ def test_every_path_gives_what_transformers_gives(model_of, name, path):
         assert np.abs(found - right).max() <= TOLERANCE * scale
 
 
-@pytest.mark.parametrize("path", ["auto", "padded-left", "crossfit"])
+@pytest.mark.parametrize("path", ["auto", "padded-left", *OTHER_LOADERS])
 @pytest.mark.parametrize("name", ["bert", "electra", "modernbert", "deberta-v3-linear-head"])
 def test_bfloat16_is_as_near_as_in_transformers(model_of, name, path):
     """On short texts, for processors on which it is slow."""

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, MPNetConfig, MPNetForSequenceClassification
+from transformers import MPNetConfig, MPNetForSequenceClassification
 
 from gpuclassify.inference import loaded_model
 from gpuclassify.inference.batching import pad, stage
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
+from tests.oracle import plain_tokenizer
 from tests.replicas import (
     ARCHITECTURES,
     sample_texts,
@@ -26,7 +27,7 @@ TEXTS = sample_texts(6, seed=4, max_words=30)
 def one_by_one(directory, model_class, texts):
     """Logits by plain transformers, one unpadded text at a time."""
     module = model_class.from_pretrained(directory).eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     with torch.inference_mode():
         return torch.cat([module(**tokenizer(text, return_tensors="pt")).logits for text in texts])
 
@@ -65,7 +66,7 @@ def test_positions_that_do_not_begin_at_zero_are_never_overridden_by_wrong_ones(
     directory_of, load_directory, tmp_path
 ):
     """MPNet numbers its positions from 2, with a function that is no method of its modules."""
-    tokenizer = AutoTokenizer.from_pretrained(directory_of("roberta"))
+    tokenizer = plain_tokenizer(directory_of("roberta"))
     config = MPNetConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

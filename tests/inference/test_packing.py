@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from gpuclassify.inference import batching as layouts
-from gpuclassify.inference.batching import Layout, current_layout
 from gpuclassify.inference.engine import run
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget
+from gpuclassify.inference.packed import layout as layouts
 from gpuclassify.inference.packed import packed_layers as attention
+from gpuclassify.inference.packed.layout import Layout, current_layout
 from gpuclassify.inference.packed.packed_layers import NotPackableError, packed_attention
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch

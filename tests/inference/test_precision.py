@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DebertaConfig,
     DebertaForSequenceClassification,
 )
@@ -14,6 +13,7 @@ from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference.device import pick_dtype
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.settings.options import ModelOptions
+from tests.oracle import plain_tokenizer
 from tests.replicas import sample_texts, write_sequence_classifier
 
 
@@ -46,13 +46,13 @@ def deberta(tmp_path):
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
     config = DebertaConfig(
         num_hidden_layers=1,
-        vocab_size=len(AutoTokenizer.from_pretrained(tmp_path / "bert")),
+        vocab_size=len(plain_tokenizer(tmp_path / "bert")),
         relative_attention=True,
         pos_att_type=["c2p", "p2c"],
         max_position_embeddings=64,
         **sizes,
     )
-    AutoTokenizer.from_pretrained(tmp_path / "bert").save_pretrained(tmp_path / "deberta")
+    plain_tokenizer(tmp_path / "bert").save_pretrained(tmp_path / "deberta")
     DebertaForSequenceClassification(config).save_pretrained(tmp_path / "deberta")
     return tmp_path / "deberta"
 

@@ -30,7 +30,7 @@ from gpuclassify import (
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.jobs.report.report import report_of
-from gpuclassify.jobs.storage import open_directory
+from gpuclassify.stores.opening import open_store
 from tests.fasttext_models import WORDS
 
 PAGE = Path(__file__).parents[2].joinpath("docs/recipes/score-buckets.md").read_text("utf-8")
@@ -111,7 +111,7 @@ def test_buckets_are_numpys_whatever_the_parts_and_the_reports_count_them(folder
     assert_buckets(folder, wanted)
     counts = {str(k): v for k, v in wanted["bucket"].value_counts().items()}
     assert summary.columns["bucket"] == counts
-    report = report_of(open_directory(f"{folder}/out"))
+    report = report_of(open_store(f"{folder}/out"))
     assert report["labels"]["bucket"] == counts
     assert {path.name for path in (folder / "out").glob("bucket=*")} == {
         f"bucket={k}" for k in counts

@@ -21,12 +21,12 @@ from gpuclassify.dedup.fuzzy import FuzzyDuplicates
 from gpuclassify.dedup.job import Deduplicate
 from gpuclassify.dedup.semantic import SemanticDuplicates
 from gpuclassify.dedup.summary import TooManyDuplicatesError
-from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
 from gpuclassify.jobs.output.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.report.report import report_of
-from gpuclassify.jobs.storage import open_directory
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import UnreadableInputError
 from tests.processes import local_client
 
 EXACT = ExactDuplicates(id_field="id", keep_by=["score"], source_field="source")
@@ -104,7 +104,7 @@ def test_the_best_of_equal_texts_stay_and_a_finished_job_is_left_as_it_is(folder
     ledger.write_text(old)
     assert job(folder).run().duplicates == summary.duplicates
     assert ledger.read_text() == old
-    assert report_of(open_directory(str(folder / "out")))["deduplication"] == values
+    assert report_of(open_store(str(folder / "out")))["deduplication"] == values
 
 
 SEMANTIC = SemanticDuplicates(id_field="id", embedding_field="vector", n_clusters=1)
@@ -124,6 +124,45 @@ def test_a_job_gives_what_a_call_gives(tmp_path, documents, duplicates):
     pd.testing.assert_frame_equal(listing(tmp_path / "out"), called, check_dtype=False)
     stays = duplicates.remove(documents)["id"].tolist()
     assert pd.read_parquet(tmp_path / "out")["id"].tolist() == stays
+
+
+@pytest.mark.parametrize("way", [ExactDuplicates, FUZZY_WAY], ids=["exact", "fuzzy"])
+def test_normalize_is_part_of_what_a_job_is_and_of_no_text(tmp_path, documents, way):
+    breaks = pd.Series(["\n", "\n\n", " \n"] * 50)
+    texts = [
+        text.replace(" ", between)
+        for text, between in zip(documents.text.fillna(""), breaks, strict=True)
+    ]
+    documents = documents.assign(text=texts)
+    documents.to_parquet(tmp_path / "in.parquet", row_group_size=40)
+
+    def make(normalize):
+        reader = ParquetReader(f"{tmp_path}/in.parquet", part_bytes=1)
+        duplicates = way(id_field="id", normalize=normalize)
+        return Deduplicate(reader, duplicates, ParquetWriter(f"{tmp_path}/out"))
+
+    make("basic").run()
+    kept = pd.read_parquet(tmp_path / "out")
+    stays = way(id_field="id", normalize="basic").remove(documents)
+    assert kept["text"].tolist() == stays["text"].tolist()
+    assert len(kept) < len(way(id_field="id").remove(documents)) or way is FUZZY_WAY
+    with pytest.raises(JobChangedError, match=r"normalize was \['unicode', .* and is None"):
+        make(None).run()
+    with pytest.raises(JobChangedError, match="normalize is new"):
+        make(str.split).run()
+
+
+def test_code_of_a_function_that_normalizes_is_part_of_what_a_job_is(folder):
+    def make(count):
+        return job(folder, ExactDuplicates(id_field="id", normalize=lambda text: text[:count]))
+
+    make(5).run()
+    assert make(5).run().removal.resumed_parts
+    with pytest.raises(JobChangedError, match="normalize has other code") as caught:
+        make(4).run()
+    assert "accept_changed_code=True" in str(caught.value)
+    code = report_of(open_store(str(folder / "out")))["code"]
+    assert "normalize=" in code
 
 
 def test_the_embedder_is_part_of_what_a_job_is(folder, sequence_classifier):
@@ -412,7 +451,7 @@ def test_ids_that_do_not_tell_documents_apart_give_way_to_positions(tmp_path, do
         make().run(report=stop_at("signatures", []))
     make().run()  # which knows it of the run before
     listed = listing(tmp_path / "out", by="position")
-    assert {*listed.columns} == {"position", "group", "keep"}
+    assert {*listed.columns} == {"position", "group", "keep", "partitions"}
     gone = listed[~listed["keep"]]["position"]
     rows = sorted(gone // 2**40 * 40 + gone % 2**40)
     assert rows == sorted({*range(150)} - {*best_ids(documents)})

@@ -7,25 +7,29 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
+import dask
 import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dask._dispatch import get_collection_type
+from dask.dataframe.dask_expr._backends import dataframe_creation_dispatch
+from dask.dataframe.dispatch import get_parallel_type, make_meta_dispatch
 from distributed import Client
 
-from gpuclassify import DomainClassifier, QualityClassifier
-from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify import DomainClassifier, QualityClassifier, classify
 from gpuclassify.jobs.input import schema
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.input.schema import to_frame
-from gpuclassify.jobs.output.manifest import REPORTS, JobChangedError
+from gpuclassify.jobs.output.manifest import CARD, REPORTS, JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.stages import ToBackend
+from gpuclassify.jobs.stages import Function, ToBackend
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.stores.store import UnreadableInputError
 from gpuclassify.workers import secrets
 from tests.replicas import sample_texts, write_checkpoint
 
@@ -165,6 +169,46 @@ def test_missing_cudf_is_told_with_the_cure(monkeypatch):
         to_frame(pa.table(frame), "cudf")
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'gpuclassify\[gpu]'"):
         ToBackend("cudf").map_frame(frame)
+    lazy = dd.from_pandas(frame, npartitions=1)
+    for move in (ToBackend("cudf"), lambda ddf: classify(ddf, [ToBackend("cudf")])):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'gpuclassify\[gpu]'"):
+            move(lazy)  # before anything is computed
+
+
+class OfCudf(pd.DataFrame):
+    """Stands for a frame of cudf, whose library is known by its name."""
+
+    _constructor = property(lambda self: OfCudf)
+
+
+OfCudf.__name__ = "DataFrame"
+OfCudf.__module__ = "cudf.core"
+
+
+class CudfOfDask:
+    """Stands for what dask_cudf registers."""
+
+    @staticmethod
+    def to_backend(frame):
+        return frame.map_partitions(OfCudf, meta=OfCudf(frame._meta))
+
+
+def test_moving_a_lazy_frame_tells_its_library_at_the_call(domain, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudf", SimpleNamespace(DataFrame=OfCudf))
+    backend = "gpuclassify.frames.cudf"
+    monkeypatch.setitem(sys.modules, backend, ModuleType(backend))
+    monkeypatch.setitem(dataframe_creation_dispatch._lookup, "cudf", CudfOfDask())
+    for dispatch in (get_collection_type, get_parallel_type, make_meta_dispatch):
+        monkeypatch.setitem(dispatch._lookup, OfCudf, dispatch.dispatch(pd.DataFrame))
+    lazy = dd.from_pandas(pd.DataFrame({"text": ["a", "b"]}), npartitions=2)
+    for move in (ToBackend("cudf"), lambda ddf: classify(ddf, [Function(same), ToBackend("cudf")])):
+        there = move(lazy)
+        assert isinstance(there._meta, OfCudf)
+        parts = dask.compute(*there.to_delayed(), scheduler="sync")
+        assert all(isinstance(part, OfCudf) for part in parts)
+        assert ToBackend("cudf")(there) is there
+    assert ToBackend("pandas")(lazy) is lazy
+    assert classify(lazy, [ToBackend("pandas")]) is lazy
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "zstd"])
@@ -204,7 +248,7 @@ def test_urls_and_storage_options_work_and_stay_secret(records, tmp_path, caplog
     pipeline = Pipeline([reader, same, writer])
     job = pipeline.prepare()
     summary = job.run()
-    assert secrets.recall(job.spec.output_name, {}) == options
+    assert secrets.recall(job.spec.directory.options_name, {}) == options
     assert summary.files == [f"memory:///secret/out/{name}" for name in job.manifest.names()]
     assert len(pd.read_parquet(summary.files[0])) == 42
     shown = f"{pipeline} {reader} {writer} {job.spec} {summary} {caplog.text}"
@@ -220,10 +264,10 @@ def test_options_reach_workers_that_join_later(folder_of_two_parts):
     with Client(n_workers=1, processes=False, dashboard_address=None) as client:
         job = pipeline.add_stage(writer).prepare()
         job.run(client)
-        secrets.remember(job.spec.output_name, {})
+        secrets.remember(job.spec.directory.options_name, {})
         client.cluster.scale(2)
         client.wait_for_workers(2)
-        assert secrets.recall(job.spec.output_name, {}) == {"auto_mkdir": True}
+        assert secrets.recall(job.spec.directory.options_name, {}) == {"auto_mkdir": True}
 
 
 @pytest.fixture
@@ -263,7 +307,8 @@ def test_thousands_of_files_are_planned(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(3_000):
         (tmp_path / f"in/{number:05d}.jsonl").write_bytes(b'{"text": "a"}\n')
-    assert len(JsonlReader(f"{tmp_path}/in").find_parts().parts) == 3_000
+    reader = JsonlReader(f"{tmp_path}/in", part_bytes=14)
+    assert len(reader.find_parts().parts) == len(reader.find_parts().files) == 3_000
 
 
 # What is refused, before anything is written.
@@ -386,7 +431,7 @@ def test_a_finished_job_is_left_as_it_is(finished, folder_of_two_parts):
     assert (summary.resumed_parts, summary.resumed_rows, summary.rows_in) == (2, 2, 2)
     after = {name: (out / name).stat().st_mtime_ns for name in files(out)}
     changed = {name for name in before if before[name] != after[name]}
-    assert changed <= {"_gpuclassify/manifest.jsonl", *REPORTS}
+    assert changed <= {"_gpuclassify/manifest.jsonl", CARD, *REPORTS}
 
 
 def test_what_changed_is_named_and_nothing_mixes(finished, folder_of_two_parts):
@@ -431,7 +476,7 @@ def test_starting_over_removes_what_jobs_wrote_and_nothing_else(finished, folder
     assert summary.resumed_parts == 0
     assert sorted(out.glob("*.parquet")) == sorted(map(Path, summary.files))
     assert not {name for name in files(out) if name in first} - {
-        "notes.txt", "_gpuclassify/job.json", "_gpuclassify/manifest.jsonl", *REPORTS
+        "notes.txt", "_gpuclassify/job.json", "_gpuclassify/manifest.jsonl", CARD, *REPORTS
     }  # fmt: skip
     late = out / next(name for name in first if name.startswith("part-"))
     late.write_bytes(b"of an attempt of the first job that came late")

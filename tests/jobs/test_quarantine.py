@@ -1,12 +1,17 @@
 """Broken files, lines and rows: told with their place, or left out and described."""
 
+import contextlib
 import gzip
 import hashlib
 import json
 import os
+import shutil
 import socket
+import sys
+import time
 from pathlib import Path
 
+import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +19,7 @@ import pytest
 from distributed import Client
 
 from gpuclassify import DomainClassifier
-from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.cluster import get_client
 from gpuclassify.jobs.input import parts
 from gpuclassify.jobs.input.readers import (
     FileReader,
@@ -25,6 +30,7 @@ from gpuclassify.jobs.input.readers import (
 )
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.stores.store import UnreadableInputError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -153,8 +159,8 @@ def test_a_compressed_file_that_is_large_within_is_told(write, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     "content",
-    [b"no gzip", gzip.compress(b"\n".join(GOOD))[:-9], gzip.compress(b"\n".join(GOOD)) + b"tail"],
-    ids=["another format", "cut", "followed by something"],
+    [b"no gzip", gzip.compress(b"\n".join(GOOD), mtime=0) + b"tail"],
+    ids=["another format", "followed by something"],
 )
 @pytest.mark.parametrize("name", ["0.jsonl.gz", "z.jsonl.gz"])
 def test_a_broken_file_is_left_out_whole(write, tmp_path, name, content):
@@ -340,7 +346,11 @@ def test_a_quarantine_file_that_is_not_what_was_written_is_made_anew(write, tmp_
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.jsonl.gz", gzip.compress(b"\n".join(GOOD))[:-20], r"gz: Compressed file ended before"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b"\n".join(GOOD), mtime=0)[:20],
+            r"gz: Compressed file ended before",
+        ),
         ("a.jsonl", '{"text": "é"}'.encode("latin-1"), r"from byte 0: byte 10 .* not UTF-8.*iconv"),
         ("a.parquet", b"", "file size is 0 bytes"),
     ],
@@ -364,3 +374,66 @@ def test_parquet_columns_of_one_name_are_refused_unless_others_are_read(write, t
     assert read_files(f"{tmp_path}/in", fields=["text"]).compute()["text"].tolist() == ["a"]
     pq.write_table(table.select([0]), tmp_path / "in/b.parquet")
     assert run(tmp_path, ParquetReader(f"{tmp_path}/in")).left_out == {"file": 1}
+
+
+PANICS = "a" * 60 + "b"
+
+
+@pytest.fixture
+def panicking(checkpoint, tmp_path):
+    """A model whose tokenizer panics, as Rust code does, on the text `PANICS`."""
+    folder = shutil.copytree(checkpoint("domain"), tmp_path / "model")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}
+    steps = [split | {"invert": False}, tokenizer["pre_tokenizer"]]
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    path.write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.mark.parametrize("on_workers", [False, True])
+def test_a_panic_of_a_tokenizer_leaves_out_its_row_or_ends_the_job(panicking, tmp_path, on_workers):
+    texts = [f"text {number}" for number in range(30)]
+    frame = pd.DataFrame({"text": [*texts[:9], PANICS, *texts[9:]]})
+    stages = [dd.from_pandas(frame, npartitions=2), DomainClassifier(model=panicking)]
+    scope = get_client("cpu", n_workers=1) if on_workers else contextlib.nullcontext()
+    with scope as client:
+        writer = ParquetWriter(tmp_path / "out")
+        done = Pipeline([*stages, writer], on_error="quarantine").run(client)
+        with pytest.raises(RuntimeError, match="retry-limit-in-match over"):
+            Pipeline([*stages, ParquetWriter(tmp_path / "other")]).run(client)
+    assert (done.rows_out, done.left_out) == (30, {"row": 1})
+    (problem,) = problems(tmp_path)
+    assert "PanicException" in problem["reason"]
+    assert PANICS in problem["content"]
+
+
+class Stop(BaseException):
+    """As a library raises it that wants no handler of errors to see it."""
+
+
+def leaves(frame):
+    if len(frame):
+        sys.exit("no more")
+    return frame
+
+
+def breaks_off(frame):
+    if len(frame):
+        raise Stop("no more")
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [(leaves, r"a task called sys.exit\('no more'\)"), (breaks_off, "Stop: no more")],
+)
+@pytest.mark.parametrize("on_workers", [False, True])
+def test_a_stage_that_ends_its_process_ends_the_job_at_once(tmp_path, stage, words, on_workers):
+    frame = dd.from_pandas(pd.DataFrame({"text": ["a", "b"]}), npartitions=1)
+    scope = get_client("cpu", n_workers=1) if on_workers else contextlib.nullcontext()
+    with scope as client, pytest.raises(RuntimeError, match=words):
+        began = time.monotonic()
+        Pipeline([frame, stage, ParquetWriter(tmp_path / "out")]).run(client)
+    assert time.monotonic() - began < 30

@@ -1,15 +1,21 @@
+import errno
+import os
 import threading
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.input.files import find_files
+from gpuclassify.jobs.output.records import SCRATCH
+from gpuclassify.stores import store
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import UnsupportedStorageError
 
 
 def test_many_files_are_removed_several_at_a_time(tmp_path):
     together = threading.Barrier(4)
 
-    class Store(LocalFileSystem):
+    class Files(LocalFileSystem):
         def rm_file(self, path):
             together.wait(timeout=30)
             super().rm_file(path)
@@ -17,14 +23,16 @@ def test_many_files_are_removed_several_at_a_time(tmp_path):
     names = [f"part-{number}" for number in range(7)]
     for name in names:
         (tmp_path / name).touch()
-    Directory(Store(), str(tmp_path)).remove(*names, "part-gone")
+    store = open_store(str(tmp_path))
+    vars(store)["_opened"] = Files(), str(tmp_path)
+    store.remove(*names, "part-gone")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", ["{}/file", "{}/file/out", "memory://file-{}", "{}/out"])
 def test_a_file_in_the_place_of_a_directory_or_above_it_is_refused(tmp_path, path):
     (tmp_path / "file").touch()
-    directory = open_directory(path.format(tmp_path))
+    directory = open_store(path.format(tmp_path))
     if path.startswith("memory"):
         directory.filesystem.pipe_file(directory.root, b"")
     if path == "{}/out":
@@ -32,3 +40,45 @@ def test_a_file_in_the_place_of_a_directory_or_above_it_is_refused(tmp_path, pat
         return
     with pytest.raises(NotADirectoryError, match=r"file.* is a file: name a directory"):
         directory.refuse_file()
+
+
+def test_a_file_system_that_links_only_within_a_folder_is_refused(tmp_path, monkeypatch):
+    link = os.link
+
+    def within_a_folder(source, target):
+        if os.path.dirname(source) != os.path.dirname(target):  # noqa: PTH120
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+        link(source, target)
+
+    directory = open_store(str(tmp_path))
+    directory.make(SCRATCH)
+    directory.check_creates(SCRATCH)
+    monkeypatch.setattr(os, "link", within_a_folder)
+    with pytest.raises(UnsupportedStorageError, match="a local path with hard links, or to s3"):
+        directory.check_creates(SCRATCH)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == []
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_container_of_the_same_name_and_number_keeps_its_files(tmp_path, monkeypatch, is_other):
+    here = store._HERE
+    if is_other:
+        monkeypatch.setattr(store, "_HERE", "0" * 8)
+    directory = open_store(str(tmp_path))
+    name = f".part.{store.new_mark()}"  # of a process of this very number
+    (tmp_path / name).touch()
+    monkeypatch.setattr(store, "_HERE", here)
+    directory.sweep("")
+    assert (tmp_path / name).exists() == is_other
+    os.utime(tmp_path / name, (0, 0)) if is_other else None
+    directory.sweep("")
+    assert not (tmp_path / name).exists()
+
+
+def test_a_file_of_time_0_has_a_version_of_its_own(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("{}")
+    os.utime(path, (0, 0))
+    before = [file.version for file in find_files([str(path)], {})]
+    path.chmod(0o600)
+    assert [file.version for file in find_files([str(path)], {})] == before == ["0.0"]

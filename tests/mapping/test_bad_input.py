@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.hub import ModelNotFoundError
@@ -75,7 +76,7 @@ def test_a_missing_text_column_is_named_beside_the_columns_there(domain, is_lazy
         ([1, 2], "int64"),
         ([1.0, np.nan], "float64"),
         ([True, False], "bool"),
-        (["a", "b"], "category"),
+        ([1, 2], "category"),
         (pd.to_datetime(["2024-01-01", "2024-01-02"]), "datetime64[ns]"),
     ],
 )
@@ -194,6 +195,24 @@ def test_a_checkpoint_without_a_vocabulary_fails_naming_its_files(
             path.unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer of .* loads from its files"):
         call(DistributedDataClassifier(model=model)).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("added", ["[ACME]", "river bank"])
+def test_tokens_beyond_the_embedding_are_refused_at_the_call(checkpoint, tmp_path, added):
+    model = shutil.copytree(checkpoint("fineweb-edu"), tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    rows = tokenizer.get_vocab_size()
+    tokenizer.add_tokens([added])
+    tokenizer.save(str(model / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=rf"ids up to {rows}, and .*embedding of {rows} rows"):
+        call(FineWebEduClassifier(model=model))
+
+
+def test_a_damaged_tokenizer_is_refused_at_the_call(checkpoint, tmp_path):
+    model = shutil.copytree(checkpoint("fineweb-edu"), tmp_path / "model")
+    (model / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged, or no tokenizer"):
+        call(FineWebEduClassifier(model=model))
 
 
 def test_a_category_model_is_no_education_model(checkpoint):

@@ -16,6 +16,7 @@ from gpuclassify import (
 )
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.workers.run_context import collected_stats
+from tests.loaders import LOADERS
 from tests.oracle import assert_close, stacked
 from tests.replicas import sample_texts, write_sequence_classifier
 
@@ -62,7 +63,7 @@ def assert_same_frame(found, expected):
             assert one.tolist() == other.tolist(), name
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 def test_one_pass_equals_one_after_another(mappers, frames, loader):
     several = mappers(loader=loader, autocast=False)
     lazy = classify(frames.lazy(FRAME, npartitions=4), several)

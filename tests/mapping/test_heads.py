@@ -7,7 +7,8 @@ import pytest
 
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference import engine
-from gpuclassify.mapping.heads import CategoryHead, Head
+from gpuclassify.mapping.heads import Head
+from gpuclassify.mapping.label_heads import CategoryHead
 from tests.oracle import stacked
 from tests.replicas import sample_texts
 

@@ -4,7 +4,6 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from transformers import AutoTokenizer
 
 from gpuclassify import (
     AegisClassifier,
@@ -21,6 +20,7 @@ from gpuclassify.workers.run_context import collected_stats
 from tests.oracle import (
     assert_close,
     independent_probabilities,
+    plain_tokenizer,
     probabilities,
     raw_outputs,
     stacked,
@@ -54,7 +54,7 @@ def by_lines(model, **options):
 
 
 def tokens_of(model, line):
-    return len(AutoTokenizer.from_pretrained(model)(line)["input_ids"])
+    return len(plain_tokenizer(model)(line)["input_ids"])
 
 
 AGGREGATES = {
@@ -209,12 +209,12 @@ def test_a_failing_line_is_named_with_its_row(sequence_classifier, monkeypatch):
 
 def test_a_plan_counts_every_line(sequence_classifier):
     model = sequence_classifier("bert")
-    lengths = by_lines(model).token_lengths(TEXTS)
+    lengths = by_lines(model).runner.token_lengths(TEXTS)
     every = [[tokens_of(model, line) for line in lines_run(text)] for text in TEXTS]
     assert lengths.whole.tolist() == [sum(own) for own in every]
     assert lengths.windows.tolist() == [min(SIZE, n) for own in every for n in own]
     assert lengths.counts.tolist() == [len(own) for own in every]
-    assert by_lines(model).token_lengths([]).whole.tolist() == []
+    assert by_lines(model).runner.token_lengths([]).whole.tolist() == []
 
 
 def test_meta_is_the_truth_of_columns_about_lines(sequence_classifier):

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from gpuclassify import (
     DistributedDataClassifier,
@@ -13,7 +12,8 @@ from gpuclassify import (
     PromptTaskComplexityClassifier,
 )
 from gpuclassify.workers.run_context import collected_stats
-from tests.oracle import assert_close, probabilities, raw_outputs, stacked
+from tests.loaders import LOADERS
+from tests.oracle import assert_close, plain_tokenizer, probabilities, raw_outputs, stacked
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -24,7 +24,7 @@ FRAME = pd.DataFrame({"text": [*TEXTS, None, TEXTS[-1]]})
 
 def window_texts(directory, text):
     """The windows of a text as transformers splits it, decoded without special tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     return tokenizer(
         text, truncation=True, max_length=SIZE, stride=OVERLAP, return_overflowing_tokens=True
     )["input_ids"]
@@ -38,7 +38,7 @@ def window_outputs(directory, text):
     windows = window_texts(directory, text)
     with torch.inference_mode():
         logits = [model(input_ids=torch.tensor([ids])).logits[0].numpy() for ids in windows]
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = plain_tokenizer(directory)
     around = (tokenizer.cls_token_id, tokenizer.sep_token_id)
     own = [sum(number not in around for number in ids) for ids in windows]
     return np.stack(logits), np.array(own)
@@ -63,7 +63,7 @@ def windowed(model, **options):
     )
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("how", list(AGGREGATES))
 def test_windows_are_scored_and_aggregated_like_the_oracle(
     sequence_classifier, frames, how, loader
@@ -155,7 +155,7 @@ def test_the_columns_say_what_was_read(sequence_classifier, frames):
     computed = classifier(frames.lazy(FRAME)).compute(scheduler="sync")
 
     found = frames.to_pandas(computed)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = plain_tokenizer(model)
     expected = []
     for text in TEXTS:
         tokens = len(tokenizer(text[:200])["input_ids"])
@@ -188,7 +188,7 @@ def test_asking_what_was_read_changes_no_score(sequence_classifier):
 
 def test_which_texts_are_cut_is_known_without_reading_them_whole(sequence_classifier):
     model = sequence_classifier("bert")
-    one = AutoTokenizer.from_pretrained(model)
+    one = plain_tokenizer(model)
     fits = ["the river " * n for n in range(5, 16)]
     texts = [*fits, *(text + " " * 5_000 for text in fits), *TEXTS, "the river " * 5_000]
     options = {"model": model, "max_seq_length": SIZE, "truncated_field": "cut"}

@@ -54,6 +54,7 @@ def test_every_published_classifier_knows_its_labels():
         "nemotron-safety-guard": 2,
         "wildguard": 2,
         "taxonomy": 0,
+        "tokens": 0,
         "prompt": 0,
         "checkpoint": 0,
         "fasttext": 0,

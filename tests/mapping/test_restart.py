@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import time
 
 import cloudpickle
@@ -16,6 +18,7 @@ from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduC
 from gpuclassify.hub import ModelChangedError, token_for
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.code_digest import value_digest
+from tests.processes import search_path
 from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -199,12 +202,13 @@ def test_a_mapper_stays_with_the_model_that_it_was_pinned_to(own_model):
         classifier(lazy_frame())
 
 
-def test_a_resident_model_serves_the_plan_that_loaded_it(own_model):
+def test_a_resident_model_serves_no_plan_whose_files_are_others(own_model):
     frame = lazy_frame()
     planned = DomainClassifier(model=own_model, score_field="s", autocast=False)(frame)
     before = planned.compute(scheduler="sync")
     rewrite(own_model)
-    pd.testing.assert_frame_equal(planned.compute(scheduler="sync"), before)
+    with pytest.raises(ModelChangedError, match=r"differs \(last written: "):
+        planned.compute(scheduler="sync")
     fresh = DomainClassifier(model=own_model, score_field="s", autocast=False)(frame)
     assert not fresh.compute(scheduler="sync").s.equals(before.s)
 
@@ -376,3 +380,223 @@ def test_what_a_function_remembers_is_no_part_of_it():
     assert seen == 1
     assert value_digest(stage) == before
     assert value_digest(cloudpickle.loads(cloudpickle.dumps(stage))) == before
+
+
+KINDS = """
+import abc, dataclasses, enum, functools, typing
+from gpuclassify.mapping.code_digest import value_digest
+
+T = typing.TypeVar("T")
+
+
+@dataclasses.dataclass
+class Rule:
+    least: int = 3
+    later: "Later | None" = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
+    least: float = 3.0
+
+
+class Pair(typing.NamedTuple):
+    one: int
+    two: str = "x"
+
+
+class Annotated:
+    least: int
+
+    def __init__(self):
+        self.least = 2
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+    RUN = 4
+
+
+class Base(abc.ABC):
+    least: int = 1
+
+    @abc.abstractmethod
+    def call(self): ...
+
+
+class Derived(Base):
+    def call(self):
+        return 1
+
+
+class Box(typing.Generic[T]):
+    item: T
+
+    def __init__(self, item):
+        self.item = item
+
+
+class Cached:
+    @functools.cached_property
+    def slow(self) -> int:
+        return 2
+
+    @functools.lru_cache
+    def remembered(self) -> int:
+        return 3
+
+
+class Empty:
+    @functools.cached_property
+    def slow(self):
+        return 2
+
+
+@functools.singledispatch
+def dispatched(item: object) -> int:
+    return 1
+
+
+@dispatched.register
+def _(item: str) -> int:
+    return 2
+
+
+def make():
+    class Inner:
+        least: int = 1
+        if least:
+            more: str = "s"
+
+    return Inner()
+
+
+def use(thing):
+    for call in (
+        repr, hash, vars, list, typing.get_type_hints, dataclasses.fields, dataclasses.asdict,
+        pickle.dumps, copy.deepcopy, lambda x: x == x, lambda x: x.__annotations__,
+        lambda x: type(x).__annotations__, lambda x: x.slow, lambda x: x.remembered(),
+        lambda x: x.call(), lambda x: x("s"), lambda x: x(6), lambda x: x | Access.WRITE,
+        lambda x: isinstance(1, x), lambda x: type("Other", (x,), {}),
+    ):
+        with contextlib.suppress(Exception):
+            call(thing)
+
+
+things = {
+    "dataclass": Rule(), "its class": Rule, "slots": Slots(), "named tuple": Pair(1),
+    "annotated": Annotated(), "enum": Color.RED, "flag": Access.READ, "flags": Access,
+    "abstract": Base, "derived": Derived(), "generic": Box(1), "alias": Box[int],
+    "cached": Cached(), "empty": Empty(), "dispatched": dispatched, "inner": make(),
+}
+before = {name: value_digest(thing) for name, thing in things.items()}
+"""  # fmt: skip
+
+
+def test_a_digest_is_the_same_at_every_call_and_after_use_and_in_every_process(tmp_path):
+    script = "import contextlib, copy, json, pickle\n" + KINDS + (
+        "second = {name: value_digest(thing) for name, thing in things.items()}\n"
+        "for thing in things.values(): use(thing)\n"
+        "third = {name: value_digest(thing) for name, thing in things.items()}\n"
+        "print(json.dumps([before, second, third]))\n"
+    )  # fmt: skip
+    (tmp_path / "kinds.py").write_text(script)
+    ways = []
+    for seed in ("1", "2"):
+        command = [sys.executable, "kinds.py"]
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": search_path()}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        ways += json.loads(done.stdout)
+    for name in ways[0]:
+        assert len({way[name] for way in ways}) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("least: int = 3", "least: bool = 3", {"dataclass", "its class"}),
+        ("least: int = 3", "least: int = 4", {"dataclass", "its class"}),
+        ("one: int", "one: bytes", {"named tuple"}),
+        ("WRITE = 2", "WRITE = 8", {"flag", "flags"}),
+        ("-> int:\n    return 2", "-> int:\n    return 5", {"dispatched"}),
+    ],
+)
+def test_annotations_members_and_registered_functions_count(old, new, changed):
+    assert KINDS.count(old) == 1
+    before, after = digests(KINDS), digests(KINDS.replace(old, new))
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+HELPERS = """
+import functools
+from helpers_pkg.words import LIMIT, Rule, unread
+
+def clean(text):
+    "What it does."
+    return cut(text)[:LIMIT]
+
+@functools.lru_cache
+def cut(text):
+    return Rule().cut(text)
+"""
+WORDS = """
+import json
+LIMIT, CACHE = 3, {}
+
+class Rule:
+    def cut(self, text):
+        return json.loads(text) and text + 'x'
+
+def unread(text):
+    return text + 'y'
+"""
+READERS = [
+    "from helpers_pkg.text import clean\ndef stage(text): return clean(text)",
+    "import helpers_pkg.text as h\ndef stage(text): return h.clean(text)",
+    "import helpers_pkg.text\ndef stage(text): return helpers_pkg.text.clean(text)",
+    "def stage(text):\n from helpers_pkg.text import clean\n return clean(text)",
+    "def stage(text):\n import helpers_pkg.text as h\n return [h.clean(t) for t in text]",
+    "def stage(text):\n from .text import clean\n return clean(text)",
+    "def stage(text):\n " + "\n ".join(f"text += {n!r}" for n in map(float, range(300)))
+    + "\n from helpers_pkg.text import clean\n return clean(text)",
+    "def outer():\n import helpers_pkg.text as h\n return lambda text: h.clean(text)\n"
+    "stage = outer()",
+]  # fmt: skip
+
+
+@pytest.fixture
+def read_helpers(tmp_path, monkeypatch):
+    """Returns the digest of a stage that calls helpers which lie in files."""
+    folders = iter(range(10))
+
+    def read(reader, *change):
+        package = tmp_path / f"{next(folders)}/helpers_pkg"
+        package.mkdir(parents=True)
+        for name, text in ("__init__", ""), ("text", HELPERS), ("words", WORDS):
+            (package / f"{name}.py").write_text(text.replace(*change) if change else text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(package.parent)
+            scope = {"__name__": "helpers_pkg.stages", "__package__": "helpers_pkg"}
+            exec(reader, scope)
+            digest = value_digest(scope["stage"])
+        for name in [name for name in sys.modules if name.startswith("helpers_pkg")]:
+            del sys.modules[name]
+        return digest
+
+    return read
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_helpers_in_the_users_modules_count_however_they_are_reached(read_helpers, reader):
+    before = read_helpers(reader)
+    for old, new in [("'x'", "'z'"), ("LIMIT, CACHE = 3", "LIMIT, CACHE = 4"), (")[:", ")[-1:")]:
+        assert read_helpers(reader, old, new) != before
+    for old, new in [("'y'", "'z'"), ("@functools", "# Why.\n@functools"), ("it does", "is done")]:
+        assert read_helpers(reader, old, new) == before

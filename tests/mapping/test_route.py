@@ -474,11 +474,11 @@ def test_a_row_that_cannot_be_scored_is_left_out_alone(job, monkeypatch):
 
 def test_a_plan_counts_each_models_own_rows(job, fasttext_model, domain):
     plan = job().plan(trial_seconds=0.1)
-    tokens = {each.name: each.tokens.value for each in plan.classifiers}
+    tokens = {each.name: each.tokens for each in plan.classifiers}
     for name, own in (("DomainClassifier", "de"), ("QualityClassifier", "fr")):
         rows = FRAME[FRAME["language"] == own][["text"]].reset_index(drop=True)
         alone = [dd.from_pandas(rows, npartitions=1), job().stages[1].to[own]]
-        assert tokens[name] == Pipeline(alone).plan(trial_seconds=None).classifiers[0].tokens.value
+        assert tokens[name] == Pipeline(alone).plan(trial_seconds=None).classifiers[0].tokens
     assert plan.warnings == ()
     assert plan.worker_bytes is not None
     languages = LanguageIdentifier(model=fasttext_model("chars"), overwrite=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from gpuclassify import (
     AegisClassifier,
@@ -15,7 +15,8 @@ from gpuclassify import (
 )
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.workers.run_context import collected_stats
-from tests.oracle import assert_close, probabilities, stacked
+from tests.loaders import LOADERS
+from tests.oracle import assert_close, plain_tokenizer, probabilities, stacked
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -33,8 +34,8 @@ IS_TEXT = FRAME["text"].notna().to_numpy()
 
 def parts_of(directory, text):
     """The ids of each part that is read, and how many tokens the whole text has."""
-    head = AutoTokenizer.from_pretrained(directory)
-    tail = AutoTokenizer.from_pretrained(directory, truncation_side="left")
+    head = plain_tokenizer(directory)
+    tail = plain_tokenizer(directory, truncation_side="left")
     cut = {"truncation": True, "max_length": SIZE}
     parts = [head(text[:CHARS], **cut)["input_ids"]]
     if len(text) > 2 * CHARS:
@@ -56,7 +57,7 @@ def at_ends(model, **options):
     return DistributedDataClassifier(model=model, long_text="ends", **settings)
 
 
-@pytest.mark.parametrize("loader", ["sorted", "crossfit"])
+@pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("how", ["mean", "max", "first"])
 @pytest.mark.parametrize("seen_field", [None, "seen"])
 def test_both_ends_are_scored_and_aggregated(sequence_classifier, frames, how, loader, seen_field):
@@ -124,7 +125,7 @@ def test_reports_and_plans_tell_what_is_not_read(sequence_classifier, tmp_path):
     (plan,) = Pipeline([frame, mapper]).plan(trial_seconds=None).classifiers
     texts = [TEXTS[row] for row in ROWS if row is not None]
     read = [sum(map(len, parts_of(mapper.options.model, text)[0])) for text in texts]
-    assert plan.tokens.value == pytest.approx(sum(read))
+    assert plan.tokens == pytest.approx(sum(read))
 
 
 def test_the_defaults_are_those_of_finepdfs():

@@ -170,6 +170,17 @@ def test_a_base_model_for_a_checkpoint_that_carries_its_sizes_is_refused(checkpo
         ),
         (KNOWN_BACKBONES["microsoft/deberta-v3-base"], (None, False)),
         ({"model_type": "t5"}, (None, False)),
+        (
+            {"model_type": "t5", "n_positions": 512, "relative_attention_num_buckets": 32},
+            (None, False),
+        ),
+        ({"model_type": "bloom", "seq_length": 2048}, (None, False)),
+        ({"model_type": "xlnet"}, (None, False)),
+        ({"model_type": "mpt", "max_seq_len": 1024}, (1024, True)),
+        *(
+            ({"model_type": kind, "max_position_embeddings": 514, "pad_token_id": 1}, (512, True))
+            for kind in ("esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "xmod", "mpnet")
+        ),
     ],
 )
 def test_position_limits(sizes, expected):

@@ -10,11 +10,11 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 from gpuclassify import Deberta, QualityClassifier
 from gpuclassify.models.checkpoint import CheckpointError
-from tests.oracle import assert_close, stacked
+from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import FAMILY_LABELS, category_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -53,7 +53,7 @@ def test_padding_on_either_side_gives_the_logits_of_the_text_alone(side):
 
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint):
-    return AutoTokenizer.from_pretrained(checkpoint("quality"))
+    return plain_tokenizer(checkpoint("quality"))
 
 
 @pytest.fixture

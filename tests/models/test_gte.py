@@ -12,13 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, Embedder
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import known_shapes
 from tests.models.test_loading import described, rewrite
-from tests.oracle import assert_close, assert_labels_agree, probabilities, stacked
+from tests.oracle import assert_close, assert_labels_agree, plain_tokenizer, probabilities, stacked
 from tests.replicas import sample_texts, write_gte
 
 pytest.importorskip("transformers.models.gte", reason="younger than transformers 5.0")
@@ -74,7 +73,7 @@ def frequencies(config, width):
 
 
 def ids_of(directory, text):
-    return AutoTokenizer.from_pretrained(directory)(text, truncation=True, max_length=512).input_ids
+    return plain_tokenizer(directory)(text, truncation=True, max_length=512).input_ids
 
 
 def logits(directory, text):

@@ -13,7 +13,7 @@ from torch import nn
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.head_conversion import convert_head
-from gpuclassify.models.trained_head import Backbone, load_head, read_head
+from gpuclassify.models.head_network import Backbone, load_head, read_head
 from tests.oracle import assert_close
 
 JQL = Backbone("Snowflake/snowflake-arctic-embed-m-v2.0", None, "cls", True, "", 8192)

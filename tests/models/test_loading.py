@@ -79,6 +79,25 @@ def test_shards_load_like_one_file(checkpoint, tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
+def test_the_single_file_wins_over_shards_that_are_there_as_well(checkpoint, tmp_path, family):
+    """As in transformers: a model that was saved anew in one file may have old shards beside it."""
+    model = shutil.copytree(checkpoint(family), tmp_path / family)
+    whole = (model / "model.safetensors").read_bytes()
+    rewrite(model, lambda tensors: tensors.update({n: t + 1 for n, t in tensors.items()}))
+    shard(model, 2)
+    (model / "model.safetensors").write_bytes(whole)
+    for name, tensor in loaded(checkpoint(family)).state_dict().items():
+        assert torch.equal(loaded(model).state_dict()[name], tensor)
+    (model / "model-00001-of-00002.safetensors").unlink()
+    check_tensors(described(model))
+    (model / "model.safetensors").unlink()
+    with pytest.raises(hub.ModelNotFoundError, match=r"not there: .'model-00001-of-00002"):
+        check_tensors(described(model))
+    with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
+        loaded(model)
+
+
+@pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_floating_weights_get_the_precision_asked_for(checkpoint, tmp_path, family, dtype):
     model = shutil.copytree(checkpoint(family), tmp_path / family)

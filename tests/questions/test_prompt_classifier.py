@@ -126,7 +126,7 @@ def test_a_literal_text_needs_no_template(classifier, oracle, name):
     found = classifier(name, chat=False, prompt="Page: {text}\n", opening="Answer: ")(FRAME)
 
     plain = oracle(name)
-    prompts = [f"Page: {text}\nAnswer: " for text in TEXTS]
+    prompts = [f"Page: {plain.marked(text)}\nAnswer: " for text in TEXTS]
     expected = expected_scores(plain, prompts, adds_special_tokens=True)
     np.testing.assert_allclose(scores_of(found), expected, atol=1e-5)
 
@@ -615,6 +615,16 @@ def test_one_chain_asks_one_decoder_several_questions(classifier):
         ({**FORM, "label_field": "codes"}, r"given twice: \['codes'\]"),
         ({"chat_template_kwargs": "{"}, "chat_template_kwargs='{'"),
         ({"prompt_digest": "1234"}, "prompt_digest|digest"),
+        ({"labels": ["yes", "no"]}, r"labels=.* has no meaning .*: name the labels in answers="),
+        ({"problem_type": "regression"}, "problem_type='regression' has no meaning"),
+        ({"base_model": "a/b"}, "base_model='a/b' has no meaning .*: the decoder is model="),
+        ({"system": "Of {url}."}, r"system='Of {url}.' is the same for all rows.* in prompt="),
+        ({"system": "As {{json}}."}, "{{ would stand there"),
+        ({"opening": "{text}:"}, "opening='{text}:' is the same for all rows"),
+        ({"system": 5}, "system=5"),
+        ({"response": 5}, "response=5"),
+        ({"opening": 5}, "opening=5"),
+        ({"chat": "no"}, "chat='no'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_at_the_call(

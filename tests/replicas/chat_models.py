@@ -28,6 +28,17 @@ INST = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST] "
     "{{ message['content'] }} [/INST]{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
 )
+# As Qwen 3's: of an answer, thoughts are split off and line breaks at the beginning are lost.
+THINKING = (
+    "{% for message in messages %}{% set content = message.content %}"
+    "{% if message.role == 'assistant' %}{% set thoughts = '' %}{% if '</think>' in content %}"
+    "{% set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1]"
+    ".lstrip('\\n') %}{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "<|im_start|>assistant\n<think>\n{{ thoughts.strip('\\n') }}\n</think>\n\n"
+    "{{ content.lstrip('\\n') }}<|im_end|>\n{% else %}"
+    "<|im_start|>{{ message.role }}\n{{ content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _CONTROLS = (
     "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
     "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]",

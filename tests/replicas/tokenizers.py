@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ class _Kind:
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     template: str = "{cls_token} $A {sep_token}"
+    pair: str = "{cls_token} $A {sep_token} $B:1 {sep_token}:1"
     settings: dict[str, Any] = field(default_factory=dict)
     is_flat: bool = False  # special_tokens_map.json holds strings, not records
 
@@ -63,6 +65,7 @@ KINDS = {
         _ROBERTA_ROLES,
         first=_ROBERTA_FIRST,
         last=("<mask>",),
+        pair="{cls_token} $A {sep_token} {sep_token} $B {sep_token}",
         settings={"add_prefix_space": False, **_NO_SEGMENTS},
     ),
     "xlm-roberta": _Kind(
@@ -71,6 +74,7 @@ KINDS = {
         _ROBERTA_ROLES,
         first=_ROBERTA_FIRST,
         last=("<mask>",),
+        pair="{cls_token} $A {sep_token} {sep_token} $B {sep_token}",
         settings=_NO_SEGMENTS,
     ),
     "albert": _Kind(
@@ -101,6 +105,7 @@ KINDS = {
         _roles(bos="<|begin_of_text|>", eos="<|end_of_text|>", pad="<|pad|>"),
         last=("<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"),
         template="{bos_token} $A",
+        pair="{bos_token} $A {bos_token}:1 $B:1",
         settings=_NO_SEGMENTS,
     ),
     "llama-guard": _Kind(
@@ -109,9 +114,32 @@ KINDS = {
         _roles(bos="<s>", eos="</s>", unk="<unk>"),
         first=("<unk>", "<s>", "</s>"),
         template="{bos_token} $A",
+        pair="{bos_token} $A {bos_token}:1 $B:1",
         settings={"add_bos_token": True, "add_eos_token": False, "legacy": False},
     ),
 }
+
+
+@functools.cache
+def published_files() -> dict[str, bytes]:
+    """Tokenizers as transformers 4.57.6 wrote them and read them, by path.
+
+    ``deberta/`` has all files of a DeBERTa-v2 tokenizer, texts, and the ids that transformers gave
+    them. ``other/`` has vocabularies, and ``transformers_4.json`` the ids that it gave texts by
+    each of several classes, with one of the vocabularies and no ``tokenizer.json`` beside.
+    """
+    with tarfile.open(Path(__file__).with_name("published_tokenizers.tar.xz")) as archive:
+        members = [member for member in archive if member.isfile()]
+        return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+
+
+@functools.cache
+def nmt_nfkc() -> Any:
+    """The normaliser of most SentencePiece models."""
+    from tokenizers import Tokenizer
+
+    steps = Tokenizer.from_str(published_files()["deberta/tokenizer.json"].decode()).normalizer
+    return steps[1]
 
 
 @functools.lru_cache(maxsize=32)
@@ -129,7 +157,7 @@ def _merged(algorithm: str, texts: tuple[str, ...]) -> Any:
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     elif algorithm == "unigram":
-        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.normalizer = nmt_nfkc()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
         )
@@ -220,7 +248,7 @@ def trained_tokenizer(name: str, texts: tuple[str, ...]) -> Any:
     if template != "$A":
         specials = [(t, tokenizer.token_to_id(t)) for t in template.split() if t != "$A"]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=specials
+            single=template, pair=kind.pair.format(**kind.roles), special_tokens=specials
         )
     return tokenizer
 
@@ -243,23 +271,25 @@ def _stages(name: str, algorithm: str) -> tuple[Any, Any, Any]:
         )
     steps: dict[str, list[Any]] = {
         "deberta-v2": [
-            normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
-            normalizers.NFC(),
-            normalizers.Strip(left=False, right=True),
+            normalizers.Strip(),
+            nmt_nfkc(),
+            normalizers.Replace(Regex(" {2,}"), " "),
         ],
+        "xlm-roberta": [nmt_nfkc()],
         "albert": [
             normalizers.Replace("``", '"'),
             normalizers.Replace("''", '"'),
             normalizers.NFKD(),
             normalizers.StripAccents(),
             normalizers.Lowercase(),
+            nmt_nfkc(),
+            normalizers.Replace(Regex(" {2,}"), " "),
         ],
     }
     spaces: list[Any] = [pre_tokenizers.Metaspace()]
     if name != "deberta-v2":
         spaces.insert(0, pre_tokenizers.WhitespaceSplit())
-    normalizer = normalizers.Sequence(steps[name]) if name in steps else None
-    return normalizer, pre_tokenizers.Sequence(spaces), decoders.Metaspace()
+    return normalizers.Sequence(steps[name]), pre_tokenizers.Sequence(spaces), decoders.Metaspace()
 
 
 _TOKEN_FIELDS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")

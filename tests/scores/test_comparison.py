@@ -16,6 +16,7 @@ from gpuclassify import (
     compare,
 )
 from gpuclassify.commands.cli import main
+from gpuclassify.scores import comparison
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -85,12 +86,72 @@ def test_numbers_and_embeddings_are_compared_too(checkpoint, sequence_classifier
     assert compare(TEXTS[:5], embedder, embedder).largest_difference == 0
 
 
+@pytest.mark.parametrize("settings", [{}, {"score_field": None}], ids=["scores", "labels alone"])
+def test_scores_are_those_of_labels_and_not_what_else_is_told_of_a_text(checkpoint, settings):
+    own = {"model": checkpoint("quality"), "score_field": "scores", **settings}
+    lines = {"long_text": "lines", "line_min_score": {"High": 0.3}, "line_scores_field": "lines"}
+    more = {"seen_field": "seen", "kept_share_field": "kept", "kept_text_field": "text_kept"}
+    texts = [f"{text}\n\n{text[:40]}" for text in TEXTS if text]
+    pairs = [
+        [QualityClassifier(**own, **lines, **more, max_seq_length=length) for length in (256, 6)],
+        [QualityClassifier(**own, seen_field="seen", max_seq_length=n) for n in (256, 6)],
+    ]
+    for one, other in pairs:
+        found = compare(texts, one, other)
+        if own["score_field"] is None:
+            assert found.largest_difference is None and not found.points
+            continue
+        scores = [np.stack(each(texts)["scores"]) for each in (one, other)]
+        differences = np.abs(scores[0] - scores[1]).max(axis=1)
+        assert found.largest_difference == pytest.approx(differences.max(), abs=1e-6)
+        assert found.mean_difference == pytest.approx(differences.mean(), abs=1e-6)
+        assert found.moved["score_a"].max() < 1
+
+
+def test_null_numbers_hide_no_other_numbers_of_their_row(pair, monkeypatch):
+    first, second = pair()
+    expected = compare(TEXTS, first, second)
+    numbers = comparison._numbers
+
+    def with_null(array):
+        found = numbers(array)
+        return found if found is None else np.hstack([found, np.full_like(found[:, :1], np.nan)])
+
+    monkeypatch.setattr(comparison, "_numbers", with_null)
+    found = compare(TEXTS, first, second)
+    assert found.largest_difference == expected.largest_difference > 0
+    assert found.mean_difference == expected.mean_difference
+    assert found.points == expected.points
+
+
+def test_rows_without_text_change_nothing(pair):
+    first, filtered = pair()[0], pair(filter_by="High")[0]
+    texts, own = [*[None] * 200, *TEXTS], [text for text in TEXTS if text is not None]
+    found = compare(texts, first, filtered)
+    assert found.rows == len(own)
+    assert found.changed_rows == 1 - len(filtered(own)) / len(own) > 0
+    assert found.moved["text"].notna().all()
+
+
+@pytest.mark.parametrize("name", ["text", "body", None], ids=str)
+def test_a_column_is_texts_like_any_other(pair, name):
+    column = pd.Series(TEXTS, name=name)
+    expected = compare(TEXTS, *pair(), limit=50)
+    for texts in (column, dd.from_pandas(column, npartitions=3)):
+        found = compare(texts, *pair(), limit=50)
+        assert found.as_dict()["agreement"] == expected.as_dict()["agreement"]
+        np.testing.assert_allclose(found.points, expected.points, atol=1e-6)
+
+
 def test_what_cannot_be_compared_is_refused(pair, sequence_classifier):
     first, second = pair()
     with pytest.raises(TypeError, match="b is the class QualityClassifier: compare"):
         compare(FRAME, first, QualityClassifier)
     with pytest.raises(ValueError, match="gives labels: compare two classifiers of one kind"):
         compare(FRAME, first, Embedder(model=sequence_classifier("bert")))
+    for no_frame in ({"a text"}, 5):
+        with pytest.raises(TypeError, match="pass a DataFrame"):
+            compare(no_frame, first, second)
     with pytest.raises(ValueError, match="no row has a text"):
         compare([None], first, second)
     with pytest.raises(ValueError, match="limit"):

@@ -12,7 +12,8 @@ from gpuclassify.commands.cli import main
 from gpuclassify.commands.console import with_options
 
 PACKAGE = Path(gpuclassify.__file__).parent
-COMMANDS = main.commands.values()
+CONTEXT = click.Context(main)
+COMMANDS = [main.get_command(CONTEXT, name) for name in main.list_commands(CONTEXT)]
 PARAMETERS = [own for each in COMMANDS for own in each.get_params(click.Context(each))]
 OPTIONS = {flag for own in PARAMETERS for flag in own.opts if "--" in flag}
 # What the command line alone has, and files that are shell scripts.
@@ -64,7 +65,7 @@ def test_messages_name_no_options():
     ],
 )  # fmt: skip
 def test_arguments_become_options(message, expected):
-    assert with_options(message, main.commands["classify"]) == expected
+    assert with_options(message, main.get_command(CONTEXT, "classify")) == expected
 
 
 def test_a_long_message_is_read_in_no_time():

@@ -13,18 +13,23 @@ from gpuclassify import (
     DomainClassifier,
     Embedder,
     FuzzyDuplicates,
+    HeadClassifier,
     InstructionDataGuardClassifier,
     JsonlReader,
+    JsonlWriter,
     Pipeline,
     PromptClassifier,
     SemanticDuplicates,
     classify,
+    curator,
     get_client,
     keep_top,
     score_edges,
 )
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.jobs.stages import as_chain
 from gpuclassify.questions.answers import Choice, Free
+from gpuclassify.settings.checks import HubName
 
 MAPPERS = {**FAMILIES, "embedder": Embedder}
 QUESTIONS = [name for name, kind in FAMILIES.items() if issubclass(kind, PromptClassifier)]
@@ -57,7 +62,8 @@ def test_mappers_take_numpys_numbers_flags_and_texts(name):
     names = [n for n in SETTINGS if n in inspect.signature(kind).parameters]
     if name in ("aegis", *QUESTIONS):  # has no windows, or only for one answer
         names.remove("window_overlap")
-    if name in ("qwen3guard-response", "wildguard"):  # whose texts are of two columns
+    # Whose texts are of two columns, or counted whole.
+    if name in ("qwen3guard-response", "wildguard", "tokens"):
         names.remove("max_chars")
     if "criteria" in kind.defaults:  # which give no answer to keep
         names.remove("keep_raw")
@@ -69,11 +75,12 @@ def test_mappers_take_numpys_numbers_flags_and_texts(name):
     given = {n: SETTINGS[n][0] for n in names} | more
     own = {n: SETTINGS[n][1] for n in names} | more
     one, other = (kind(model="owner/model", **settings) for settings in (given, own))
-    assert len(names) >= 5
+    assert len(names) >= (2 if name == "tokens" else 5)
     assert one == other and repr(one) == repr(other)
     assert tokenize(one.options) == tokenize(other.options)
     values = [getattr(one.options, field.name) for field in fields(one.options)]
-    assert set().union(*map(all_types, values)) <= {str, int, float, bool, type(None)}
+    plain = {str, int, float, bool, type(None)}
+    assert set().union(*map(all_types, values)) <= plain | {HubName}  # of a class's own model
 
 
 @pytest.mark.parametrize(
@@ -89,6 +96,42 @@ def test_labels_may_be_arrays_and_columns(as_given):
     if as_given is not set:  # which has no order
         given = DomainClassifier(model="m", labels=as_given(labels))
         assert given == DomainClassifier(model="m", labels=labels)
+
+
+UNORDERED = {
+    "answers": lambda given: PromptClassifier(model="m", prompt="{text}", answers=given),
+    "fields": lambda given: PromptClassifier(
+        model="m", prompt="{text}", answer="{a}", fields={"a": given}
+    ),
+    "spellings": lambda given: PromptClassifier(
+        model="m", prompt="{text}", answers={"a": given, "c": "d"}
+    ),
+    "labels": lambda given: DomainClassifier(model="m", labels=given),
+    "labels of heads": lambda given: HeadClassifier(heads={"a": "b"}, labels={"a": given}),
+    "heads": lambda given: HeadClassifier(heads=type(given)([("a", "b"), ("c", "d")])),
+    "keep_by": lambda given: FuzzyDuplicates(keep_by=given),
+    "mappers": lambda given: classify(["a text"], given),
+    "stages": lambda given: Pipeline(given),
+    "stages of a recipe": lambda given: as_chain(given),
+    "stages of Curator": lambda given: curator.Pipeline("name", stages=given),
+    "modules": lambda given: curator.Sequential(given),
+    "paths": lambda given: JsonlReader(given),
+    "columns": lambda given: JsonlReader("in.jsonl", fields=given),
+    "folders": lambda given: JsonlWriter("out/", partition_by=given),
+    "scores": lambda given: score_edges(pd.DataFrame({"a": [1.0], "b": [2.0]}), given),
+}
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize("call", UNORDERED.values(), ids=UNORDERED)
+def test_what_has_no_order_is_refused_where_order_matters(call, kind):
+    with pytest.raises(TypeError, match=r"without order: pass a list|is a (frozen)?set: options"):
+        call(kind(["a", "b"]))
+
+
+@pytest.mark.parametrize("name", ["answers", "labels", "keep_by", "paths", "columns", "folders"])
+def test_the_keys_of_a_dict_have_an_order(name):
+    UNORDERED[name](dict.fromkeys(["b", "a"]).keys())
 
 
 def test_scores_by_label_and_decisions_may_be_numpys():
@@ -125,6 +168,6 @@ def test_jobs_scores_limits_and_clusters_take_them(domain, monkeypatch):
     assert json.dumps(edges.n) == "4"
     assert len(keep_top(frame, "a", share=np.float64(0.25))) == 5
     assert len(classify(["a", "b", "c"], [domain()], limit=np.int64(2))) == 2
-    monkeypatch.setattr("gpuclassify.cluster.client.make_security", lambda given: pytest.fail())
+    monkeypatch.setattr("gpuclassify.cluster.security.make_security", lambda given: pytest.fail())
     with pytest.raises(ValueError, match="threads_per_worker=0 must be at least 1"):
         get_client("cpu", n_workers=np.int64(1), threads_per_worker=np.int64(0))

@@ -38,7 +38,7 @@ for (const text of document.querySelectorAll("svg text")) {
       || own.top < all.top - room || own.bottom > all.bottom + room)
     outside.push(text.textContent);
 }
-for (const box of document.querySelectorAll("section, .tile, .bars, .count, html"))
+for (const box of document.querySelectorAll("section, .tile, .bars, .count, pre, html"))
   if (box.scrollWidth > box.clientWidth) outside.push(box.className + box.tagName);
 for (const bar of document.querySelectorAll(".bars i")) {
   const own = bar.getBoundingClientRect(), place = bar.parentElement.getBoundingClientRect();
@@ -77,6 +77,7 @@ def test_no_text_leaves_its_picture(output, tmp_path, factor, width):
     large["labels"]["long"] = {name: 10**9 // n for n, name in enumerate(LONG_NAMES, 1)}
     large["agreements"]["long"] = dict.fromkeys(LONG_NAMES, large["labels"]["long"])
     large["text_lengths"]["long"] = [[2**n, 2 ** (n + 1), 10**9 // (n + 1)] for n in range(31)]
+    large["command"] = f"gpuclassify classify {' '.join(LONG_NAMES)} --classifier domain" * 2
     assert_all_is_inside(page({**report, **large}), tmp_path / "page.html", width, 100)
 
 

@@ -290,7 +290,7 @@ def test_a_script_binds_gpus_and_goes_on_after_its_time_limit(
     log = (folder / f"gpuclassify-{job}.log").read_text()
     assert state == ("COMPLETED", "0:0"), told(slurm, log)
     assert slurm.job(job)["Restarts"] == "1"
-    assert "parts were there already" in log
+    assert "parts were done already" in log
     for name, time_ns in written.items():
         assert (folder / "out" / name).stat().st_mtime_ns == time_ns
     assert 0 < len(written) < len(list(folder.glob("out/*.parquet")))

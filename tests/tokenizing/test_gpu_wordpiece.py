@@ -23,7 +23,6 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import BertProcessing, TemplateProcessing
-from transformers import AutoTokenizer
 
 from gpuclassify import DomainClassifier, Embedder, FineWebEduClassifier, classify
 from gpuclassify.tokenizing import gpu_wordpiece, prefetch
@@ -45,7 +44,8 @@ from gpuclassify.tokenizing.gpu_wordpiece import (
 )
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.run_context import collected_stats
-from tests.oracle import assert_close
+from tests.loaders import OTHER_LOADERS
+from tests.oracle import assert_close, plain_tokenizer
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -199,7 +199,7 @@ TEXTS = ["", *sample_texts(12, seed=5), "river " * 300, " ", "one"]
 
 
 def host_tokens(texts, max_tokens):
-    return TextTokenizer(AutoTokenizer.from_pretrained(FOLDER), max_tokens)(texts)
+    return TextTokenizer(plain_tokenizer(FOLDER), max_tokens)(texts)
 
 
 @pytest.mark.parametrize("max_tokens", [3, 16, 512])
@@ -268,7 +268,7 @@ class HostIds:
 def education(checkpoint, monkeypatch):
     """Makes mappers of one small FineWeb model, whose "gpu" is stood in for."""
 
-    def column(options, device, frame, name, max_chars):
+    def column(runner, frame, name, max_chars):
         return ColumnTexts(frame[name] if max_chars is None else frame[name].str[:max_chars])
 
     monkeypatch.setattr(gpu_wordpiece, "GpuWordPiece", HostIds)
@@ -292,7 +292,7 @@ def education(checkpoint, monkeypatch):
         {"truncated_field": "cut", "seen_field": "seen", "min_score": 0, "keep_field": "kept"},
         {"truncated_field": "cut", "seen_field": "seen", "max_chars": 50},
         {"max_chars": 20, "filter_by": "low_quality"},
-        {"loader": "crossfit"},
+        *({"loader": loader} for loader in OTHER_LOADERS),
         {"sort_by_length": False, "engine": "reference"},
     ],
 )
@@ -356,7 +356,7 @@ def test_a_tokenizer_is_judged_by_its_files_before_any_work_starts(checkpoint, s
     prompted = Embedder(model=sequence_classifier("bert"), prompt="query: ", tokenizer="gpu")
     with pytest.raises(NotEligibleError, match="other texts than those of the column"):
         prompted.runner.check_tokenizer()
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint("fineweb-edu"), truncation_side="left")
+    tokenizer = plain_tokenizer(checkpoint("fineweb-edu"), truncation_side="left")
     with pytest.raises(NotEligibleError, match="cuts texts on the left"):
         gpu_tokenizer(TextTokenizer(tokenizer, 24))
 

@@ -5,9 +5,10 @@ import sys
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, ByT5Tokenizer
+from transformers import ByT5Tokenizer
 
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from tests.oracle import plain_tokenizer
 from tests.replicas import ARCHITECTURES, sample_texts
 
 ODD_TEXTS = [
@@ -33,10 +34,8 @@ def rows_of(batch):
 def test_ids_equal_the_tokenizer_called_on_one_text_at_a_time(
     sequence_classifier, architecture, max_tokens
 ):
-    one_by_one = AutoTokenizer.from_pretrained(sequence_classifier(architecture))
-    ours = TextTokenizer(
-        AutoTokenizer.from_pretrained(sequence_classifier(architecture)), max_tokens
-    )
+    one_by_one = plain_tokenizer(sequence_classifier(architecture))
+    ours = TextTokenizer(plain_tokenizer(sequence_classifier(architecture)), max_tokens)
 
     batch = ours(TEXTS)
 
@@ -51,7 +50,7 @@ def test_ids_equal_the_tokenizer_called_on_one_text_at_a_time(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_empty_text_is_never_an_empty_row(sequence_classifier, architecture):
-    tokenizer = AutoTokenizer.from_pretrained(sequence_classifier(architecture))
+    tokenizer = plain_tokenizer(sequence_classifier(architecture))
     expected = tokenizer("")["input_ids"]
     assert bool(expected) != (architecture in WITHOUT_SPECIAL_TOKENS)
 
@@ -63,28 +62,26 @@ def test_an_empty_text_is_never_an_empty_row(sequence_classifier, architecture):
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "llama"])
 def test_truncation_on_the_left_keeps_the_end(sequence_classifier, architecture):
     directory = sequence_classifier(architecture)
-    one_by_one = AutoTokenizer.from_pretrained(directory, truncation_side="left")
-    right = TextTokenizer(AutoTokenizer.from_pretrained(directory), 12)(TEXTS)
+    one_by_one = plain_tokenizer(directory, truncation_side="left")
+    right = TextTokenizer(plain_tokenizer(directory), 12)(TEXTS)
 
-    left = TextTokenizer(AutoTokenizer.from_pretrained(directory, truncation_side="left"), 12)(
-        TEXTS
-    )
+    left = TextTokenizer(plain_tokenizer(directory, truncation_side="left"), 12)(TEXTS)
 
     expected = [one_by_one(t, truncation=True, max_length=12)["input_ids"] for t in TEXTS]
     assert rows_of(left) == expected
     assert rows_of(left) != rows_of(right)
-    assert left.truncated == right.truncated > 0
+    assert (left.seen_share < 1).sum() == (right.seen_share < 1).sum() > 0
 
 
 def test_truncated_counts_texts_that_lost_tokens_and_no_others(sequence_classifier):
-    tokenizer = AutoTokenizer.from_pretrained(sequence_classifier("bert"))
+    tokenizer = plain_tokenizer(sequence_classifier("bert"))
     texts = ["the river", "the river the river", "the river the river the", "the " * 5_000]
     lengths = [len(tokenizer(text)["input_ids"]) for text in texts]
     limit = lengths[1]
 
     batch = TextTokenizer(tokenizer, limit)(texts)
 
-    assert batch.truncated == sum(length > limit for length in lengths) == 2
+    assert (batch.seen_share < 1).sum() == sum(length > limit for length in lengths) == 2
     assert batch.lengths.tolist() == [min(length, limit) for length in lengths]
 
 
@@ -98,12 +95,12 @@ def test_a_tokenizer_written_in_python_gives_the_same_and_counts_exactly():
         one_by_one(text, truncation=True, max_length=6)["input_ids"] for text in texts
     ]
     assert batch.lengths.tolist() == [1, 6, 6, 6]
-    assert batch.truncated == 2
+    assert (batch.seen_share < 1).sum() == 2
 
 
 def test_segment_ids_are_kept_where_the_tokenizer_gives_other_than_zero(sequence_classifier):
     def with_segments():
-        tokenizer = AutoTokenizer.from_pretrained(sequence_classifier("bert"))
+        tokenizer = plain_tokenizer(sequence_classifier("bert"))
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="[CLS]:2 $A:0 [SEP]:1",
             special_tokens=[("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)],
@@ -112,15 +109,14 @@ def test_segment_ids_are_kept_where_the_tokenizer_gives_other_than_zero(sequence
 
     batch = TextTokenizer(with_segments(), 10)(TEXTS)
 
-    expected = [
-        with_segments()(text, truncation=True, max_length=10)["token_type_ids"] for text in TEXTS
-    ]
+    settings = {"truncation": True, "max_length": 10, "return_token_type_ids": True}
+    expected = [with_segments()(text, **settings)["token_type_ids"] for text in TEXTS]
     assert batch.type_ids.dtype == np.int32
     assert [r.tolist() for r in np.split(batch.type_ids, batch.offsets[1:-1])] == expected
 
 
 def test_a_text_costs_few_calls_of_python(sequence_classifier):
-    tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(sequence_classifier("bert")), 24)
+    tokenizer = TextTokenizer(plain_tokenizer(sequence_classifier("bert")), 24)
 
     def calls(texts):
         events = []
@@ -129,5 +125,6 @@ def test_a_text_costs_few_calls_of_python(sequence_classifier):
         sys.setprofile(None)
         return sum(event.endswith("call") for event in events)
 
-    # One of them gives its ids to the array of all.
+    for _ in range(8):  # until it knows the words
+        tokenizer(TEXTS)
     assert (calls(TEXTS * 4) - calls(TEXTS)) / (3 * len(TEXTS)) < 6

@@ -1,10 +1,10 @@
 """Shared tokens are those that each tokenizer would have made itself."""
 
 import pytest
-from transformers import AutoTokenizer
 
 from gpuclassify.tokenizing.prefetch import TokenStore
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from tests.oracle import plain_tokenizer
 from tests.replicas import sample_texts, write_sequence_classifier
 
 TEXTS = ["", *sample_texts(40, max_words=150)]
@@ -13,7 +13,7 @@ TEXTS = ["", *sample_texts(40, max_words=150)]
 @pytest.fixture(scope="module")
 def tokenizer_of(sequence_classifier):
     def tokenizer(architecture="bert", length=24, overlap=None, counts_rest=True, **options):
-        loaded = AutoTokenizer.from_pretrained(sequence_classifier(architecture), **options)
+        loaded = plain_tokenizer(sequence_classifier(architecture), **options)
         return TextTokenizer(loaded, length, overlap, counts_rest=counts_rest)
 
     return tokenizer
@@ -70,7 +70,7 @@ def test_other_sides_are_other_tokenizers(tokenizer_of):
 def test_other_vocabularies_share_nothing(tokenizer_of, tmp_path):
     other = write_sequence_classifier(tmp_path / "other", "bert", texts=["quite other words here"])
 
-    assert shares(tokenizer_of(), TextTokenizer(AutoTokenizer.from_pretrained(other), 24)) == 0
+    assert shares(tokenizer_of(), TextTokenizer(plain_tokenizer(other), 24)) == 0
     assert shares(tokenizer_of(), tokenizer_of("roberta")) == 0
 
 

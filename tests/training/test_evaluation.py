@@ -9,7 +9,7 @@ from scipy import stats
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
-from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate, wilson
+from gpuclassify.training.evaluation import ENOUGH_ROWS, Evaluation, evaluate
 from gpuclassify.training.tasks import TASKS
 
 LABELS = ("a", "b", "<i>c</i>")
@@ -130,6 +130,13 @@ def test_what_is_not_defined_is_none():
     assert "–" in flat.html()
 
 
+@pytest.mark.parametrize("library", ["scipy", "sklearn"])
+def test_a_missing_library_is_named_with_the_extra_that_brings_it(library, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == library else name)
+    with pytest.raises(ModuleNotFoundError, match=rf"needs {library}: .*gpuclassify\[train\]"):
+        judged("classes", logits(), np.zeros(400, np.int64))
+
+
 def test_an_evaluation_is_json_and_comes_back(classes, graded):
     for found in (classes[2], graded[2]):
         assert Evaluation(**json.loads(json.dumps(found.as_dict()))) == found
@@ -226,7 +233,8 @@ def test_few_rows_have_a_caution_and_no_curve_of_a_few(classes):
     outputs, targets, found = classes
     assert found.caution is None
     assert not found.undrawn
-    assert np.ptp(wilson(0.5, ENOUGH_ROWS)) < 0.1  # for which that many are enough
+    widest = stats.binomtest(ENOUGH_ROWS // 2, ENOUGH_ROWS).proportion_ci(method="wilson")
+    assert widest.high - widest.low < 0.1  # for which that many are enough
     rows = np.concatenate([np.flatnonzero(targets < 2)[:29], np.flatnonzero(targets == 2)[:1]])
     few = judged("classes", outputs[rows], targets[rows])
     low, high = few.intervals["accuracy"]

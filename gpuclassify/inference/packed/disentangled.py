@@ -30,14 +30,9 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     make_log_bucket_position,
 )
 
-from gpuclassify.inference.batching import (
-    Layout,
-    States,
-    behind_layer,
-    current_layout,
-    is_skipped,
-)
 from gpuclassify.inference.device import is_bfloat16_without_amx, to_device
+from gpuclassify.inference.layer_states import current_states
+from gpuclassify.inference.packed.layout import Layout, States, current_layout
 from gpuclassify.workers.run_context import during
 
 # Scores of so many rows and heads are computed together: a core is fastest where they, and the
@@ -51,19 +46,22 @@ _is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 
 def reference_forward() -> contextlib.AbstractContextManager[None]:
-    """Within it, this thread's forwards are transformers' own, with nothing sped up."""
+    """Return a context in which this thread's forwards are those of transformers.
+
+    Nothing is sped up.
+    """
     return during(_is_reference, True)
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
-    """The encoder within `module` that `speed_up_deberta` has sped up."""
+    """Return the encoder within `module` that `speed_up_deberta` has sped up."""
     parts = module.modules()
     return next((part for part in parts if isinstance(part, DisentangledEncoder)), None)
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Which rows of the position tables the distances within a batch's texts look up."""
+    """Rows of the position tables that the distances within a batch's texts look up."""
 
     # For each distance from a key to a query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
     # The width is the longest text's.
@@ -80,7 +78,7 @@ class PositionTables:
     queries: torch.Tensor | None  # what keys are compared with (position to content)
 
     def ordered(self, positions: RelativePositions) -> PositionTables:
-        """The tables by the distance to the token that the table's token is compared with."""
+        """Order the tables by the distance to the token that the table's token is compared with."""
         order = positions.by_distance
         return PositionTables(
             None if self.keys is None else self.keys[:, order.flip(0)],
@@ -88,12 +86,12 @@ class PositionTables:
         )
 
     def float(self) -> PositionTables:
-        """The tables in float32."""
+        """Return the tables in float32."""
         tables = (self.keys, self.queries)
         return PositionTables(*(None if table is None else table.float() for table in tables))
 
     def part(self, heads: slice, positions: slice = slice(None)) -> PositionTables:
-        """Some heads, or some positions, of the tables."""
+        """Return some heads, or some positions, of the tables."""
         return PositionTables(
             None if self.keys is None else self.keys[heads, positions],
             None if self.queries is None else self.queries[heads, positions],
@@ -108,11 +106,11 @@ class DisentangledAttention:
         self.positions = positions
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """States as the attention wants them, (1, tokens, size): here just as they are."""
+        """Return states in the attention's form, (1, tokens, size): here unchanged."""
         return states
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """What each token takes from the tokens of its text, (1, queries, heads * head size).
+        """Compute what tokens take from the tokens of their text, (1, queries, heads * head size).
 
         Queries are those of all tokens, or of each text's first one alone. `scale` is of the
         products of queries and keys; the tables are scaled already.
@@ -133,8 +131,8 @@ class DisentangledAttention:
             else:
                 queries = group.rows(query)
             rows = (queries, group.rows(key), group.rows(value))
-            found = _attend_texts(rows, tables, scale, group.is_token)
-            outputs.append(found.flatten(0, 2) if is_first_only else group.tokens(found))
+            attended = _attend_texts(rows, tables, scale, group.is_token)
+            outputs.append(attended.flatten(0, 2) if is_first_only else group.tokens(attended))
             text += group.texts
         return torch.cat(outputs).reshape(1, query.shape[2], -1).to(dtype)
 
@@ -142,7 +140,10 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Of texts side by side, each (texts, heads, queries or keys, head size), as the queries."""
+    """Attend within texts side by side, each (texts, heads, queries or keys, head size).
+
+    The result has the shape of the queries.
+    """
     query, key, _ = states
     context = query.transpose(1, 2).new_empty(query.transpose(1, 2).shape).transpose(1, 2)
     for row, head in _parts(query, key):
@@ -151,13 +152,13 @@ def _attend_texts(
         bias = _relative_scores(q, k, tables.part(head))
         if is_token is not None:
             bias = bias.masked_fill_(~is_token[row][:, None], -torch.inf)
-        found = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-        context[row, head] = found.transpose(0, 1)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+        context[row, head] = attended.transpose(0, 1)
     return context
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Texts and heads whose scores are computed together, so that they fit into a part's bytes."""
+    """Yield texts and heads whose scores are computed together, to fit into a part's bytes."""
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES
@@ -171,7 +172,7 @@ def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slic
 def _relative_scores(
     query: torch.Tensor, key: torch.Tensor, tables: PositionTables
 ) -> torch.Tensor:
-    """Both relative terms, (heads, texts, queries, keys)."""
+    """Compute the sum of both relative terms, (heads, texts, queries, keys)."""
     scores = query.new_empty(*query.shape[:3], key.shape[2])
     write: Callable[..., torch.Tensor] = torch.Tensor.copy_
     for states, table, target in (
@@ -192,7 +193,7 @@ def _relative_scores(
 def _by_distance(
     states: torch.Tensor, start: int, columns: int, table: torch.Tensor
 ) -> torch.Tensor:
-    """Products of tokens with the distances from them to the first `columns` tokens of their text.
+    """Multiply tokens with the distances from them to the first `columns` tokens of their text.
 
     The states, (heads, texts, rows, head size), are of neighbouring tokens from the `start`-th of
     each text on; the table is (heads, 2 * width - 1, head size). A view, (heads, texts, rows,
@@ -210,7 +211,7 @@ def _by_distance(
 
 
 class DisentangledEncoder(DebertaV2Encoder):
-    """DeBERTa-v2's encoder for inference; whatever it does not speed up is left to transformers.
+    """DeBERTa-v2's encoder for inference; transformers does whatever is not sped up.
 
     Its layers run on the tokens of the texts end to end. The relative-position tables are projected
     once and kept while the weights stay the same.
@@ -231,7 +232,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         relative_pos: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """As transformers' encoder, but for the states of padding, which nothing may read.
+        """Run transformers' encoder, but for the states of padding, which nothing may read.
 
         `hidden_states` are (rows, width, size); the mask, (rows, width), is 1 for a token and 0 for
         padding, which lies on one side of a row.
@@ -258,21 +259,24 @@ class DisentangledEncoder(DebertaV2Encoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
 
     def _is_fast(self, states: torch.Tensor) -> bool:
-        """Neither training nor autocast, for which tables that are kept would be wrong."""
+        """Tell whether kept tables apply: neither in training nor under autocast."""
         if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
 
     @property
     def attention(self) -> str:
-        """What attention is computed by, in words for a log."""
+        """Name of the attention's implementation, in words for a log."""
         return self.attention_type.__name__
 
     @contextlib.contextmanager
     def running(
         self, lengths: np.ndarray, width: int, device: torch.device, side: str = "right"
     ) -> Iterator[None]:
-        """As `PackedLayers.running`, so that the mask need not be looked at; padded on a side."""
+        """Set the layout as `PackedLayers.running` does; padding is on one side.
+
+        The mask need not be looked at then.
+        """
         with during(
             current_layout,
             Layout(lengths, width, device, width - lengths if side == "left" else None),
@@ -282,28 +286,28 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """The embedding and every layer's output, each (rows, width, size)."""
+        """Compute the embedding and every layer's output, each (rows, width, size)."""
         # Two places at least: of one, the distances would be one number, for which a compiler makes
-        # a kernel of its own.
+        # another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
         packed = attention.pad(layout.pack(embedded))
-        states = [embedded]
+        states, shared = [embedded], current_states.get()
         for number, (layer, tables) in enumerate(
             zip(self.layer, self._position_tables(), strict=True)
         ):
-            if is_skipped(number):
+            if shared is not None and shared.skips(number):
                 states.append(embedded)  # nobody reads it
                 continue
             is_first_only = self.is_first_enough and 0 < number == len(self.layer) - 1
             queried = layout.first_tokens(packed) if is_first_only else packed
             run = functools.partial(_layer_output, layer, queried, packed, tables, attention)
-            given = behind_layer(number, run)
+            output = run() if shared is None else shared.output_of(number, run)
             if is_first_only:
-                states.append(layout.spread_first_tokens(given))
+                states.append(layout.spread_first_tokens(output))
                 break
             # Some of another forward's states are without what this attention wants behind them.
-            packed = given if given.shape == packed.shape else attention.pad(given)
+            packed = output if output.shape == packed.shape else attention.pad(output)
             states.append(layout.unpack(packed))
             if number == 0 and self.conv is not None:
                 states[-1] = self.conv(embedded, states[-1], attention_mask)
@@ -317,7 +321,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         )
 
     def _position_tables(self) -> list[PositionTables]:
-        """Every layer's tables, made anew when a weight was changed, moved or cast."""
+        """Return every layer's tables, made anew when a weight was changed, moved or cast."""
         parts: list[nn.Module | None] = [self.rel_embeddings, getattr(self, "LayerNorm", None)]
         for layer in self.layer:
             parts.extend(position_projections(layer.attention.self))
@@ -357,7 +361,7 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 
 
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
-    """What projects positions as keys and as queries, where the layer uses them so."""
+    """Return the projections of positions as keys and as queries, where the layer uses them so."""
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
         getattr(attention, f"{name}_proj" if is_shared else f"pos_{name}_proj", None)
@@ -367,7 +371,7 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """`embedded` is (positions, size)."""
+    """Project relative positions; `embedded` is (positions, size)."""
     scale = _score_scale(attention)
     keys, queries = (
         None if projection is None else _by_head(projection(embedded)[None], attention)[0] * scale
@@ -383,7 +387,7 @@ def _score_scale(attention: Any) -> float:
 
 
 def _by_head(projected: torch.Tensor, attention: Any) -> torch.Tensor:
-    """(1, tokens, size) as (1, heads, tokens, head size), without a copy."""
+    """Convert (1, tokens, size) to (1, heads, tokens, head size), without a copy."""
     return projected.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
 
 
@@ -394,10 +398,10 @@ def _layer_output(
     tables: PositionTables,
     attention: DisentangledAttention,
 ) -> torch.Tensor:
-    """The layer's output for the tokens `queried`, (1, queries, size), that see `states`."""
-    own = layer.attention.self
-    query, key, value = own.query_proj(queried), own.key_proj(states), own.value_proj(states)
-    by_head = (_by_head(query, own), _by_head(key, own), _by_head(value, own))
-    context = attention(by_head, tables, _score_scale(own))
+    """Compute the layer's output for the tokens `queried`, (1, queries, size), reading `states`."""
+    heads = layer.attention.self
+    query, key, value = heads.query_proj(queried), heads.key_proj(states), heads.value_proj(states)
+    by_head = (_by_head(query, heads), _by_head(key, heads), _by_head(value, heads))
+    context = attention(by_head, tables, _score_scale(heads))
     attended = layer.attention.output(context, queried)
     return layer.output(layer.intermediate(attended), attended)

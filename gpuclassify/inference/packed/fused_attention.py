@@ -20,9 +20,8 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 )
 
 from gpuclassify._version import installed_versions
-from gpuclassify.inference.batching import Layout, States
 from gpuclassify.inference.device import alone, to_device
-from gpuclassify.inference.memory import CudaMemory, KeptFile, machine
+from gpuclassify.inference.memory import CudaMemory, MeasurementFile, machine
 from gpuclassify.inference.packed.disentangled import (
     DisentangledAttention,
     DisentangledEncoder,
@@ -30,6 +29,7 @@ from gpuclassify.inference.packed.disentangled import (
     RelativePositions,
     position_projections,
 )
+from gpuclassify.inference.packed.layout import Layout, States
 from gpuclassify.inference.packed.packed_layers import rms
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 
@@ -50,7 +50,7 @@ FUSED_HALF_TOLERANCE = 0.02
 
 
 class Kernel(NamedTuple):
-    """How torch's kernel cuts its work; 0 leaves that to torch."""
+    """Block sizes, warps and stages of torch's kernel; 0 leaves them to torch."""
 
     query_tokens: int = 0
     key_tokens: int = 0
@@ -58,7 +58,7 @@ class Kernel(NamedTuple):
     stages: int = 0
 
     def options(self) -> dict[str, int]:
-        """As flex_attention takes them."""
+        """Return the options in the form that flex_attention takes."""
         names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
         return {name: value for name, value in zip(names, self, strict=True) if value}
 
@@ -85,40 +85,42 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
             # Only the class changes: building another module would rename or copy the weights.
             encoder.__class__ = DisentangledEncoder
-            if _agrees_with_transformers(encoder):
-                fast = cast(DisentangledEncoder, encoder)
+            fast = cast(DisentangledEncoder, encoder)
+            if _agrees_with_transformers(fast):
                 fast.is_first_enough = is_first_enough
                 fast.attention_type = _fastest_attention(fast)
             else:
                 encoder.__class__ = DebertaV2Encoder
-                logger.warning("DeBERTa's own forward is kept: the faster one differs from it")
+                logger.warning("DeBERTa's forward is kept: the faster one differs from it")
     for classifier in module.modules():
         if type(classifier) is DebertaV2ForSequenceClassification:
             encoder = cast(Any, classifier.deberta).encoder
             encoder.is_first_enough = True  # to the classifier's pooler
 
 
-def _agrees_with_transformers(encoder: Any) -> bool:
-    """Whether the first layers give the same on two ragged rows of random states.
+def _agrees_with_transformers(encoder: DisentangledEncoder) -> bool:
+    """Tell whether the first layers give the same on two ragged rows of random states.
 
-    In float64, where rounding hides no difference, whatever the weights' own precision.
+    In float64, where rounding hides no difference, whatever the precision of the weights.
     """
     first = _first_layers(encoder).to("cpu", torch.float64)
     states, mask = _random_rows(first, _CHECKED_LENGTHS)
     with torch.inference_mode():
-        found = first(states, mask).last_hidden_state[mask.bool()]
+        outputs = first(states, mask).last_hidden_state[mask.bool()]
         expected = DebertaV2Encoder.forward(first, states, mask).last_hidden_state[mask.bool()]
-    return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+    return bool((outputs - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
-def _first_layers(encoder: Any) -> Any:
+def _first_layers(encoder: DisentangledEncoder) -> Any:
     first = copy.copy(encoder)
     first._modules = {**encoder._modules, "layer": encoder.layer[:_CHECKED_LAYERS]}
     return copy.deepcopy(first)
 
 
-def _random_rows(encoder: Any, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged rows of states (rows, width, size), and their mask (rows, width)."""
+def _random_rows(
+    encoder: DisentangledEncoder, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make ragged rows of states (rows, width, size), and their mask (rows, width)."""
     weight = encoder.rel_embeddings.weight
     shape = (len(lengths), max(lengths), weight.shape[1])
     states = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -127,7 +129,7 @@ def _random_rows(encoder: Any, lengths: Sequence[int]) -> tuple[torch.Tensor, to
 
 
 def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttention]:
-    """The fused attention where it works here, gives the same and is faster; else the other one."""
+    """Return the fused attention if it works here, gives the same and is faster; else the other."""
     weight = encoder.rel_embeddings.weight
     if weight.device.type not in FUSED_DEVICES:
         return DisentangledAttention
@@ -142,7 +144,7 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
 
 
 def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kernel | None:
-    """The kernel with which fused attention is fastest; None where the other one is faster.
+    """Return the kernel with which fused attention is fastest; None where the other one is faster.
 
     On a GPU it is kept for later processes, which compile and check that one alone.
     """
@@ -151,7 +153,7 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
         return _try_kernels(encoder, key, [Kernel()], is_known=False)[0]
     memory, triton = CudaMemory(device), installed_versions("triton").get("triton", "")
     about = {"kernel": str(shape), "precision": str(dtype), "triton": triton}
-    file = KeptFile({**about, **machine(memory.name, memory.total_bytes)})
+    file = MeasurementFile({**about, **machine(memory.name, memory.total_bytes)})
     known = file.read(lambda kept: [Kernel(*kernel) for kernel in kept["kernels"]])
     if known is not None:
         return _try_kernels(encoder, key, known, is_known=True)[0]
@@ -167,7 +169,7 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
 def _try_kernels(
     encoder: DisentangledEncoder, key: tuple[Any, ...], kernels: Sequence[Kernel], is_known: bool
 ) -> tuple[Kernel | None, bool]:
-    """The fastest kernel that gives the same, if it beats the other attention; and if all ran.
+    """Find the fastest kernel that gives the same and beats the other attention; tell if all ran.
 
     One that is known to be the fastest need not be so again.
     """
@@ -180,7 +182,7 @@ def _try_kernels(
     for kernel in kernels:
         _kernels[key] = kernel
         try:
-            found, seconds = _time_attention(encoder, FusedAttention, states, mask)
+            outputs, seconds = _time_attention(encoder, FusedAttention, states, mask)
         except Exception as err:  # whatever a compiler may raise
             if is_out_of_memory(err) or is_broken_device(err):
                 raise
@@ -190,7 +192,7 @@ def _try_kernels(
             continue
         finally:
             del _kernels[key]
-        difference = rms(found - expected) / rms(expected)
+        difference = rms(outputs - expected) / rms(expected)
         is_better = difference <= most and seconds < best_seconds
         if is_better:
             fastest, best_seconds = kernel, seconds
@@ -210,7 +212,7 @@ def _time_attention(
     states: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, float]:
-    """States of tokens after the first layers, and the least seconds of a few runs."""
+    """Return states of tokens after the first layers, and the least seconds of a few runs."""
     import torch._dynamo.config
     import torch._inductor.config
 
@@ -225,14 +227,14 @@ def _time_attention(
             torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS),
         ):
             started = time.perf_counter()
-            found = first(states, mask).last_hidden_state[mask.bool()].float()
-        float(found[0, 0])  # waits for the device
+            outputs = first(states, mask).last_hidden_state[mask.bool()].float()
+        float(outputs[0, 0])  # waits for the device
         seconds.append(time.perf_counter() - started)
-    return found, min(seconds)
+    return outputs, min(seconds)
 
 
 def _compilations() -> int:
-    """Graphs that torch has compiled in this process."""
+    """Count the graphs that torch has compiled in this process."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
@@ -261,11 +263,11 @@ class FusedAttention(DisentangledAttention):
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """States filled up to whole blocks, (1, tokens, size)."""
+        """Fill states up to whole blocks, (1, tokens, size)."""
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """As `DisentangledAttention`, which does it for the first tokens alone."""
+        """Attend as `DisentangledAttention`, which is called itself for the first tokens alone."""
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)
@@ -284,7 +286,10 @@ class FusedAttention(DisentangledAttention):
 
 @functools.cache
 def _compiled(kernel: Kernel, is_dynamic: bool) -> Any:
-    """For batches of any size, or for one: torch 2.13 cannot compile the former for a CPU."""
+    """Compile the attention for batches of any size, or for one.
+
+    torch 2.13 cannot compile the former for a CPU.
+    """
     attend = functools.partial(_attend, kernel.options())
     return torch.compile(attend, dynamic=is_dynamic, fullgraph=True)
 
@@ -301,10 +306,16 @@ def _attend(
     scale: float,
     mask: Any,
 ) -> torch.Tensor:
-    """flex_attention with both relative terms, (heads, tokens, positions) each or None."""
+    """Run flex_attention with both relative terms, (heads, tokens, positions) each or None."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    def add_terms(score: Any, text: Any, head: Any, row: Any, column: Any) -> Any:
+    def add_terms(
+        score: torch.Tensor,
+        text: torch.Tensor,
+        head: torch.Tensor,
+        row: torch.Tensor,
+        column: torch.Tensor,
+    ) -> Any:
         # Pairs of two texts may be further apart than any place; the mask takes them out.
         distance = torch.minimum(torch.maximum(row - column, -farthest), farthest)
         place = places[distance + farthest]
@@ -319,7 +330,11 @@ def _attend(
 
 
 def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which text each token is of, and with which blocks each block of tokens shares a text.
+    """Find each token's text, and the blocks with which each block of tokens shares a text.
+
+    The result is the number of each token's text, int32 (tokens in whole blocks,), where what fills
+    the last block is a text of its own; counts (1, 1, blocks); and blocks (1, 1, blocks, blocks),
+    of which the first `counts` of each row are meant. `lengths` are in the order of the tokens.
 
     The number of each token's text, int32 (tokens in whole blocks,), where what fills the last
     block is a text of its own; counts (1, 1, blocks); and blocks (1, 1, blocks, blocks), of which
@@ -342,7 +357,9 @@ def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def _block_mask(counts: torch.Tensor, blocks: torch.Tensor, numbers: torch.Tensor) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    def is_same_text(text: Any, head: Any, row: Any, column: Any) -> Any:
+    def is_same_text(
+        text: torch.Tensor, head: torch.Tensor, row: torch.Tensor, column: torch.Tensor
+    ) -> Any:
         return numbers[row] == numbers[column]
 
     return BlockMask.from_kv_blocks(

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
-from gpuclassify.inference.batching import Group, Layout, States, current_layout
 from gpuclassify.inference.device import SharedContext, is_bfloat16_without_amx
+from gpuclassify.inference.packed.layout import Group, Layout, States, current_layout
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 from gpuclassify.workers.run_context import during
 
@@ -61,11 +61,11 @@ Forward = Callable[[slice], torch.Tensor]
 
 
 class NotPackableError(ValueError):
-    """The model cannot be run without padding."""
+    """Error raised when the model cannot be run without padding."""
 
 
 class PackedLayers:
-    """Runs the layers of a module, with a transformers model inside, on real tokens only.
+    """Layers of a module with a transformers model inside, run on real tokens only.
 
     NotPackableError if it has no list of layers. `calls` are those of layers in one forward: some
     architectures call a layer several times. `is_first_enough` says that the head reads nothing but
@@ -90,7 +90,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
-        """Within it, one forward runs packed, of texts padded on the right to `width`."""
+        """Run one forward in the block packed, of texts padded on the right to `width`."""
         layout = Layout(lengths, width, device)
         layout.is_tried = self.is_tried
         with self._changed_layers.held(), during(current_layout, layout):
@@ -99,7 +99,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Within it, layers change what they take and give, by the layout of the thread's own."""
+        """Make layers change their inputs and outputs in the block, by their thread's layout."""
         with contextlib.ExitStack() as stack:
             for config in self._configs:
                 stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
@@ -112,7 +112,7 @@ class PackedLayers:
                     stack.callback(part.register_forward_pre_hook(_keep_first).remove)
             yield
 
-    def _unpack(self, _: nn.Module, given: Any, output: Any) -> Any:
+    def _unpack(self, _: nn.Module, arguments: Any, output: Any) -> Any:
         layout = current_layout.get()
         layout.calls += 1
         if layout.calls < self.calls:
@@ -122,7 +122,7 @@ class PackedLayers:
 
     @property
     def after_attention(self) -> list[nn.Module]:
-        """What takes attention's output and the layer's input in the last layer, if one part does.
+        """Part that takes attention's output and the layer's input in the last layer, if any.
 
         BERT and its kin have it. Where there is none, the last layer runs all tokens.
         """
@@ -131,10 +131,10 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Within it, what layers give is appended to the list."""
+        """Append the outputs of layers to the list that is yielded, during the block."""
         seen: list[torch.Tensor] = []
 
-        def note(_: nn.Module, given: Any, output: Any) -> None:
+        def note(_: nn.Module, _arguments: object, output: Any) -> None:
             seen.append(output[0] if isinstance(output, tuple) else output)
 
         with contextlib.ExitStack() as stack:
@@ -143,17 +143,17 @@ class PackedLayers:
             yield seen
 
 
-def _pack(_: nn.Module, given: Any, named: Any) -> tuple[Any, Any]:
+def _pack(_: nn.Module, arguments: Any, named: Any) -> tuple[Any, Any]:
     layout = current_layout.get()
-    return _change(given, layout.pack), _change(named, layout.pack)
+    return _change(arguments, layout.pack), _change(named, layout.pack)
 
 
-def _keep_first(_: nn.Module, given: Any) -> Any:
-    return _change(given, current_layout.get().first_tokens)
+def _keep_first(_: nn.Module, arguments: Any) -> Any:
+    return _change(arguments, current_layout.get().first_tokens)
 
 
 def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with `change` made to the tensors in it."""
+    """Apply `change` to the tensors in `value`."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -178,8 +178,8 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers, for one row of tokens in the `current_layout`."""
-    unknown = {name for name, given in others.items() if given is not None} - _WITHOUT_EFFECT
+    """Attend as a function of transformers does, for one row of tokens in the `current_layout`."""
+    unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
         asked = sorted(unknown) or "a mask or dropout"
         raise NotImplementedError(f"packed attention has no {asked}")
@@ -228,7 +228,7 @@ def _by_products(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention in two matrix products and a softmax, whose sums are float32.
+    """Compute attention in two matrix products and a softmax, whose sums are float32.
 
     In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as those
     of transformers' eager attention are.
@@ -240,7 +240,7 @@ def _by_products(
         if mask is not None:
             masks = split(mask.expand(len(query), 1, *mask.shape[-2:]))
         parts = zip(split(query), split(key), split(value), masks, strict=False)
-        return torch.cat([_by_products(*own, scale) for own in parts])
+        return torch.cat([_by_products(*part, scale) for part in parts])
     scores = query * (scale or query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
@@ -250,7 +250,10 @@ def _by_products(
 def _mask(
     group: Group, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """What queries may read, bool (texts or 1, 1, width or 1, width); None where a flag says it."""
+    """Make the mask of what queries may read; None where a flag says it.
+
+    It is bool (texts or 1, 1, width or 1, width).
+    """
     mask = None
     if group.is_token is not None and not is_causal:  # a causal text never reads what follows it
         mask = group.is_token[:, None, None]
@@ -312,7 +315,7 @@ def find_packed_layers(
     lengths: np.ndarray,
     forward: Forward,
 ) -> PackedLayers:
-    """The module's layers, if texts run packed as they run alone.
+    """Return the module's layers, if texts run packed as they run alone.
 
     Both what comes out of the last layer and what comes out of the module are compared;
     NotPackableError if they differ, or a layer cannot be run that way. `lengths` are of ragged
@@ -327,13 +330,13 @@ def find_packed_layers(
     try:
         with packed.running(lengths, int(lengths.max()), device), packed.watching() as seen:
             together = forward(slice(0, len(lengths)))
-        own = [seen[-1][row, :length] for row, length in enumerate(lengths)]
+        unpadded = [seen[-1][row, :length] for row, length in enumerate(lengths)]
         is_equal = len(seen) == packed.calls and _are_close(together, outputs, tolerance)
-        for found, expected in zip(own, states, strict=True):
+        for states_of_text, expected in zip(unpadded, states, strict=True):
             # Dimensions that are large in all tokens would hide errors, so the mean does not count.
             spread = rms(expected.float() - expected.float().mean(0))
             most = max(tolerance * spread, rounding * rms(expected))
-            is_equal &= rms(found - expected) <= most
+            is_equal &= rms(states_of_text - expected) <= most
     except FAILURES as err:
         if is_out_of_memory(err) or is_broken_device(err):
             raise
@@ -349,7 +352,7 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Outputs of the texts, and of each the last layer's states (tokens, size)."""
+    """Return the outputs of the texts, and of each the last layer's states (tokens, size)."""
     outputs, states = [], []
     for row in range(texts):
         with packed.watching() as seen:
@@ -378,10 +381,10 @@ def _is_still_close(
         return False
 
 
-def _are_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    return rms(found - expected) <= tolerance * (1 + float(expected.abs().max()))
+def _are_close(outputs: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return rms(outputs - expected) <= tolerance * (1 + float(expected.abs().max()))
 
 
 def rms(values: torch.Tensor) -> float:
-    """Root mean square."""
+    """Return the root mean square."""
     return float(values.float().square().mean().sqrt())

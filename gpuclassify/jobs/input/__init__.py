@@ -1,1 +1,1 @@
-"""What a job reads: files, their parts and columns; read `parts.py` first."""
+"""The input of a job: files, their parts and columns; read `parts.py` first."""

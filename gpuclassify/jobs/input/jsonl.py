@@ -8,39 +8,61 @@ import itertools
 import json
 import logging
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.jobs.arrow_types import holds_no_fields
-from gpuclassify.jobs.quarantine import isolate_bad_rows
+from gpuclassify.frames import plain_type
+from gpuclassify.jobs.input.arrow_types import cast, changed_schema, holds_no_fields
+from gpuclassify.jobs.input.quarantine import isolate_bad_rows
+from gpuclassify.stores.store import UnreadableInputError
 
+Opener = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 logger = logging.getLogger(__name__)
 
 # What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect.
 MOST_BYTES_AT_ONCE = 64 << 20
-# A parser without a limit of its own overflows its stack: pyarrow's between 10,000 and 100,000.
+# A parser without a limit overflows its stack: pyarrow's between 10,000 and 100,000.
 DEEPEST_NESTING = 1_000
 # Levels of a column, a list two, as readers of Parquet count and bear them; pickles some 50 more.
 DEEPEST_COLUMN = 99
+MOST_LINE_BYTES = 256 << 20
+PIECE_BYTES, CHUNK_BYTES = 8 << 10, 1 << 20  # at a time, where an end is looked for
 MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
 ONE_A_LINE = (
     "the line is no JSON object: a file of JSON lines holds one object a line, which "
     "`jq -c '.[]' FILE` makes of an array, and `jq -c . FILE` of objects over several lines"
 )
 # pyarrow's words for a value of another type than the column's.
+_COLUMN = re.compile(r"Column\(/?([^/()]+)")
 _OTHER_TYPE = ("Failed to convert JSON", ") changed from ")
 MOST_NAMED = 4
+HALF_OF_A_PAIR = (
+    "a text has half of a surrogate pair, such as \\ud83d, which is no character: take U+FFFD for "
+    'it (surrogates="replace" of a JsonlReader), or name the columns to keep (fields=) without it'
+)
 _BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
+_BETWEEN = re.compile(r"[ \t\r\n]*[:,]?[ \t\r\n]*")  # a name and its value, or two of them
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
+_CONTROL = re.compile("[\0-\x1f]")
+# An escape of one character or of two, with both halves of a pair or one.
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\u[dD][89a-fA-F][\da-fA-F]{2}|\\."
+)
+_HALF = re.compile(
+    rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2}\\u[dD])[c-fC-F])"
+)
 _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
 
 class BadLineError(ValueError):
-    """Lines that are no rows of the columns that are wanted."""
+    """Error for lines that are not rows of the wanted columns."""
 
 
 # What broken lines raise; names of fields that are not UTF-8 raise a UnicodeDecodeError.
@@ -49,44 +71,152 @@ BROKEN_LINES = (ValueError, RecursionError, pa.ArrowException)
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be read, and where in the (decompressed) file its first byte is."""
+    """A line that cannot be read, and where in the (decompressed) file its first byte is.
+
+    Of one that is too long, `line` is the beginning, and `skipped` tells its bytes.
+    """
 
     offset: int
     line: bytes
     reason: str
+    skipped: int = 0
 
 
-def read_range(file: Any, start: int, length: int | None) -> tuple[int, bytes]:
-    """The lines that begin in ``[start, start + length)``, the last whole; and where they begin.
+def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int, bytes]:
+    """Read the lines that begin in ``[start, start + length)``, the last one whole.
 
-    Reads forwards only, which is one request where a store is read ahead. (`fsspec`'s
-    ``read_block`` looks for the end first, and then goes back.) Without length, all that follows.
+    Returns where they begin, and the lines. Of a last line with more than `most` bytes only some
+    more. Reads forwards, which is one request where a store is read ahead. (`fsspec`'s
+    ``read_block`` looks for the end first, and then goes back.)
     """
-    if start:
-        file.seek(start - 1)
-        file.readline()  # the rest of a line that begins before
-    begin = file.tell()
-    if length is None:
-        return begin, file.read()
-    if begin >= start + length:
-        return begin, b""
-    lines = file.read(start + length - begin)
-    if not lines.endswith(b"\n"):
-        lines += file.readline()
-    return begin, lines
+    begin, end = start, start + length
+    if start:  # behind the line that begins before
+        file.seek(begin := start - 1)
+        while piece := file.read(min(PIECE_BYTES, end - 1 - begin)):
+            begin += piece.find(b"\n") + 1 or len(piece)
+            if b"\n" in piece:
+                break
+        else:
+            return end, b""
+        file.seek(begin)
+    pieces = [file.read(end - begin)]
+    open_bytes = len(pieces[0]) - pieces[0].rfind(b"\n") - 1
+    while 0 < open_bytes <= most and (piece := file.read(PIECE_BYTES)):
+        stop = piece.find(b"\n") + 1
+        pieces.append(piece[: stop or None])
+        open_bytes = 0 if stop else open_bytes + len(piece)
+    return begin, b"".join(pieces)
 
 
-def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool = False) -> pa.Table:
-    """A table of lines that are all good; one of `BROKEN_LINES` if some are not.
+class WholeLines(io.RawIOBase):
+    """Lines of a stream, without those that are too `long`, up to where its file is `cut` off.
 
-    Without a schema, its columns are those that are found. Fields that it lacks are refused, or
-    left out if it is a projection.
+    `again` opens the stream anew: what was there when a call fails is read byte by byte.
     """
-    from pyarrow import json as arrow_json
 
+    def __init__(
+        self, stream: BinaryIO, most: int, offset: int = 0, again: Opener = io.BytesIO
+    ) -> None:
+        self._stream, self._again, self._most = stream, again, most
+        self._offset, self._read_bytes, self._has_ended = offset, 0, False
+        self._line: list[bytes] = []  # whose end is still to come
+        self._line_bytes = 0
+        self._ready = memoryview(b"")
+        self.long: list[BadLine] = []
+        self.cut: str | None = None
+
+    def readable(self) -> bool:
+        """Return True: the stream can always be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes into the buffer, and return their number, as any raw stream does."""
+        while not self._ready and not self._has_ended:
+            self._ready = memoryview(self._next())
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def readall(self) -> bytes:
+        """Read all that is left."""
+        pieces = [bytes(self._ready)]
+        while not self._has_ended:
+            pieces.append(self._next())
+        return b"".join(pieces)
+
+    def _next(self) -> bytes:
+        chunk = b"" if self.cut else self._chunk()
+        self._has_ended = not chunk
+        end = chunk.find(b"\n") + 1
+        self._line_bytes += end or len(chunk)
+        if self._line_bytes <= self._most or not self._line:
+            self._line.append(chunk[: end or None])
+        if chunk and not end:
+            return b""
+        if self._line_bytes > self._most:
+            reason = f"the line has more than {self._most:,} bytes (max_line_bytes=)"
+            shown = b"".join(self._line[:2])
+            self.long.append(BadLine(self._offset, shown, reason, self._line_bytes))
+        is_whole = self._line_bytes <= self._most and (end or not self.cut)
+        last = chunk.rfind(b"\n") + 1
+        whole = b"".join([*(self._line if is_whole else ()), chunk[end:last]])
+        self._offset += self._line_bytes + last - end
+        self._line, self._line_bytes = [chunk[last:]], len(chunk) - last
+        return whole
+
+    def _chunk(self) -> bytes:
+        try:
+            chunk = self._stream.read(min(CHUNK_BYTES, self._most))
+        except (EOFError, OSError) as err:
+            if not isinstance(err, EOFError) and "Truncated" not in str(err):
+                raise
+            self.cut = f"{err}: it is cut off, and only the whole lines before are there"
+            pieces, left = [], self._read_bytes
+            with contextlib.suppress(UnreadableInputError), self._again() as stream:
+                while left:
+                    left -= len(stream.read(min(left, CHUNK_BYTES)))
+                while piece := stream.read(1):
+                    pieces.append(piece)
+            chunk = b"".join(pieces)
+        self._read_bytes += len(chunk)
+        return chunk
+
+
+def parse(
+    lines: Sequence[bytes],
+    schema: pa.Schema | None,
+    is_projected: bool = False,
+    replaces: bool = False,
+) -> pa.Table:
+    """Parse lines that are all good into a table.
+
+    Raises one of `BROKEN_LINES` if some are not. Without a schema, its columns are those that are
+    found. Fields that it lacks are refused, or left out if it is a projection. Of columns of JSON
+    it has the text; halves of surrogate pairs are U+FFFD in what it leaves out, and with `replaces`
+    everywhere.
+    """
     rows = sum(map(_check_line, lines))
     if not rows:
         return (schema or pa.schema([])).empty_table()
+    texts = json_columns(schema or ())
+    if not texts:
+        try:
+            return _parse(lines, rows, schema, is_projected)
+        except BROKEN_LINES:
+            if not ((is_projected or replaces) and _HALF.search(b"".join(lines))):
+                raise
+    kept = schema.names if schema and not replaces else ()
+    lines = [_edited(line, texts, kept) if texts or _HALF.search(line) else line for line in lines]
+    if not texts:
+        return _parse(lines, rows, schema, is_projected)
+    return cast(_parse(lines, rows, changed_schema(schema, plain_type), is_projected), schema)
+
+
+def _parse(
+    lines: Sequence[bytes], rows: int, schema: pa.Schema | None, is_projected: bool
+) -> pa.Table:
+    from pyarrow import json as arrow_json
+
     content = b"".join(lines)
     table = arrow_json.read_json(
         io.BytesIO(content),
@@ -112,52 +242,90 @@ def parse(lines: Sequence[bytes], schema: pa.Schema | None, is_projected: bool =
 
 
 def parse_good(
-    content: bytes, offset: int, schema: pa.Schema, is_projected: bool
+    content: bytes, offset: int, schema: pa.Schema, is_projected: bool, replaces: bool = False
 ) -> tuple[pa.Table, list[BadLine]]:
-    """A table of the good ones of the lines that begin at `offset` of a file, and the others."""
+    """Parse the lines at `offset` of a file; return a table of the good ones, and the bad ones."""
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
         lines = io.BytesIO(content[begin:end]).readlines()
-        for found in _isolated(lines, offset + begin, schema, is_projected):
-            (bad if isinstance(found, BadLine) else tables).append(found)
+        for result in _isolated(lines, offset + begin, schema, is_projected, replaces):
+            (bad if isinstance(result, BadLine) else tables).append(result)
         begin = end
     return pa.concat_tables(tables), bad
 
 
 def _isolated(
-    lines: Sequence[bytes], offset: int, schema: pa.Schema, is_projected: bool
+    lines: Sequence[bytes], offset: int, schema: pa.Schema, is_projected: bool, replaces: bool
 ) -> Iterator[pa.Table | BadLine]:
     def run(start: int, stop: int) -> pa.Table:
-        return parse(lines[start:stop], schema, is_projected)
+        return parse(lines[start:stop], schema, is_projected, replaces)
 
     offsets = list(itertools.accumulate(map(len, lines), initial=offset))
-    for row, found in isolate_bad_rows(run, 0, len(lines), BROKEN_LINES):
-        if isinstance(found, Exception):
-            reason = _reason(lines[row], schema, found)
+    for row, result in isolate_bad_rows(run, 0, len(lines), BROKEN_LINES):
+        if isinstance(result, Exception):
+            reason = _reason(lines[row], schema, result)
             yield BadLine(offsets[row], lines[row].rstrip(b"\r\n"), reason)
         else:
-            yield found
+            yield result
 
 
-def line_schemas(content: bytes) -> Counter[pa.Schema]:
-    """How many lines have which columns, counted one by one only if they do not fit together."""
+def json_columns(schema: Iterable[pa.Field]) -> list[str]:
+    """List the columns that hold the text of any JSON."""
+    return [field.name for field in schema if isinstance(field.type, pa.JsonType)]
+
+
+def _edited(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
+    """Return the line with the values of columns `texts` as texts of JSON; null stays null.
+
+    Beside these and columns that are `kept`, halves of surrogate pairs become U+FFFD.
+    """
+    text, pieces, done = line.decode(), [], 0
+    place = _BETWEEN.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
+    while text[place : place + 1] == '"':
+        name, end = _DECODER.raw_decode(text, place)
+        begin = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
+        end = _DECODER.raw_decode(text, begin)[1]
+        value = text[begin:end]
+        if name in texts:
+            if _CONTROL.search(value):
+                value = json.dumps(json.loads(value, strict=False))
+            pieces += [text[done:begin], value if value == "null" else json.dumps(value)]
+            done = end
+        elif name not in kept:
+            whole = _ESCAPE.sub(
+                lambda escape: r"\ufffd" if len(escape[0]) == 6 else escape[0], text[place:end]
+            )
+            pieces += [text[done:place], whole]
+            done = end
+        place = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
+    return "".join([*pieces, text[done:]]).encode()
+
+
+def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
+    """Count the lines by their columns, one by one only if they do not fit together.
+
+    Columns `texts` are those of JSON.
+    """
     lines = io.BytesIO(content).readlines()
+    for place, line in enumerate(lines if texts else ()):
+        with contextlib.suppress(*BROKEN_LINES):
+            lines[place] = _edited(line, texts, ())
     counts: Counter[pa.Schema] = Counter()
     try:
-        table = parse(lines, None)
+        table = parse(lines, None, replaces=True)
         counts[table.schema] += len(table)
     except BROKEN_LINES:
         for line in lines[:MOST_LINES_COUNTED]:
             with contextlib.suppress(*BROKEN_LINES):
-                counts[parse([line], None).schema] += 1
+                counts[parse([line], None, replaces=True).schema] += 1
     return counts
 
 
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
-    """The schema with integer types for columns of nothing but integers.
+    """Return the schema with integer types for columns of nothing but integers.
 
     pyarrow takes a column for floating point as soon as one integer exceeds int64, and then all of
     them lose digits: identifiers that are 64-bit hashes. Those that do so all the same are logged.
@@ -172,7 +340,7 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
 
 
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
-    """The type with integers in place of floating point, where all of the values are integers."""
+    """Return the type with integers for floating point where all of the values are integers."""
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
         return pa.list_(_exact(kind.value_type, inner, name))
@@ -205,7 +373,7 @@ def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
 
 
 def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
-    """Why a single line cannot be read, and the cure as far as there is one."""
+    """Return why a single line cannot be read, and the cure as far as there is one."""
     try:
         line.decode()
     except UnicodeDecodeError as wrong:
@@ -215,25 +383,33 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
         )
     if line.strip(_BLANKS) == b"{":
         return ONE_A_LINE
+    with contextlib.suppress(*BROKEN_LINES):
+        if _HALF.search(_edited(line, json_columns(schema), schema.names)):
+            return HALF_OF_A_PAIR
     text = str(err).removesuffix(" in row 0")
-    if not schema.names or not any(words in text for words in _OTHER_TYPE):
+    if not any(words in text for words in _OTHER_TYPE):
         return text
 
     def read(start: int, stop: int) -> None:
         parse([line], pa.schema([schema.field(place) for place in range(start, stop)]), True)
 
-    tried = isolate_bad_rows(read, 0, len(schema), BROKEN_LINES)
+    tried = isolate_bad_rows(read, 0, len(schema), BROKEN_LINES) if schema.names else ()
     bad = (schema.field(place) for place, err in tried if err is not None)
-    columns = [f"{f.name} ({f.type} in the samples)" for f in itertools.islice(bad, MOST_NAMED)]
+    columns = {
+        f.name: f"{f.name} ({f.type} in the samples)" for f in itertools.islice(bad, MOST_NAMED)
+    }
+    if not columns and (named := _COLUMN.search(text)):  # whose values differ in the line itself
+        columns = {named[1]: named[1]}
     return (
-        f"a value does not fit its column {', '.join(columns)}: {text}; name the columns to keep "
-        "(fields=) without that one, or, for numbers, give a JsonlReader its type, "
-        'such as types={"price": "double"}'
+        f"a value does not fit its column {', '.join(columns.values())}: {text}; name the columns "
+        "to keep (fields=) without that one, or give a JsonlReader its type, for numbers such as "
+        f'types={{"price": "double"}}, and for values of any kinds '
+        f"types={{{next(iter(columns), 'meta')!r}: 'json'}}, which keeps the text of each"
     )
 
 
 def _check_line(line: bytes) -> bool:
-    """Whether a line holds something; raises for what would crash pyarrow's parser."""
+    """Tell whether a line holds something; raise for what would crash pyarrow's parser."""
     text = line.strip(_BLANKS)
     if text and text[:1] != b"{":
         raise BadLineError(ONE_A_LINE)
@@ -267,19 +443,19 @@ def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None
     names = [field.name for field in schema if holds_no_fields(field.type)]
     if names:
         records = [json.loads(text) for line in lines if (text := line.strip(_BLANKS))]
-        own = [{name: record[name] for name in names if name in record} for record in records]
+        rows = [{name: record[name] for name in names if name in record} for record in records]
         parse(
-            [json.dumps(record).encode() + b"\n" for record in own],
+            [json.dumps(record).encode() + b"\n" for record in rows],
             pa.schema([schema.field(name) for name in names]),
         )
 
 
-def _check_nothing_is_lost(found: pa.Schema, schema: pa.Schema) -> None:
+def _check_nothing_is_lost(parsed: pa.Schema, schema: pa.Schema) -> None:
     """Raise BadLineError if there are fields, other than nulls, that the schema lacks."""
     known = {field.name: field.type for field in schema}
     late = [
         field.name
-        for field in found
+        for field in parsed
         if not pa.types.is_null(field.type) and known.get(field.name) != field.type
     ]
     if late:

@@ -1,11 +1,14 @@
-"""Parts of input files: how they are found, and tables of them: whole, or up to a limit."""
+"""Parts of input files: how files are cut, and tables of them: whole, or up to a limit."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
 import math
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,47 +18,59 @@ from typing import Any, BinaryIO
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from dask.tokenize import normalize_token
 
-from gpuclassify.hub.dataset_files import LINE_BYTES
-from gpuclassify.jobs.arrow_types import cast, changed, changed_schema, restored
-from gpuclassify.jobs.files import (
-    BrokenContentError,
-    BrokenInputError,
-    InputFile,
-    UnreadableInputError,
-    compression,
-    decompressed,
-    delivers_ranges,
-    local_problem,
-    reading,
-    redacted,
+from gpuclassify.jobs.input.arrow_types import changed, changed_schema, restored
+from gpuclassify.jobs.input.files import BrokenInputError, InputFile, decompressed
+from gpuclassify.jobs.input.jsonl import (
+    MOST_LINE_BYTES,
+    BadLine,
+    WholeLines,
+    exact_integers,
+    line_schemas,
+    parse_good,
+    read_range,
 )
-from gpuclassify.jobs.input.jsonl import exact_integers, line_schemas, parse_good, read_range
+from gpuclassify.jobs.input.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
 from gpuclassify.jobs.input.schema import (
     common_schema,
     declared_types,
-    fits,
+    fitted,
     folder_schema,
     json_schema,
+    misfits,
     missing_column,
     named_type,
     project,
     to_pandas,
     with_folder_values,
     with_types,
+    without_maps,
+    without_values,
 )
-from gpuclassify.jobs.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
-from gpuclassify.jobs.storage import FILES_AT_A_TIME
+from gpuclassify.stores.names import compression, redacted
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import (
+    FILES_AT_A_TIME,
+    LINE_BYTES,
+    BrokenContentError,
+    UnreadableInputError,
+)
 
 logger = logging.getLogger(__name__)
 
 # Some 200 parts show progress and even out workers; parts this small or large lose speed.
 PARTS_AIMED_AT = 200
-SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 256 << 10, 64 << 20
+SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 64 << 10, 64 << 20
+FEW_FILES = 16  # that stay separate parts: each worker has one, and they cost no time
+# What cannot be read in pieces is read again for each share of its rows, if all input is small.
+MOST_SHARES, SHARED_BYTES, BYTES_PACKED = 16, 32 << 20, 4  # a compressed byte stands for so many
 COLUMN_BYTES = 1 << 10  # of a part, at least: each column costs time in each part
 FOOTER_BYTES = 64 << 10  # what pyarrow reads of the end at first
 COUNTED_BYTES = 1 << 20  # at a time, where lines are counted
 LARGE_BYTES = 1 << 30  # of a part; a worker takes some three times as much for it
+# Names that pandas and Dask give to what an index that has none becomes in Parquet.
+_NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
 # What to do about what cannot be read, by the `on_error` that raises it.
 CURES = {
     "raise": 'To go on without it: on_error="quarantine".',
@@ -66,20 +81,39 @@ CURES = {
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of one file: row groups of Parquet, or the lines that begin in a range of bytes."""
+    """A piece of one file: row groups of Parquet, or the lines that begin in a range of bytes.
+
+    Of a small file it is all, and the small ones that follow may be in the same part.
+    """
 
     path: str  # or URL
     row_groups: tuple[int, ...] | None = None
     start: int = 0
     length: int | None = None  # None for a whole file
+    share: tuple[int, int] | None = None  # which of how many of its rows, in order
     problem: str | None = None  # why the file cannot be read, as far as it is known beforehand
     file_bytes: int | None = None  # which saves asking for it
+    followers: tuple[Part, ...] = ()  # of other files
+
+    @property
+    def pieces(self) -> tuple[Part, ...]:
+        """Pieces of the part, one for each file."""
+        return (replace(self, followers=()), *self.followers)
+
+    def bounds(self, count: int) -> tuple[int, int]:
+        """Return where the part's share of `count` things begins and ends."""
+        number, of = self.share or (0, 1)
+        return count * number // of, count * (number + 1) // of
 
     def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
         return f"Part({self})"
 
     def __str__(self) -> str:
         name = redacted(self.path)
+        if self.followers:
+            return f"{name} and the files behind it up to {self.followers[-1]}"
+        if self.share:
+            name += f", share {self.share[0] + 1} of {self.share[1]}"
         if self.row_groups:
             return f"{name}, row groups {self.row_groups[0]} to {self.row_groups[-1]}"
         return name if self.length is None else f"{name}, from byte {self.start}"
@@ -87,20 +121,34 @@ class Part:
 
 @dataclass(frozen=True)
 class InputSchema:
-    """What all parts of an input have in common."""
+    """Columns and reading settings that all parts of an input have in common."""
 
     arrow: pa.Schema  # columns of every part
     storage_options: dict[str, Any] = field(repr=False)  # for fsspec
     is_projected: bool  # whether columns beside those of `arrow` are left out on purpose
     folder_fields: tuple[str, ...] = ()  # that names of folders give, and no file holds
+    replaces: bool = False  # whether halves of surrogate pairs become U+FFFD
+    most_bytes: int = MOST_LINE_BYTES  # of a line
+    path_field: str | None = None  # that tells the file of each row
+    # What named the files, for those who must not write there.
+    paths: tuple[str, ...] = field(default=(), repr=False)
+
+    def __dask_tokenize__(self) -> Any:
+        return normalize_token([known for name, known in vars(self).items() if name != "paths"])
 
     @property
     def file_fields(self) -> list[str]:
-        """Those of the columns that some file holds."""
-        return [name for name in self.arrow.names if name not in self.folder_fields]
+        """Names of the columns that some file holds."""
+        beside = (*self.folder_fields, self.path_field)
+        return [name for name in self.arrow.names if name not in beside]
+
+    @property
+    def without_path(self) -> pa.Schema:
+        """Columns without `path_field`."""
+        return pa.schema([each for each in self.arrow if each.name != self.path_field])
 
     def projected(self, columns: Sequence[str]) -> InputSchema:
-        """Of some of the columns only."""
+        """Return the schema with only these columns."""
         return replace(
             self,
             arrow=pa.schema([self.arrow.field(name) for name in columns]),
@@ -109,13 +157,13 @@ class InputSchema:
         )
 
     def meta(self) -> pd.DataFrame:
-        """The empty frame with the dtypes of every part."""
+        """Return the empty frame with the dtypes of every part."""
         return to_pandas(self.arrow.empty_table())
 
 
 @dataclass(frozen=True)
 class InputParts:
-    """The parts of an input, what they have in common, and the files that they are from."""
+    """Parts of an input, what they have in common, and the files that they are from."""
 
     parts: tuple[Part, ...]
     schema: InputSchema
@@ -125,7 +173,7 @@ class InputParts:
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of a part to read from its beginning: whichever ends first."""
+    """Limits on what is read from the beginning of a part: the first one reached counts."""
 
     rows: float = math.inf  # lines that are not blank
     line_bytes: float = math.inf  # of whole lines, decompressed
@@ -140,21 +188,46 @@ class Lines:
     offset: int
     content: bytes
     share: float = 1.0
+    long: Sequence[BadLine] = ()  # lines that are too long, and not in `content`
+    cut: str | None = None  # why there is no more, where the file should go on
+
+    def parse(self, schema: InputSchema) -> tuple[pa.Table, list[BadLine]]:
+        """Parse the lines into a table of the good ones, and the bad ones."""
+        form = schema.without_path, schema.is_projected, schema.replaces
+        table, bad = parse_good(self.content, self.offset, *form)
+        for long in self.long:
+            bad = [
+                replace(b, offset=b.offset + long.skipped * (b.offset >= long.offset)) for b in bad
+            ]
+        if not self.part.share or not self.part.share[0]:  # else the first share tells of them
+            bad += self.long
+        return table, sorted(bad, key=lambda line: line.offset)
+
+    def of_share(self) -> Lines:
+        """Return the lines that begin in the part's share of the bytes; the last keeps `cut`."""
+        if self.part.share is None:
+            return self
+        size, (number, of) = len(self.content), self.part.share
+        ends = self.part.bounds(size)
+        first, end = (self.content.find(b"\n", at - 1) + 1 or size if at else 0 for at in ends)
+        cut = self.cut if number + 1 == of else None
+        return replace(self, content=self.content[first:end], offset=self.offset + first, cut=cut)
 
 
 def read_part(part: Part, schema: InputSchema) -> pd.DataFrame:
-    """One part as a pandas frame with the dtypes of `schema`; else an UnreadableInputError.
+    """Read one part as a pandas frame with the dtypes of `schema`.
 
-    Columns that this file lacks are null. Fields that the schema lacks are left out if it is a
-    projection, and refused if it stands for all columns, so that no data is lost unseen.
+    Raises UnreadableInputError if it cannot be read. Columns that this file lacks are null. Fields
+    that the schema lacks are left out if it is a projection, and refused if it stands for all
+    columns, so that no data is lost unseen.
     """
-    return to_pandas(read_table(part, schema)[0])
+    return to_pandas(pa.concat_tables(read_table(piece, schema)[0] for piece in part.pieces))
 
 
 def read_table(
     part: Part, schema: InputSchema, on_error: str = "raise", limit: Limit | None = None
 ) -> tuple[pa.Table, list[Problem], float]:
-    """The rows of one part that can be read, what cannot, and which share of the part that is.
+    """Read the good rows of one piece, its problems, and the share of the piece that was read.
 
     What cannot be read raises UnreadableInputError, unless `on_error` is "quarantine"; else it is
     one of `CURES`.
@@ -166,53 +239,80 @@ def read_table(
         if part.row_groups is not None:
             table, problems = _read_parquet(part, schema)
         else:
-            lines = read_lines(part, schema.storage_options, limit)
+            lines = read_lines(part, schema.storage_options, limit, schema.most_bytes).of_share()
             share, name = lines.share, redacted(part.path)
-            table, bad = parse_good(lines.content, lines.offset, schema.arrow, schema.is_projected)
+            table, bad = lines.parse(schema)
             table = with_folder_values(table, schema.folder_fields, part.path)
-            problems = [
-                Problem(LINE, name, line.reason, offset=line.offset, content=shortened(line.line))
-                for line in bad
-            ]
+            problems = [Problem(FILE, str(part), lines.cut)] if lines.cut else []
+            for line in bad:
+                number = line_number(part.path, line.offset) if line.skipped else None
+                reason = line.reason if number is None else f"line {number}: {line.reason}"
+                shown = shortened(line.line)
+                problems.append(Problem(LINE, name, reason, offset=line.offset, content=shown))
     except BrokenContentError as err:
-        table, problems = schema.arrow.empty_table(), [Problem(FILE, str(part), str(err))]
+        table, problems = schema.without_path.empty_table(), [Problem(FILE, str(part), str(err))]
+    if schema.path_field in schema.arrow.names:
+        paths = pa.array([redacted(part.path)] * len(table), pa.string())
+        table = table.append_column(schema.path_field, paths).select(schema.arrow.names)
     if problems and on_error != "quarantine":
         raise unreadable(part, problems[0], on_error)
     return table, problems, share
 
 
-def read_lines(part: Part, storage_options: dict[str, Any], limit: Limit | None = None) -> Lines:
-    """The lines of a part; with a limit those at its beginning, if it is a whole file."""
+def read_lines(
+    part: Part,
+    storage_options: dict[str, Any],
+    limit: Limit | None = None,
+    most_bytes: int = MOST_LINE_BYTES,
+) -> Lines:
+    """Read the lines of a part; with a limit those at its beginning, if it is a whole file.
+
+    Lines of more than `most_bytes` are apart.
+    """
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None:  # at first all lines are asked for, or the end of the line before
         ahead_bytes = LINE_BYTES + (part.length if part.start else 0)
     elif limit is not None:
         ahead_bytes = LINE_BYTES
-    with reading(part.path, storage_options, part.file_bytes, ahead_bytes) as file:
-        if part.length is not None or (codec is None and limit is None):
-            return Lines(part, *read_range(file, part.start, part.length))
-        with decompressed(file, codec) as stream:
-            if limit is not None:
-                content, place = first_lines(io.BufferedReader(stream), limit, file.tell)
-                return Lines(part, 0, content, place / (part.file_bytes or 1) if place else 1.0)
-            content = stream.read(LARGE_BYTES)
-            if len(content) == LARGE_BYTES:
-                logger.warning(
-                    "%s holds more than %d MiB of lines, all of which are in memory at once, "
-                    "as a compressed file is one part: cut it into several files",
-                    redacted(part.path),
-                    LARGE_BYTES >> 20,
-                )
-                content += stream.read()
-            return Lines(part, 0, content)
+    store = open_store(part.path, storage_options)
+    opened = functools.partial(store.reading, part.file_bytes, ahead_bytes)
+    if part.length is not None:
+        with opened() as file:
+            offset, content = read_range(file, part.start, part.length, most_bytes)
+        if len(content) <= most_bytes:
+            return Lines(part, offset, content)
+        whole = WholeLines(io.BytesIO(content), most_bytes, offset)
+        return Lines(part, offset, whole.readall(), long=whole.long)
+
+    @contextlib.contextmanager
+    def again() -> Iterator[Any]:
+        with opened() as file, decompressed(file, codec) as stream:
+            yield stream
+
+    with opened() as file, decompressed(file, codec) as stream:
+        whole = WholeLines(stream, most_bytes, again=again)
+        if limit is not None:
+            content, place = first_lines(io.BufferedReader(whole), limit, file.tell)
+            share = place / (part.file_bytes or 1) if place else 1.0
+        else:
+            content, share = whole.readall(), 1.0
+    if codec and len(content) >= LARGE_BYTES:
+        logger.warning(
+            "%s holds more than %d MiB of lines, all of which are in memory at once, "
+            "as a compressed file is one part: cut it into several files",
+            redacted(part.path),
+            LARGE_BYTES >> 20,
+        )
+    return Lines(part, 0, content, share, whole.long, whole.cut)
 
 
 def first_lines(
     stream: BinaryIO, limit: Limit, tell: Callable[[], int] = lambda: 0
 ) -> tuple[bytes, int]:
-    """The first lines, and by which stored byte a limit of these has ended them, or 0.
+    """Return the first lines, and where the limit on stored bytes ended them.
 
-    `tell` says how many bytes of the compressed file the stream has read.
+    That is the stored byte by which this limit has ended them, or 0. `tell` says how many bytes of
+    the compressed file the stream has read.
     """
     lines: list[bytes] = []
     rows, line_bytes, place = 0, 0, 0
@@ -227,24 +327,23 @@ def first_lines(
     return b"".join(lines), 0
 
 
-def open_parquet(file: Any) -> pq.ParquetFile:
-    """A Parquet file whose pages are compared with their checksums, where it has some.
+def open_parquet(file: BinaryIO) -> pq.ParquetFile:
+    """Open a Parquet file whose pages are compared with their checksums, where it has some.
 
-    That costs no time that can be measured. pyarrow and Spark write checksums if they are told to.
+    That costs no time that can be measured. pyarrow and Spark write checksums on request.
     """
     return pq.ParquetFile(file, page_checksum_verification=True)
 
 
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
-    """Row groups with the columns of `schema`; those that the file lacks are null."""
-    names = schema.arrow.names
-    with reading(part.path, schema.storage_options, part.file_bytes) as file:
+    """Read row groups with the columns of `schema`; those that the file lacks are null."""
+    known = schema.without_path
+    names = known.names
+    with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
         table = open_parquet(file).read_row_groups(list(part.row_groups or ()), columns=names)
-        held = {*table.column_names}
-        absent = [name for name in names if name not in held]
-        nulls = [pa.nulls(len(table), schema.arrow.field(name).type) for name in absent]
-        table = pa.table([*table.columns, *nulls], [*table.column_names, *absent])
-        table = cast(table.select(names), schema.arrow)
+        start, stop = part.bounds(len(table))
+        table = table.slice(start, stop - start)
+        table = fitted(table, known)
         table = with_folder_values(table, schema.folder_fields, part.path)
 
     def check(start: int, stop: int) -> pa.Table:
@@ -253,18 +352,18 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
         return rows
 
     good, problems = [table.slice(0, 0)], []
-    for row, found in isolate_bad_rows(check, 0, len(table), (pa.ArrowException,)):
-        if isinstance(found, Exception):
-            problems.append(Problem(ROW, str(part), str(found), row=row))
+    for row, result in isolate_bad_rows(check, 0, len(table), (pa.ArrowException,)):
+        if isinstance(result, Exception):
+            problems.append(Problem(ROW, str(part), str(result), row=row))
         else:
-            good.append(found)
+            good.append(result)
     return pa.concat_tables(good), problems
 
 
 def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int) -> pa.Table:
-    """The first rows of a Parquet file, without the rest of their row group."""
+    """Read the first rows of a Parquet file, without the rest of their row group."""
     batches: list[pa.RecordBatch] = []
-    with reading(file.path, storage_options, file.size_bytes, LINE_BYTES) as opened:
+    with open_store(file.path, storage_options).reading(file.size_bytes, LINE_BYTES) as opened:
         parquet = open_parquet(opened)
         for batch in parquet.iter_batches(batch_size=rows):
             batches.append(batch)
@@ -275,7 +374,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str = "raise") -> BrokenInputError:
-    """The error that names the first problem of a part, and what to do about it."""
+    """Return the error that names the first problem of a part, and what to do about it."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)
@@ -289,14 +388,15 @@ def unreadable(part: Part, problem: Problem, on_error: str = "raise") -> BrokenI
 
 
 def line_number(path: str, offset: int) -> int | None:
-    """The number of the line that begins at this byte of a (decompressed) file, from 1.
+    """Return the number of the line that begins at this byte of a (decompressed) file, from 1.
 
     None for files elsewhere, of which all up to there would have to be fetched.
     """
-    if "://" in path.removeprefix("file://") or "::" in path:
+    store = open_store(path)
+    if not store.is_near:
         return None
     number, left = 1, offset
-    with reading(path, {}) as file, decompressed(file, compression(path)) as stream:
+    with store.reading() as file, decompressed(file, compression(path)) as stream:
         while left and (some := stream.read(min(left, COUNTED_BYTES))):
             number, left = number + some.count(b"\n"), left - len(some)
     return number
@@ -315,18 +415,27 @@ class Footer:
     problem: str | None = None
 
 
-def read_footers(files: Sequence[InputFile], storage_options: dict[str, Any]) -> list[Footer]:
-    """The footers of the files, several read at a time: stores answer slowly."""
+def read_footers(
+    files: Sequence[InputFile],
+    storage_options: dict[str, Any],
+    change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
+) -> list[Footer]:
+    """Read the footers of the files, several at a time: stores answer slowly.
+
+    `change` makes another schema of a file's schema and metadata.
+    """
     # Equal schemas are kept once: there may be very many files.
     known: dict[pa.Schema, pa.Schema] = {}
 
     def read(file: InputFile) -> Footer:
-        if problem := local_problem(file.path):
-            return Footer(pa.schema([]), problem=problem)
+        if file.problem:
+            return Footer(pa.schema([]), problem=file.problem)
         try:
-            with reading(file.path, storage_options, file.size_bytes, FOOTER_BYTES) as opened:
+            store = open_store(file.path, storage_options)
+            with store.reading(file.size_bytes, FOOTER_BYTES) as opened:
                 metadata = pq.read_metadata(opened)
                 held = metadata.schema.to_arrow_schema().remove_metadata()
+                held = change(held, metadata) if change else held
         except BrokenContentError as err:
             return Footer(pa.schema([]), problem=str(err))
         schema = changed_schema(held, restored)
@@ -343,27 +452,32 @@ def read_footers(files: Sequence[InputFile], storage_options: dict[str, Any]) ->
 
 @dataclass(frozen=True)
 class PartFinder:
-    """Finds the parts of files of one format, and their columns.
+    """Finder of the parts of files of one format, and of their columns.
 
-    Settings as of `gpuclassify.jobs.input.readers.FileReader` and its `find_parts`; `options` are
-    for storage.
+    Settings are those of a `gpuclassify.jobs.input.readers.FileReader` and its `find_parts`.
     """
 
     files: Sequence[InputFile]
-    fields: Sequence[str] | None
-    part_bytes: int | None
-    options: dict[str, Any]
+    reader: Any
     on_error: str
     needed: Collection[str]
 
     def parquet(self) -> InputParts:
-        """Runs of row groups, as the footers of the files list them."""
-        footers = read_footers(self.files, self.options)
+        """Find runs of row groups, as the footers of the files list them."""
+        footers = read_footers(self.files, self.reader.storage_options)
+        counts = Counter(footer.schema for footer in footers)
+        held = common_schema(counts)
+        if wrong := {name for schema in counts for name in misfits(schema, held)}:
+            change = functools.partial(without_values, names=wrong)
+            footers = read_footers(self.files, self.reader.storage_options, change)
+            held = common_schema(Counter(footer.schema for footer in footers))
         ends = list(zip(self.files, footers, strict=True))
-        held = common_schema(Counter(footer.schema for footer in footers))
         if not held.names:
             broken = [Part(file.path, problem=footer.problem) for file, footer in ends]
             self._check(_problems(broken), is_all=True)
+        if self.reader.fields is None:
+            kept = [field for field in held if not _NAMELESS_INDEX.fullmatch(field.name)]
+            held = pa.schema(kept or held)
         schema = self._schema(held)
         part_bytes = self._bytes_of_part(schema)
         parts: list[Part] = []
@@ -372,32 +486,39 @@ class PartFinder:
             if problem is not None:
                 parts.append(Part(file.path, problem=problem))
                 continue
-            parts += [
-                Part(file.path, row_groups=run, file_bytes=file.size_bytes)
-                for run in _group_runs(footer, part_bytes)
-            ]
+            for run in _group_runs(footer, part_bytes):
+                part = Part(file.path, row_groups=run, file_bytes=file.size_bytes)
+                parts += self._shares(part, sum(footer.group_bytes[n] for n in run), part_bytes)
         self._check(_problems(parts))
-        return InputParts(tuple(parts), schema, tuple(self.files), part_bytes)
+        sizes = {file.path: sum(footer.group_bytes) for file, footer in ends}
+        return self._joined(parts, sizes, schema, part_bytes)
 
     def json_lines(
-        self, types: Mapping[str, str], most_samples: int, sample_bytes: int
+        self,
+        types: Mapping[str, str],
+        most_samples: int,
+        sample_bytes: int,
+        replaces: bool = False,
+        most_bytes: int = MOST_LINE_BYTES,
     ) -> InputParts:
-        """Byte ranges, with columns from samples of the lines."""
+        """Find byte ranges, with columns from samples of the lines."""
         pieces = self._byte_ranges(max(sample_bytes, -(-self._total_bytes // most_samples)))
         problems = _problems(pieces)
         self._check(problems)
         pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
         samples: list[Lines] = []
-        for found in self._samples(pieces, most_samples, sample_bytes):
-            if isinstance(found, Lines):
-                samples.append(found)
+        for sample in self._samples(pieces, most_samples, sample_bytes, most_bytes):
+            if isinstance(sample, Lines):
+                samples.append(sample)
             else:
-                problems.append(found)
+                problems.append(sample)
                 self._check(problems)
-        held = sampled_schema([sample.content for sample in samples])
+        texts = [name for name, kind in types.items() if kind == "json"]
+        held = sampled_schema([sample.content for sample in samples], texts)
         if not held.names:
-            self._check([*_bad_lines(samples, held, False), *problems], is_all=True)
-        schema = self._schema(held, types)
+            bad = _bad_lines(samples, InputSchema(held, {}, False))
+            self._check([*bad, *problems], is_all=True)
+        schema = replace(self._schema(held, types), replaces=replaces, most_bytes=most_bytes)
         for sample in samples:
             # What its lines hold is only looked up if folders give something that they might not.
             if missing_column(sample.part.path, (), schema.file_fields):
@@ -405,15 +526,40 @@ class PartFinder:
                 reason = missing_column(sample.part.path, names, schema.file_fields)
                 if reason is not None:
                     raise UnreadableInputError(f"{sample.part} does not fit other files: {reason}")
-        self._check(_bad_lines(samples, schema.arrow, schema.is_projected))
+        self._check(_bad_lines(samples, schema))
         part_bytes = self._bytes_of_part(schema)
-        parts = tuple(self._byte_ranges(part_bytes))
-        return InputParts(parts, schema, tuple(self.files), part_bytes)
+        sizes = {file.path: file.size_bytes for file in self.files}
+        return self._joined(self._byte_ranges(part_bytes, True), sizes, schema, part_bytes)
+
+    def _joined(
+        self,
+        parts: Sequence[Part],
+        sizes: Mapping[str, int | None],
+        schema: InputSchema,
+        part_bytes: int,
+    ) -> InputParts:
+        """Join neighbours that are whole files into one part, up to its size or number of files."""
+        most, most_bytes = self.reader.files_per_partition, part_bytes
+        if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
+            most, most_bytes = most or 1, sys.maxsize
+        pieces = Counter(part.path for part in parts)
+        groups: list[list[Part]] = []
+        room = -1.0
+        for part in parts:
+            size = sizes[part.path] if pieces[part.path] == 1 else None
+            needed = math.inf if size is None else size
+            if needed > room or len(groups[-1]) == most:
+                groups.append([])
+                room = most_bytes
+            groups[-1].append(part)
+            room -= needed
+        joined = tuple(replace(first, followers=tuple(rest)) for first, *rest in groups)
+        return InputParts(joined, schema, tuple(self.files), part_bytes)
 
     def _samples(
-        self, pieces: Sequence[Part], most: int, sample_bytes: int
+        self, pieces: Sequence[Part], most: int, sample_bytes: int, most_bytes: int
     ) -> Iterator[Lines | tuple[Part, Problem]]:
-        """Up to `most` samples that hold something, or why a piece cannot be read.
+        """Yield up to `most` samples that hold something, or why a piece cannot be read.
 
         They are from pieces' beginnings, middles and ends in turn.
         """
@@ -427,10 +573,12 @@ class PartFinder:
                 start = piece.start + max(0, piece.length - sample_bytes) * (count % 3) // 2
                 piece = replace(piece, start=start, length=sample_bytes)
             try:
-                lines = read_lines(piece, self.options, limit)
+                lines = read_lines(piece, self.reader.storage_options, limit, most_bytes)
             except BrokenContentError as err:
                 yield pieces[number], Problem(FILE, str(pieces[number]), str(err))
                 continue
+            if lines.cut:
+                yield pieces[number], Problem(FILE, str(pieces[number]), lines.cut)
             if lines.content.strip():
                 yield lines
                 count += 1
@@ -442,29 +590,41 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _bytes_of_part(self, schema: InputSchema) -> int:
-        """Bytes of a part: what is asked for, or what divides the files evenly."""
+        """Return the bytes of a part: those asked for, or what divides the files evenly."""
         least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow))
         aim = max(self._total_bytes // PARTS_AIMED_AT, least)
-        return self.part_bytes or min(aim, LARGEST_PART_BYTES)
+        return self.reader.part_bytes or min(aim, LARGEST_PART_BYTES)
 
     @functools.cached_property
     def _whole(self) -> set[str]:
-        """Files that cannot be read in pieces."""
+        """Paths of files that cannot be read in pieces."""
+        options = self.reader.storage_options
         return {
             file.path
             for file in self.files
             if compression(file.path)
-            or not delivers_ranges(file.path, self.options, file.size_bytes)
+            or not open_store(file.path, options).delivers_ranges(file.size_bytes)
         }
 
-    def _byte_ranges(self, part_bytes: int) -> list[Part]:
+    def _shares(self, part: Part, size: int, part_bytes: int) -> list[Part]:
+        """Return the part, or shares of its rows where models take long for its bytes."""
+        is_cut_otherwise = self.reader.part_bytes or self.reader.files_per_partition
+        is_small = self._total_bytes <= SHARED_BYTES and open_store(part.path).shares_rows
+        if is_cut_otherwise or not self.needed or not is_small:
+            return [part]
+        count = max(1, min(MOST_SHARES, size // part_bytes))
+        return [replace(part, share=(n, count) if count > 1 else None) for n in range(count)]
+
+    def _byte_ranges(self, part_bytes: int, is_shared: bool = False) -> list[Part]:
         parts: list[Part] = []
         for file in self.files:
             path, end = file.path, file.size_bytes
-            if problem := local_problem(path):
-                parts.append(Part(path, problem=problem, file_bytes=end))
+            if file.problem:
+                parts.append(Part(path, problem=file.problem, file_bytes=end))
             elif end is None or path in self._whole:
-                parts.append(Part(path, file_bytes=end))
+                part = Part(path, file_bytes=end)
+                packed = BYTES_PACKED * end if end and compression(path) and is_shared else 0
+                parts += self._shares(part, packed, part_bytes)
             else:
                 parts += [
                     Part(path, start=at, length=min(part_bytes, end - at), file_bytes=end)
@@ -473,19 +633,31 @@ class PartFinder:
         return parts
 
     def _schema(self, held: pa.Schema, types: Mapping[str, str] | None = None) -> InputSchema:
-        """The columns of the files and of their folders, or those of them that are asked for."""
+        """Return the columns of the files and of their folders, or those that are asked for."""
         paths = [file.path for file in self.files]
-        declared = declared_types(paths, self.options)
-        given = [
+        declared = declared_types(paths, self.reader.storage_options)
+        by_folders = [
             field.with_type(named_type(field.name, declared.get(field.name, str(field.type))))
             for field in folder_schema(paths)
             if field.name not in held.names
         ]
-        schema = with_types(pa.schema([*held, *given]), types or {})
-        if self.fields is not None:
-            schema = project(schema, self.fields)
-        folder_fields = tuple(field.name for field in given if field.name in schema.names)
-        return InputSchema(schema, self.options, self.fields is not None, folder_fields)
+        schema = with_types(pa.schema([*held, *by_folders]), types or {})
+        if self.reader.path_field in schema.names:
+            raise UnreadableInputError(
+                f"path_field={self.reader.path_field!r} is a column of the input: name another one"
+            )
+        if self.reader.fields is not None:
+            schema = project(schema, self.reader.fields)
+        folder_fields = tuple(field.name for field in by_folders if field.name in schema.names)
+        if self.reader.path_field is not None:
+            schema = schema.append(pa.field(self.reader.path_field, pa.string()))
+        return InputSchema(
+            schema,
+            self.reader.storage_options,
+            self.reader.fields is not None,
+            folder_fields,
+            path_field=self.reader.path_field,
+        )
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
         """Raise UnreadableInputError for the first problem, if the job cannot go on."""
@@ -497,20 +669,18 @@ class PartFinder:
             raise BrokenInputError(f"nothing of the input can be read; {part}: {problem.reason}")
 
 
-def sampled_schema(samples: Sequence[bytes]) -> pa.Schema:
-    """The columns of all lines of JSON, as far as samples show them."""
+def sampled_schema(samples: Sequence[bytes], texts: Collection[str] = ()) -> pa.Schema:
+    """Infer the columns of all lines of JSON from samples; columns `texts` hold any JSON."""
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
-        for found, count in line_schemas(sample).items():
-            counts[json_schema(found)] += count
-    return exact_integers(common_schema(counts), samples)
+        for schema, count in line_schemas(sample, texts).items():
+            counts[json_schema(schema)] += count
+    return without_maps(exact_integers(common_schema(counts), samples))
 
 
-def _bad_lines(
-    samples: Iterable[Lines], schema: pa.Schema, is_projected: bool
-) -> Iterator[tuple[Part, Problem]]:
+def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[Part, Problem]]:
     for sample in samples:
-        for line in parse_good(sample.content, sample.offset, schema, is_projected)[1]:
+        for line in sample.parse(schema)[1]:
             yield sample.part, Problem(LINE, str(sample.part), line.reason, line.offset)
 
 
@@ -519,7 +689,7 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 
 
 def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
-    """Numbers of neighbouring row groups that reach `part_bytes` together."""
+    """Return runs of neighbouring row groups, by number, that reach `part_bytes` together."""
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
     size = 0
@@ -535,7 +705,7 @@ def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
 def _misfit(
     file: InputFile, footer: Footer, common: InputSchema, needed: Collection[str]
 ) -> str | None:
-    """Why a Parquet file cannot be read with these columns."""
+    """Return why a Parquet file cannot be read with these columns, or None."""
     schema = common.arrow
     known = set(schema.names)
     names = [name for name in footer.schema.names if name in known]
@@ -551,9 +721,5 @@ def _misfit(
     absent = [name for name in needed if name in common.file_fields and name not in names]
     if absent:
         return f"it has no column {absent[0]!r}, which is read and which other files have"
-    wrong = [
-        f"{found.name} is {found.type}, and {schema.field(found.name).type} in most"
-        for found in footer.schema
-        if found.name in known and not fits(found.type, schema.field(found.name).type)
-    ]
-    return f"the inputs' columns do not fit together: {'; '.join(wrong)}" if wrong else None
+    wrong = "; ".join(misfits(footer.schema, schema).values())
+    return f"the inputs' columns do not fit together: {wrong}" if wrong else None

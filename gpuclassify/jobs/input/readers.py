@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.hub.dataset_files import keep_tokens, token_names
-from gpuclassify.jobs.files import (
-    JSONL,
-    PARQUET,
-    BrokenContentError,
-    BrokenInputError,
-    UnreadableInputError,
-    file_format,
-    find_files,
-    local_problem,
-)
-from gpuclassify.jobs.input.jsonl import parse_good
+from gpuclassify.jobs.input.files import BrokenInputError, find_files, with_linked
+from gpuclassify.jobs.input.jsonl import MOST_LINE_BYTES, parse_good
 from gpuclassify.jobs.input.parts import (
     InputParts,
     Limit,
@@ -35,10 +26,18 @@ from gpuclassify.jobs.input.parts import (
     read_part,
     sampled_schema,
 )
-from gpuclassify.jobs.input.schema import named_type, project, to_pandas
-from gpuclassify.jobs.storage import redacted
-from gpuclassify.settings.checks import check_count, check_flag, check_text, with_plain_values
-from gpuclassify.workers.secrets import share_tokens_with_workers
+from gpuclassify.jobs.input.schema import fitted, named_type, project, to_pandas
+from gpuclassify.settings.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_text,
+    with_plain_values,
+)
+from gpuclassify.settings.options import Surrogates
+from gpuclassify.stores.hub import keep_tokens, share_tokens
+from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.stores.store import BrokenContentError, UnreadableInputError
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
@@ -47,7 +46,7 @@ FIRST_ROWS_A_PART = 1_000
 
 
 class FileReader:
-    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; the format goes by their names.
+    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; their names tell the format.
 
     Parameters
     ----------
@@ -58,19 +57,25 @@ class FileReader:
         such as ``lang=de``, are read from there, as Dask does: text, or integers where all of them
         are.
     fields : str or sequence of str, optional
-        Columns to read. Default: all.
+        Columns to read. Default: all but ``__null_dask_index__`` and ``__index_level_0__`` of
+        Parquet files, which Dask and pandas call an index that has no name.
     part_bytes : int, optional
-        Bytes of a part. Default: a two-hundredth of all input, between 256 KiB (more for hundreds
+        Bytes of a part. Default: a two-hundredth of all input, between 64 KiB (more for hundreds
         of columns) and 64 MiB.
+    files_per_partition : int, optional
+        At most so many neighbouring small files are one part. Default: as many as `part_bytes`
+        hold; with this and without that, so many whatever they hold. Large files are cut.
+    path_field : str, optional
+        A column to add with the path or URL of each row's file.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
         alone, and not in the reader.
     input_digest : bool
         Tell whether files are what they were by a SHA-256 of their content, instead of size and
         time, which `touch` and ``rsync -t`` set as they like; see
-        `gpuclassify.jobs.files.with_digests` and `check_unchanged`. Whenever a job begins or
+        `gpuclassify.jobs.input.files.with_digests` and `check_unchanged`. Whenever a job begins or
         continues, and not for a plan, all files are read once for it, 16 at a time. While it runs,
-        a file of a file system is read again only if its inode or the system's own time of its
+        a file of a file system is read again only if its inode or the system's time of its
         last change is another, and one of a web server at the end of the job. Object stores and the
         Hub have tags that no writer can set back: nothing is read there.
 
@@ -82,6 +87,8 @@ class FileReader:
 
     file_format: ClassVar[str | None] = None
     types: Mapping[str, str] | None = None
+    surrogates: Surrogates = "refuse"
+    max_line_bytes = MOST_LINE_BYTES
     # How many samples of JSON lines columns are read from, and how large each is: few enough for
     # stores that answer slowly, and a multiple of three, as the last is from a file's end.
     samples: ClassVar[int] = 30
@@ -96,21 +103,30 @@ class FileReader:
         part_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
         input_digest: bool = False,
+        files_per_partition: int | None = None,
+        path_field: str | None = None,
     ) -> None:
         check_count("part_bytes", part_bytes, may_be_none=True)
+        check_count("files_per_partition", files_per_partition, may_be_none=True)
+        if path_field is not None:
+            check_text("path_field", path_field, "a column name: leave it out for none")
         check_flag("input_digest", input_digest)
         self.paths = _names(paths)
         for path in self.paths:
             check_text("path", path, "a path: '.' is the current directory")
         self.fields = None if fields is None else tuple(dict.fromkeys(_names(fields)))
         self.part_bytes = part_bytes
+        self.files_per_partition, self.path_field = files_per_partition, path_field
         self.storage_options = keep_tokens(self.paths, storage_options or {})
         self.input_digest = input_digest
 
     def __repr__(self) -> str:
         shown = [f"{[redacted(path) for path in self.paths]}"]
-        for name in ("fields", "part_bytes", "types"):
-            if getattr(self, name) is not None:
+        for name in (
+            *("fields", "part_bytes", "files_per_partition", "path_field"),
+            *("types", "surrogates", "max_line_bytes"),
+        ):
+            if getattr(self, name) not in (None, getattr(FileReader, name, None)):
                 shown.append(f"{name}={getattr(self, name)!r}")
         shown += ["input_digest=True"] * self.input_digest
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -133,35 +149,44 @@ class FileReader:
             unless `on_error` is "quarantine", a file is broken.
         """
         files = find_files(self.paths, self.storage_options)
-        found = file_format(files[0].path)  # all are of one
-        if self.file_format not in (None, found):
+        kind = file_format(files[0].path)  # all are of one
+        if self.file_format not in (None, kind):
             raise UnreadableInputError(
                 f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
                 f"{self.file_format} files, or take FileReader, which goes by names"
             )
-        options = self.storage_options
-        finder = PartFinder(files, self.fields, self.part_bytes, options, on_error, needed)
-        if found == PARQUET:
+        finder = PartFinder(files, self, on_error, needed)
+        if kind == PARQUET:
             return finder.parquet()
-        return finder.json_lines(self.types or {}, self.samples, self.sample_bytes)
+        rules = self.surrogates == "replace", self.max_line_bytes
+        return finder.json_lines(self.types or {}, self.samples, self.sample_bytes, *rules)
 
 
 class JsonlReader(FileReader):
-    """JSON lines, plain or compressed (.gz, .zst, .bz2; a compressed file is one part).
+    r"""JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4; such a file is read whole).
 
     Parameters
     ----------
-    paths, fields, part_bytes, storage_options, input_digest
+    paths, fields, part_bytes, storage_options, input_digest, files_per_partition, path_field
         As of `FileReader`.
     types : mapping of str to str, optional
         Arrow types of columns that samples of the files may not show, such as
         ``{"price": "double"}`` where the first 3.5 comes after many a 3. Default: what the samples
-        hold.
+        hold. ``"json"`` is for columns whose values are of several kinds, or objects with ever
+        other fields: frames and Parquet files have the text of each value, and JSON lines get
+        the value again.
+    surrogates : {"refuse", "replace"}
+        What becomes of escapes that stand for half of a surrogate pair, such as ``\ud83d``, which
+        no text can hold: a line with one cannot be read, or has U+FFFD in its place, as always in
+        columns that are not read.
+    max_line_bytes : int
+        Bytes that a line may have: one with more cannot be read, and is never in memory as a
+        whole. Default: 256 MiB.
 
     Raises
     ------
     ValueError
-        Arrow has no such type.
+        Arrow has no such type, or a setting is none of those above.
     """
 
     file_format = JSONL
@@ -170,11 +195,15 @@ class JsonlReader(FileReader):
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
+        types: Mapping[str, str] | None = None,
+        surrogates: Surrogates = "refuse",
+        max_line_bytes: int = MOST_LINE_BYTES,
         fields: str | Sequence[str] | None = None,
         part_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
-        types: Mapping[str, str] | None = None,
         input_digest: bool = False,
+        files_per_partition: int | None = None,
+        path_field: str | None = None,
     ) -> None:
         super().__init__(
             paths,
@@ -182,14 +211,19 @@ class JsonlReader(FileReader):
             part_bytes=part_bytes,
             storage_options=storage_options,
             input_digest=input_digest,
+            files_per_partition=files_per_partition,
+            path_field=path_field,
         )
         for name, kind in (types or {}).items():
             named_type(name, kind)
         self.types = None if types is None else dict(types)
+        check_choice("surrogates", surrogates, get_args(Surrogates))
+        check_count("max_line_bytes", max_line_bytes)
+        self.surrogates, self.max_line_bytes = surrogates, max_line_bytes
 
 
 class ParquetReader(FileReader):
-    """Parquet files."""
+    """Parquet files as the input of a `gpuclassify.jobs.pipeline.Pipeline`."""
 
     file_format = PARQUET
 
@@ -200,12 +234,14 @@ def read_files(
     fields: str | Sequence[str] | None = None,
     part_bytes: int | None = None,
     storage_options: dict[str, Any] | None = None,
+    files_per_partition: int | None = None,
+    path_field: str | None = None,
 ) -> dd.DataFrame:
-    """A lazy frame of all `inputs`, one partition a part.
+    """Return a lazy frame of all `inputs`, one partition a part.
 
     Parameters
     ----------
-    inputs, fields, part_bytes
+    inputs, fields, part_bytes, files_per_partition, path_field
         As of `FileReader`: `inputs` are its paths, all of one format.
     storage_options : dict, optional
         For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
@@ -224,35 +260,50 @@ def read_files(
     import dask.dataframe as dd
 
     reader = FileReader(
-        inputs, fields=fields, part_bytes=part_bytes, storage_options=storage_options
+        inputs,
+        fields=fields,
+        part_bytes=part_bytes,
+        storage_options=storage_options,
+        files_per_partition=files_per_partition,
+        path_field=path_field,
     )
-    found = reader.find_parts()
-    share_tokens_with_workers(token_names(reader.paths))
-    return dd.from_map(
-        read_part, found.parts, schema=found.schema, meta=found.schema.meta(), label="read"
-    )
+    plan = reader.find_parts()
+    share_tokens(reader.paths)
+    schema = replace(plan.schema, paths=with_linked(reader.paths, plan.files))
+    return dd.from_map(read_part, plan.parts, schema=schema, meta=schema.meta(), label="read")
 
 
 def first_rows(
     inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """So many rows of the first files, or these columns of them, without a look at the rest."""
-    tables: list[pa.Table] = []
+    """Read the first `most` rows, or these columns of them, without a look at the rest."""
+    files, read, missing = [], [], most
     for file in find_files(inputs, {}):
-        missing, name = most - sum(map(len, tables)), redacted(file.path)
-        if not missing:
+        if missing <= 0:
             break
         try:
-            if problem := local_problem(file.path):
-                raise BrokenContentError(problem)
+            if file.problem:
+                raise BrokenContentError(file.problem)
             if file_format(file.path) == PARQUET:
-                tables.append(first_of_parquet(file, {}, missing))
+                read.append(first_of_parquet(file, {}, missing))
+                missing -= len(read[-1])
             else:
                 part = Part(file.path, file_bytes=file.size_bytes)
-                tables.append(table_of(read_lines(part, {}, Limit(missing)).content, name))
+                lines = read_lines(part, {}, Limit(missing))
+                if lines.cut or lines.long:
+                    raise BrokenContentError(lines.cut or lines.long[0].reason)
+                read.append(lines.content)
+                missing -= sum(map(bool, map(bytes.strip, read[-1].split(b"\n"))))
         except BrokenContentError as err:
-            raise BrokenInputError(f"{name} cannot be read: {err}") from err
-    table = pa.concat_tables(tables, promote_options="permissive")
+            raise BrokenInputError(f"{redacted(file.path)} cannot be read: {err}") from err
+        files.append(file)
+    if file_format(files[0].path) == PARQUET:
+        held = PartFinder(files, FileReader(inputs, fields=fields), "raise", ()).parquet().schema
+        schema = project(held.arrow, held.file_fields)
+        return to_pandas(pa.concat_tables(fitted(table, schema) for table in read))
+    schema = sampled_schema(read)
+    names = [redacted(file.path) for file in files]
+    table = pa.concat_tables(table_of(*each, schema) for each in zip(read, names, strict=True))
     if fields is not None:
         table = table.select(project(table.schema, list(dict.fromkeys(fields))).names)
     return to_pandas(table)
@@ -261,7 +312,7 @@ def first_rows(
 def first_rows_lazily(
     inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
 ) -> dd.DataFrame:
-    """The `first_rows` as a Dask frame, whose key follows from what they hold."""
+    """Return the `first_rows` as a Dask frame, whose key follows from their content."""
     import dask.dataframe as dd
 
     frame = first_rows(inputs, most, fields)
@@ -270,15 +321,15 @@ def first_rows_lazily(
     return dd.from_pandas(frame, npartitions=-(-len(frame) // FIRST_ROWS_A_PART))
 
 
-def table_of(lines: bytes, name: str) -> pa.Table:
-    """Lines of JSON with all of their columns; the error for a bad line begins with `name`."""
-    table, bad = parse_good(lines, 0, sampled_schema([lines]), is_projected=False)
+def table_of(lines: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
+    """Parse lines of JSON with all of their columns; the error for a bad one begins with `name`."""
+    table, bad = parse_good(lines, 0, schema or sampled_schema([lines]), is_projected=False)
     for line in bad:
         number = lines[: line.offset].count(b"\n") + 1
         raise BrokenInputError(f"{name}, line {number}: {line.reason}")
     return table
 
 
-def _names(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """One name, or several; a string is no list of letters."""
-    return [str(name) for name in ([given] if isinstance(given, (str, os.PathLike)) else given)]
+def _names(names: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the names as a list; a string is one name."""
+    return [str(name) for name in ([names] if isinstance(names, (str, os.PathLike)) else names)]

@@ -8,29 +8,31 @@ import logging
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from gpuclassify.frames import import_cudf
-from gpuclassify.hub.dataset_files import SCHEME
-from gpuclassify.jobs.arrow_types import changed_schema, inside
-from gpuclassify.jobs.files import UnreadableInputError
+from gpuclassify.frames import import_cudf, inside, is_text, plain_type
+from gpuclassify.jobs.input.arrow_types import cast, changed, changed_schema, union
 from gpuclassify.jobs.output.records import JOB
-from gpuclassify.jobs.storage import HTTP, open_directory, redacted
 from gpuclassify.settings.checks import nearest
+from gpuclassify.stores.names import redacted
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import UnreadableInputError
 
 logger = logging.getLogger(__name__)
 
+MOST_FIELDS = 500  # of objects whose form can be known
 _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
 
 
 def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
-    """One schema for data of several, by how many files or lines have each.
+    """Merge several schemas into one, by how many files or lines have each.
 
     Where they contradict each other, the most frequent wins. A column that is null everywhere may
     hold text further on, and is taken for text.
@@ -43,24 +45,88 @@ def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
     for name, kinds in types.items():
         common = pa.null()
         for kind, _ in kinds.most_common():
-            both = _unified(kind, common)
-            common = common if both is None else both  # one without fields is false
+            with contextlib.suppress(pa.ArrowException):
+                common = union(common, kind)
         columns.append((name, _nulls_as_text(common)))
     return pa.schema(columns)
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """What pyarrow found in JSON, without dates: strings that look like some stay strings."""
+    """Return pyarrow's schema of JSON without dates: strings that look like some stay strings."""
     return changed_schema(schema, _without_dates)
 
 
-def fits(kind: pa.DataType, common: pa.DataType) -> bool:
-    """Whether data of one type can be read as that of all files without loss."""
-    return _unified(_plain(kind), common) == common
+def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
+    """Return the columns that cannot be read as `common` has them without loss, and why."""
+    wanted, wrong = {field.name: field.type for field in common}, {}
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        with contextlib.suppress(pa.ArrowException):
+            if name not in wanted or union(wanted[name], _plain(kind)) == wanted[name]:
+                continue
+        wrong[name] = f"{name} is {kind}, and {wanted[name]} in most"
+    return wrong
+
+
+def without_values(
+    schema: pa.Schema, metadata: pq.FileMetaData, names: Collection[str]
+) -> pa.Schema:
+    """Return a Parquet file's schema, with the null type for columns `names` where all is null.
+
+    So the file's statistics tell; columns without them stay as they are.
+    """
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    leaves = iter(range(metadata.num_columns))
+
+    def seen(kind: pa.DataType) -> pa.DataType:
+        if isinstance(kind, pa.BaseExtensionType):
+            return kind if seen(kind.storage_type) == kind.storage_type else pa.null()
+        if pa.types.is_nested(kind):
+            return inside(kind, seen)
+        chunks = [group.column(leaf) for leaf in [next(leaves)] for group in groups]
+        is_null = all(
+            chunk.statistics is not None and chunk.statistics.null_count == chunk.num_values
+            for chunk in chunks
+        )
+        return pa.null() if is_null else kind
+
+    pairs = zip(schema, changed_schema(schema, seen), strict=True)
+    return pa.schema([new if field.name in names else field for field, new in pairs])
+
+
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table with the columns of `schema`; those that it lacks are null."""
+    held = {*table.column_names}
+    columns = [
+        table[field.name] if field.name in held else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return cast(pa.table(columns, schema.names), schema)
+
+
+def without_maps(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with JSON for columns of objects with very many fields.
+
+    Lines show there that names of fields are data, not a form. Every row would have all of them,
+    and there are ever more.
+    """
+    for place, field in enumerate(schema):
+        if _most_fields(field.type) > MOST_FIELDS:
+            logger.warning(
+                "the objects in column %r have more than %d fields, and are read as texts of JSON",
+                field.name,
+                MOST_FIELDS,
+            )
+            schema = schema.set(place, field.with_type(pa.json_()))
+    return schema
+
+
+def _most_fields(kind: pa.DataType) -> int:
+    inner = (_most_fields(kind.field(place).type) for place in range(kind.num_fields))
+    return max([kind.num_fields, *inner])
 
 
 def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
-    """The schema of these columns alone; UnreadableInputError if one is not there."""
+    """Return the schema of these columns alone; raise UnreadableInputError if one is missing."""
     held = set(schema.names)
     for name in fields:
         if name not in held:
@@ -72,18 +138,20 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
 
 
 def named_type(column: str, name: str) -> pa.DataType:
-    """The Arrow type of this name, for a column; ValueError if there is none."""
+    """Return the Arrow type of this name, for a column; raise ValueError if there is none."""
+    if name == "json":
+        return pa.json_()
     try:
         return pa.type_for_alias(name)
     except (ValueError, TypeError) as err:
         raise ValueError(
             f"types={{{column!r}: {name!r}}}: Arrow has no such type; names are double, int64, "
-            "string, bool and the like"
+            "string, bool and the like, and json for values of any kinds"
         ) from err
 
 
 def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
-    """The schema with other types for these columns, which are added where it lacks them."""
+    """Return the schema with these types for columns, which are added where it lacks them."""
     columns = {field.name: field.type for field in schema}
     for name in types:
         if name not in columns:
@@ -100,7 +168,7 @@ def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
 
 
 def folder_schema(paths: Iterable[str]) -> pa.Schema:
-    """The columns that names of folders give: text, or integers as pyarrow takes them for."""
+    """Infer the columns that names of folders give: text, or integers as pyarrow takes them."""
     folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
     steps = (step.partition("=") for folder in folders for step in folder.split("/"))
     names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
@@ -118,18 +186,19 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
-    """Types of columns that names of folders give, as the job that wrote these files has noted."""
-    roots = {path[: found.start()] for path in paths if (found := _FIRST_FOLDER.search(path))}
+    """Read the types of columns that folders name, as the job that wrote these files noted them."""
+    roots = {path[: match.start()] for path in paths if (match := _FIRST_FOLDER.search(path))}
     types: dict[str, str] = {}
     for root in roots:
-        if not root.startswith((*HTTP, SCHEME)):
+        store = open_store(root, storage_options)
+        if store.is_writable:
             with contextlib.suppress(FileNotFoundError, ValueError):
-                types |= json.loads(open_directory(root, storage_options).read(JOB))["folders"]
+                types |= json.loads(store.read(JOB))["folders"]
     return types
 
 
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
-    """What the names of a path's folders give for the columns of `schema`; None for null."""
+    """Return the values that a path's folders give for the columns of `schema`; None for null."""
     from pyarrow import dataset
 
     try:
@@ -142,12 +211,13 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 
 
 def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str | None:
-    """What is wrong with a file whose folders give a column that other files hold and it does not.
+    """Return what is wrong with a file whose folders give a column that only other files hold.
 
-    `held` are the file's own columns, `common` those that some file holds.
+    Returns None if nothing is. `held` are the file's columns, `common` those that some file
+    holds.
     """
-    given = set(folder_schema([path]).names) - set(held)
-    names = [name for name in common if name in given]
+    by_folders = set(folder_schema([path]).names) - set(held)
+    names = [name for name in common if name in by_folders]
     if not names:
         return None
     return (
@@ -157,7 +227,7 @@ def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str
 
 
 def with_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """The table with what a path's folders give for its columns `fields`, where they are null."""
+    """Fill nulls in the table's columns `fields` with the values that a path's folders give."""
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():
@@ -171,35 +241,26 @@ def with_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.
 # Frames.
 
 
+def is_textless(table: pa.Table, text_fields: Iterable[str]) -> bool:
+    """Tell whether there are rows, and all of them have null in one of these columns."""
+    there = {*text_fields} & {*table.column_names}
+    return len(table) > 0 and any(table[name].null_count == len(table) for name in there)
+
+
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """A pandas frame with dtypes that do not depend on which values are null."""
+    """Convert to a pandas frame with dtypes that do not depend on which values are null."""
     return table.to_pandas(types_mapper=_pandas_dtype)
 
 
 def to_frame(table: pa.Table, backend: str) -> Any:
-    """A plain frame of `backend`, "pandas" or "cudf"."""
+    """Convert to a plain frame of `backend`, "pandas" or "cudf"."""
     if backend == "pandas":
         return to_pandas(table)
-    return import_cudf().DataFrame.from_arrow(table)
+    return import_cudf().DataFrame.from_arrow(changed(table, plain_type))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """A type that holds both, or None if there is none."""
-    try:
-        schemas = [pa.schema([("", kind)]) for kind in (one, other)]
-        both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
-    kinds = {
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-        for kind in (one, other)
-        if not pa.types.is_null(kind)
-    }
-    return None if kinds == {True, False} else both  # text does not become bytes
+    return pa.json_() if isinstance(kind, pa.JsonType) else plain_type(kind)
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:
@@ -211,8 +272,8 @@ def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:
-    """Dtypes that a part without nulls and one with nulls have alike."""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    """Return the dtype for a type, the same for a part with nulls and one without."""
+    if is_text(plain_type(kind)):
         return pd.StringDtype(na_value=np.nan)
     if pa.types.is_integer(kind):
         return pd.Int64Dtype() if kind == pa.int64() else pd.ArrowDtype(kind)

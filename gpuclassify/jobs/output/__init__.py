@@ -1,1 +1,1 @@
-"""What a job writes, exactly once; read `records.py` first."""
+"""The output of a job, written exactly once; read `records.py` first."""

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpuclassify.jobs.arrow_types import cast, changed, stored
-from gpuclassify.jobs.files import COMPRESSIONS, PARQUET
+from gpuclassify.frames import Frame, is_text, plain_type
+from gpuclassify.jobs.input.arrow_types import cast, changed, stored
 from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.options import NON_FINITE, NULLS
+from gpuclassify.stores.names import COMPRESSIONS, PARQUET
 
 JSON_ROWS_AT_A_TIME = 1_000
 BLOCK_BYTES = 1 << 20  # of lines that are counted at a time
@@ -31,42 +33,65 @@ NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
 MOST_VALUES = 1_000  # of a column, in one part
 MOST_NAME_BYTES = 255  # of a folder, on the file systems in use
 _NAMES_FOLDERS = (
-    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary),
-    *(pa.types.is_integer, pa.types.is_boolean),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean),
 )
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a part's rows become the bytes of a file; settings as of `FileWriter`."""
+    """Encoding of a part's rows as the bytes of a file; settings as of `FileWriter`."""
 
     file_format: str
     compression: str | None
     partition_by: tuple[str, ...] = ()  # columns whose values become names of folders
-    non_finite: str = "null"
+    non_finite: str = NON_FINITE[0]
+    nulls: str = NULLS[0]
 
     @property
     def suffix(self) -> str:
-        """What names of part files end with."""
+        """Suffix of the names of part files."""
         if self.file_format == PARQUET or self.compression is None:
             return f".{self.file_format}"
         shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
         return f".{self.file_format}{shown}"
 
+    @property
+    def of_json(self) -> dict[str, str]:
+        """Settings of JSON lines that are not the default."""
+        defaults = {"non_finite": NON_FINITE[0], "nulls": NULLS[0]}
+        return {n: getattr(self, n) for n, value in defaults.items() if getattr(self, n) != value}
+
     def encode(self, table: pa.Table) -> bytes:
-        """The content of a file."""
+        """Encode the table as the content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
             pq.write_table(changed(table, stored), sink, compression=self.compression)
         elif self.compression is None:
-            _write_json_lines(table, sink, self.non_finite)
+            self._write_json_lines(table, sink)
         else:
             with pa.CompressedOutputStream(sink, self.compression) as stream:
-                _write_json_lines(table, stream, self.non_finite)
+                self._write_json_lines(table, stream)
         return sink.getvalue().to_pybytes()
 
+    def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
+        """Write one JSON object a row; bytes become base64."""
+        to_json = _converter(pa.field("", pa.struct(table.schema)), self, is_row=True)
+        has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
+        dump = _dump_with_json if has_json else _dump
+        for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
+            try:
+                records = batch.to_pylist()
+            except (OverflowError, ValueError):
+                records = map(_as_python, batch.to_struct_array())
+            for record in map(to_json, records):
+                try:
+                    line = dump(record, allow_nan=self.non_finite == "literal")
+                except ValueError:
+                    line = dump(_finite(record, self.non_finite))
+                file.write(line.encode("utf-8", "replace") + b"\n")
+
     def check_rows(self, files: Iterable[bytes], rows: int) -> None:
-        """Raise RuntimeError unless files with these contents have so many rows together."""
+        """Raise RuntimeError unless files with these contents have `rows` rows together."""
         held = sum(map(self._count_rows, files))
         if held != rows:
             raise RuntimeError(
@@ -106,14 +131,25 @@ class Encoding:
             raise
 
 
-def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
-    """An Arrow table of a plain pandas or cudf frame, with metadata that plain readers take."""
+def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
+    """Convert a plain pandas or cudf frame to an Arrow table with metadata for plain readers.
+
+    ValueError if columns or levels of the index have equal names as text.
+    """
     import pandas as pd
 
     if isinstance(frame, pd.DataFrame):
         table = pa.Table.from_pandas(frame, preserve_index=keep_index)
     else:
-        table = frame.to_arrow(preserve_index=keep_index)
+        table = frame.to_arrow(preserve_index=keep_index)  # type: ignore[attr-defined]
+    texts = table.column_names
+    if len({*texts}) < len(texts):
+        labels = zip([*frame.columns, *frame.index.names], texts, strict=False)
+        alike = [repr(label) for label, text in labels if texts.count(text) > 1]
+        raise ValueError(
+            f"the columns {' and '.join(alike)} have one name as text, and files that have it "
+            "twice cannot be read: rename all but one"
+        )
     declared = json.loads(table.schema.metadata[b"pandas"])
     for column in declared["columns"]:
         if "<" in str(column["numpy_type"]):  # list<item: float>[pyarrow], which none can parse
@@ -122,13 +158,13 @@ def arrow_table(frame: Any, keep_index: bool | None = None) -> pa.Table:
 
 
 def _declaring(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
-    """The table with other metadata for pandas."""
+    """Return the table with other metadata for pandas."""
     metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
     return table.replace_schema_metadata(metadata)
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the column types that all parts have, or TypeError.
+    """Cast the table to the column types that all parts have, or raise TypeError.
 
     A type that is unknown beforehand, of object columns without rows, stays as it is.
     """
@@ -138,8 +174,8 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
             "without rows: they must be the same for every part"
         )
     wanted = [
-        found if pa.types.is_null(field.type) else field.with_nullable(True)
-        for field, found in zip(schema, table.schema, strict=True)
+        actual if pa.types.is_null(field.type) else field.with_nullable(True)
+        for field, actual in zip(schema, table.schema, strict=True)
     ]
     try:
         return cast(table, pa.schema(wanted, metadata=table.schema.metadata))
@@ -147,23 +183,8 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         raise TypeError(f"a column has another type than a frame without rows has: {err}") from err
 
 
-def _write_json_lines(table: pa.Table, file: Any, non_finite: str) -> None:
-    """One JSON object a row; base64 for bytes."""
-    for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
-        try:
-            records = batch.to_pylist()
-        except (OverflowError, ValueError):
-            records = map(_as_python, batch.to_struct_array())
-        for record in records:
-            try:
-                line = _dump(record, allow_nan=non_finite == "literal")
-            except ValueError:
-                line = _dump(_finite(record, non_finite))
-            file.write(line.encode("utf-8", "replace") + b"\n")
-
-
 def _as_python(value: pa.Scalar) -> Any:
-    """The value as Python's; times beyond its years as Arrow's text."""
+    """Convert the value to Python's; times beyond its years become Arrow's text."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -171,8 +192,45 @@ def _as_python(value: pa.Scalar) -> Any:
             return {name: _as_python(item) for name, item in value.items()}
         if pa.types.is_nested(value.type):
             items = [_as_python(item) for item in value.values]
-            return [[*item.values()] for item in items] if pa.types.is_map(value.type) else items
+            return [(*item.values(),) for item in items] if pa.types.is_map(value.type) else items
         return value.cast(pa.string()).as_py()
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _converter(field: pa.Field, encoding: Encoding, is_row: bool = False) -> Callable[[Any], Any]:
+    """Return the function that converts Python's value of a field to JSON's.
+
+    It makes objects of maps, and of structs without their nulls, unless `encoding` keeps these. A
+    field that is null may not have been there, which Arrow does not tell apart.
+    """
+    kind = field.type
+    if isinstance(kind, pa.JsonType):
+        return lambda text: text if text is None else _checked(text, field.name, encoding)
+    if pa.types.is_struct(kind):
+        keeps = encoding.nulls == "all" or (is_row and encoding.nulls == "columns")
+        makers = {each.name: _converter(each, encoding) for each in kind}
+        if keeps and {*makers.values()} <= {_same}:
+            return _same
+        return lambda value: (
+            value
+            and {
+                name: makers[name](item)
+                for name, item in value.items()
+                if keeps or item is not None
+            }
+        )
+    if not pa.types.is_nested(kind):
+        return _same
+    is_map = pa.types.is_map(kind)
+    make = _converter(kind.item_field if is_map else kind.value_field, encoding)
+    if is_map and is_text(plain_type(kind.key_type)):
+        return lambda items: items if items is None else {key: make(item) for key, item in items}
+    if is_map:
+        return lambda items: items and [{"key": key, "value": make(item)} for key, item in items]
+    return _same if make is _same else lambda items: items and [make(item) for item in items]
 
 
 def _check_json(kind: pa.DataType) -> None:
@@ -186,17 +244,42 @@ def _check_json(kind: pa.DataType) -> None:
             _check_json(kind.field(number).type)
 
 
-def _dump(record: dict[str, Any], allow_nan: bool = False) -> str:
-    """One line of JSON; ValueError for a number that is not finite, unless it is allowed."""
+def _dump(record: Any, allow_nan: bool = False) -> str:
+    """Return one line of JSON; raise ValueError for a non-finite number, unless it is allowed."""
     return json.dumps(record, ensure_ascii=False, allow_nan=allow_nan, default=_text_of)
 
 
-def _text_of(value: Any) -> str:
+class _Json(str):
+    """JSON text that goes into a line as it is."""
+
+
+def _checked(text: str, column: str, encoding: Encoding) -> _Json:
+    """Return the text of a column of JSON; raise TypeError if it is no JSON."""
+    refuse = None if encoding.non_finite == "literal" else int  # which takes no NaN
+    try:
+        json.loads(text, parse_int=_same, parse_float=_same, parse_constant=refuse)
+    except json.JSONDecodeError as err:
+        raise TypeError(
+            f"column {column!r} is one of JSON, and holds {text[:LONGEST_TYPE]!r}, which is none: "
+            "give what a stage makes of it another name"
+        ) from err
+    except ValueError:
+        text = _dump(_finite(json.loads(text), encoding.non_finite))
+    return _Json(text.replace("\n", " "))
+
+
+def _dump_with_json(record: dict[str, Any], allow_nan: bool = False) -> str:
+    """Return one line of JSON as `_dump` does, for a record with columns that hold JSON."""
+    texts = (v if isinstance(v, _Json) else _dump(v, allow_nan) for v in record.values())
+    return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
+
+
+def _text_of(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _finite(value: Any, non_finite: str) -> Any:
-    """The value with null, or its name, in place of numbers that are not finite."""
+    """Return the value with null, or their names, in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _finite(item, non_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -210,11 +293,21 @@ def _finite(value: Any, non_finite: str) -> Any:
 
 
 class UnnamedFolderError(ValueError):
-    """No folder can be named by a value, or the name would be read as that of another value."""
+    """Error for a value that names no folder, or whose folder would be read as another value."""
+
+
+def with_plain_folders(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the types of the values themselves for columns that name folders."""
+    for number, field in enumerate(schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        kind = pa.string() if pa.types.is_string_view(kind) else kind
+        if field.name in names:
+            schema = schema.set(number, field.with_type(kind))
+    return schema
 
 
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-    """Arrow types of the columns whose values name folders; raises unless they can."""
+    """Return the Arrow types of the columns whose values name folders; raise unless they can."""
     types = {}
     for name in names:
         if name not in schema.names:
@@ -228,7 +321,13 @@ def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
                 f"partition_by={name!r} holds {kind}: folders are named by text, whole numbers or "
                 "booleans, such as buckets of scores"
             )
-        types[name] = str(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        if (folder := _folder(name, None)).startswith((".", "_")):
+            raise ValueError(
+                f"partition_by={name!r} would make folders such as {folder}, which readers of "
+                "datasets pass over: give the column a name that begins with neither a dot nor an "
+                "underscore, such as by a stage that renames it"
+            )
+        types[name] = str(kind)
     if {*names} == {*schema.names}:
         raise ValueError(f"partition_by={[*names]} leaves no column for the files")
     return types
@@ -252,7 +351,10 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 
 
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
-    """All rows of a part, for `folder_files`; ValueError for a column of too many values."""
+    """Serialize all rows of a part for `folder_files`.
+
+    Raises ValueError for a column of too many values.
+    """
     for name in names:
         count = pc.count_distinct(table[name], mode="all").as_py()
         if count > MOST_VALUES:
@@ -269,7 +371,7 @@ def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
 
 
 def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, bytes]:
-    """The files of a part by their paths, one for each of its folders.
+    """Return the files of a part by their paths, one for each of its folders.
 
     `content` is from `pack_rows`; whoever asks with the same gets the same files.
     """
@@ -281,7 +383,7 @@ def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, byt
 
 
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
-    """The rows by the folder that the values of columns name; in their order, without the columns.
+    """Split the rows by the folder that columns' values name, in order, without these columns.
 
     Folders are called ``column=value``, percent-encoded; several columns make one in the other.
     Columns hold what `check_values` lets pass.
@@ -290,8 +392,6 @@ def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table
         return {"": table}
     name, *rest = names
     column = table[name].combine_chunks()
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     encoded = column.dictionary_encode(null_encoding="encode")
     values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     declared = json.loads(table.schema.metadata[b"pandas"])
@@ -301,11 +401,11 @@ def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table
     counts = np.bincount(codes, minlength=len(values))
     split = {}
     for value, start, rows in zip(values, np.cumsum(counts) - counts, counts, strict=True):
-        for below, own in split_by_folder(ordered.slice(start, rows), rest).items():
-            split[posixpath.join(_folder(name, value), below).rstrip("/")] = own
+        for below, part in split_by_folder(ordered.slice(start, rows), rest).items():
+            split[posixpath.join(_folder(name, value), below).rstrip("/")] = part
     return split
 
 
-def _folder(name: str, value: Any) -> str:
+def _folder(name: str, value: object) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{quote(name, safe='')}={NULL if value is None else quote(text, safe='')}"

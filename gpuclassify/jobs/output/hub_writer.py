@@ -8,11 +8,10 @@ import hashlib
 import json
 import posixpath
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuclassify.hub.calls import (
     TRIES,
@@ -24,20 +23,22 @@ from gpuclassify.hub.calls import (
     retried,
 )
 from gpuclassify.jobs.execution import run_tasks
-from gpuclassify.jobs.files import JSONL, PARQUET, file_format
 from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
 from gpuclassify.jobs.output.records import METADATA, parse_record, sealed, unsealed
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
-from gpuclassify.jobs.storage import Directory, Place, redacted
 from gpuclassify.settings.checks import check_choice
-from gpuclassify.settings.options import NON_FINITE
+from gpuclassify.settings.options import NON_FINITE, NULLS
+from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.stores.store import Store
 from gpuclassify.workers.secrets import (
-    remember,
     remember_token,
     share_tokens_with_workers,
     share_with_workers,
     token_for,
 )
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000
@@ -78,6 +79,7 @@ class HubWriter(FileWriter):
     compression : str, optional
         As of `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
     non_finite : {"null", "literal", "string"}
+    nulls : {"all", "columns", "none"}
         As of `JsonlWriter`.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
@@ -105,6 +107,7 @@ class HubWriter(FileWriter):
         file_format: str = PARQUET,
         compression: str | None = None,
         non_finite: str = NON_FINITE[0],
+        nulls: str = NULLS[0],
         endpoint: str | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
@@ -119,6 +122,7 @@ class HubWriter(FileWriter):
             compression=compression,
             storage_options=storage_options,
             non_finite=non_finite,
+            nulls=nulls,
         )
         _check_names(repo, path, split)
         if token is not None:
@@ -139,33 +143,32 @@ class HubWriter(FileWriter):
         names = ("path", "split", "revision", "private", "overwrite", "endpoint")
         options = {"staging": redacted(self.path)} | {n: getattr(target, n) for n in names}
         options |= {"commit_message": target.message, "file_format": self.file_format}
-        options |= {name: getattr(self.encoding, name) for name in ("compression", "non_finite")}
+        options |= {"compression": self.encoding.compression, **self.encoding.of_json}
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"HubWriter({target.repo!r}, {shown})"
 
     @property
     def keeps_index(self) -> bool:
-        """Never: datasets have none."""
+        """Always False: datasets have no index."""
         return False
 
     def check(self, parts: int) -> None:
-        """Raise unless so many parts may go there, as far as a look at it can show."""
+        """Raise unless `parts` parts may go there, as far as a look at it can show."""
         if parts > MOST_FILES:
             raise ValueError(
                 f"{parts:,} parts are more files than a folder of the Hub takes, {MOST_FILES:,}: "
                 "make parts larger (part_bytes=), or repartition the frame"
             )
-        directory = self.directory
-        if not directory.filesystem.exists(directory.path(SUCCESS)):
+        if not self.directory.has(SUCCESS):
             self.target.check(self._noted().get("files", {}))
 
     def is_uploaded(self) -> bool:
-        """Whether an earlier run has made the commit of what is staged."""
+        """Tell whether an earlier run has made the commit of what is staged."""
         files = staged_files(self.directory, self.target, self.encoding.suffix)
         return self._commit_of({file.path: file.digest for file in files}) is not None
 
-    def upload(self, client: Any, *, restart: bool = False) -> str:
-        """Upload and commit what the job has written; the address of the commit.
+    def upload(self, client: Client | None, *, restart: bool = False) -> str:
+        """Upload and commit what the job has written; return the address of the commit.
 
         With `restart`, the Hub is asked even if an earlier run has made the commit. Whatever fails,
         what is staged and uploaded stays: run the same job again.
@@ -177,32 +180,28 @@ class HubWriter(FileWriter):
             directory.remove(self._note)
         elif (earlier := self._commit_of(digests)) is not None:
             return self._address(earlier)
-        staging = Place(
-            directory.root if directory.is_local else self.path, f"staging {redacted(self.path)}"
-        )
-        remember(staging.options_name, self.storage_options)
         with contextlib.nullcontext() if client is None else client.as_current():
             if client is not None:
-                share_with_workers([staging.options_name])
+                share_with_workers([directory.options_name])
                 share_tokens_with_workers([f"datasets/{target.repo}"])
             target.make()
-            commit = upload_and_commit(client, files, target, staging)
+            commit = upload_and_commit(client, files, target, directory)
         directory.replace(self._note, sealed({"commit": commit, "files": digests}))
         return self._address(commit)
 
     @property
     def _note(self) -> str:
-        """The file that says which commit was made."""
+        """Path of the file that says which commit was made."""
         return f"{METADATA}/commit-{self.target.key}.json"
 
     def _noted(self) -> dict[str, Any]:
-        """The commit that an earlier run has made, and its files' digests."""
+        """Read the commit that an earlier run has made, and its files' digests."""
         with contextlib.suppress(FileNotFoundError):
             return unsealed(self.directory.read(self._note)) or {}
         return {}
 
     def _commit_of(self, digests: dict[str, str]) -> str | None:
-        """The commit that was made of these files, by their digests."""
+        """Return the commit that was made of the files with these digests, or None."""
         noted = self._noted()
         return noted["commit"] if noted.get("files") == digests else None
 
@@ -237,22 +236,22 @@ class Target:
 
     @property
     def key(self) -> str:
-        """A short digest that differs between targets."""
+        """Short digest that differs between targets."""
         place = [self.endpoint, self.repo, self.revision, self.path, self.split]
         return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
 
     def name(self, number: int, count: int, suffix: str) -> str:
-        """The path of the file with a number, as loaders of datasets expect it."""
+        """Return the path of the file with a number, as loaders of datasets expect it."""
         return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
 
     def api(self) -> Any:
-        """The client library's `HfApi`, with the token that this process knows."""
+        """Return the client library's `HfApi`, with the token that this process knows."""
         from huggingface_hub import HfApi
 
         return HfApi(endpoint=self.endpoint, token=token_for(f"datasets/{self.repo}"))
 
     def head(self, tries: int = TRIES) -> str:
-        """The branch's last commit."""
+        """Return the branch's last commit."""
         look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
@@ -266,7 +265,10 @@ class Target:
             ask(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
 
     def digests(self, commit: str, tries: int = TRIES) -> dict[str, str]:
-        """The folder's files at a commit: SHA-256 of large files, Git's SHA-1 of others."""
+        """Return the digests of the folder's files at a commit, by path.
+
+        They are SHA-256 of large files, and Git's SHA-1 of others.
+        """
         api = self.api()
 
         def list_folder() -> dict[str, str]:
@@ -287,22 +289,22 @@ class Target:
             return {}  # no such folder
 
     def foreign_files(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """Files of the same split that differ from ours, by digest; see `overwrite`."""
+        """List files of the same split that differ from ours, by digest; see `overwrite`."""
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
-        found = [
+        foreign = [
             path
             for path, digest in sorted(there.items())
             if names.fullmatch(posixpath.basename(path))
             and file_format(path) is not None
             and ours.get(path) != digest
         ]
-        if found and not self.overwrite:
+        if foreign and not self.overwrite:
             raise FileExistsError(
-                f"{self.repo} at {self.revision} has {len(found)} files of the split "
-                f"{self.split!r} that are not of this job, such as {found[0]}: choose another "
+                f"{self.repo} at {self.revision} has {len(foreign)} files of the split "
+                f"{self.split!r} that are not of this job, such as {foreign[0]}: choose another "
                 "path= or split=, or replace them (overwrite=True)"
             )
-        return found
+        return foreign
 
     def check(self, ours: Mapping[str, str]) -> None:
         """Raise unless an upload may go here; only reads.
@@ -332,8 +334,8 @@ class StagedFile:
     digest: str  # SHA-256
 
 
-def staged_files(directory: Directory, target: Target, suffix: str) -> list[StagedFile]:
-    """The files of a finished job, except those without rows.
+def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFile]:
+    """List the files of a finished job, except those without rows.
 
     If no file has rows, the first one stays, for its columns.
     """
@@ -347,7 +349,7 @@ def staged_files(directory: Directory, target: Target, suffix: str) -> list[Stag
 
 
 def upload_and_commit(
-    client: Any, files: Sequence[StagedFile], target: Target, staging: Place
+    client: Client | None, files: Sequence[StagedFile], target: Target, staging: Store
 ) -> str:
     """Upload what the Hub lacks, and make all files visible at once, in the commit returned.
 
@@ -370,7 +372,7 @@ def upload_and_commit(
     return _commit(additions, digests, target)
 
 
-def upload(file: StagedFile, target: Target, staging: Place) -> tuple[Any, str]:
+def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
     """Upload one file to the Hub's store, if it is a large one; on a worker.
 
     Returns the commit's operation, without content if that is in the store, and the digest by which
@@ -378,12 +380,11 @@ def upload(file: StagedFile, target: Target, staging: Place) -> tuple[Any, str]:
     """
     from huggingface_hub import CommitOperationAdd
 
-    directory = staging.open()
-    with _local(directory, file.name) as path:
+    with staging.local_copy(file.name) as path:
         addition = CommitOperationAdd(file.path, path)
         if addition.upload_info.sha256.hex() != file.digest:
             raise ValueError(
-                f"{directory}/{file.name} is not what the job wrote: run the same job again, which "
+                f"{staging}/{file.name} is not what the job wrote: run the same job again, which "
                 "does this part anew, or start over (restart=True)"
             )
         with _without_bars():
@@ -405,7 +406,7 @@ def _preupload(addition: Any, target: Target) -> None:
             repo_type="dataset",
             revision=target.revision,
             num_threads=1,
-            gitignore_content="\n",  # else the repository's own could leave files out silently
+            gitignore_content="\n",  # else the repository's could leave files out silently
         )
     except RuntimeError as err:  # what the client library makes of an answer of the store
         if isinstance(err.__cause__, HTTPError):
@@ -414,7 +415,7 @@ def _preupload(addition: Any, target: Target) -> None:
 
 
 def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -> str:
-    """One commit of all files, whoever else commits, and although an answer may be lost."""
+    """Make one commit of all files, even if others commit meanwhile or an answer is lost."""
     from huggingface_hub import CommitOperationDelete
 
     def commit() -> str:
@@ -445,20 +446,8 @@ def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -
 
 
 @contextlib.contextmanager
-def _local(directory: Directory, name: str) -> Iterator[str]:
-    """The path of a file, or of its copy on this machine."""
-    if directory.is_local:
-        yield directory.path(name)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = str(Path(folder, "file"))
-        directory.filesystem.get_file(directory.path(name), copy)
-        yield copy
-
-
-@contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """No progress bar for each of very many files."""
+    """Turn off the progress bars of the block, which would be one for each of very many files."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

@@ -7,7 +7,6 @@ of parts are the truth; only the client reads them together, and writes the mani
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -16,18 +15,14 @@ import platform
 import posixpath
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dask.utils import format_bytes
 
 from gpuclassify._version import installed_versions
-from gpuclassify.jobs.execution import run_tasks
-from gpuclassify.jobs.files import file_format
 from gpuclassify.jobs.output.encoding import Encoding
-from gpuclassify.jobs.output.exclusive import check_creates, create
 from gpuclassify.jobs.output.records import (
     FUNCTION,
     JOB,
@@ -53,25 +48,38 @@ from gpuclassify.jobs.output.records import (
     stem_of,
     unsealed,
 )
-from gpuclassify.jobs.storage import FILES_AT_A_TIME, Directory, Place, told_md5
+from gpuclassify.settings.checks import check_choice
+from gpuclassify.stores.names import file_format
+from gpuclassify.stores.store import Store
 
 logger = logging.getLogger(__name__)
 
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
+# What tells the library datasets which files are data; and where users may do so themselves, which
+# other readers would take for data.
+CARD, README = ".huggingface.yaml", "README.md"
 MOST_FILES_NAMED = 3  # of those that are gone, new or changed
+MOST_PARTS = 10_000_000
 VERIFY = ("digest", "size")
-FILES_A_TASK = 64
+_CARD_MARK = "# By gpuclassify"
+_CARD = f"""{_CARD_MARK} for the library datasets; without this line it stays as it is.
+configs:
+- config_name: default
+  data_files: "{{data}}"
+"""
+# Takes the `Store.digests` of files in a directory.
+Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
 class DamagedMetadataError(ValueError):
-    """The file that describes the job of an output directory cannot be read."""
+    """Error for an unreadable file that describes the job of an output directory."""
 
 
 @dataclass
 class Checked:
-    """What was found to be as it was written.
+    """Files that are as they were written.
 
     By digest, the SHA-256 of files is that of what was written, or a store tells of the right MD5
     by itself; by size, nothing is read.
@@ -87,47 +95,59 @@ class Checked:
         return f"{way} of {count:,} file{'' if count == 1 else 's'}, {size}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {"by": self.by, "files": len(self.files), "bytes": sum(self.files.values())}
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The metadata of one job, in its output directory."""
+class RunOptions:
+    """Options of one run of a job: how it begins or continues, and nothing of what the job is."""
 
-    directory: Directory
+    restart: bool = False  # begin anew: remove what earlier runs of any job wrote, and nothing else
+    verify: str = VERIFY[0]  # how to find out whether parts that are done hold
+    accept_changed_code: bool = False  # continue though functions, and nothing else, differ
+    command: str = ""  # that began the run, for the report
+
+    def __post_init__(self) -> None:
+        check_choice("verify", self.verify, VERIFY)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Metadata of one job, in its output directory."""
+
+    directory: Store
     # Settings of each input, stage and output by its name: JSON values, no secret. Parts of jobs
     # that differ in it never mix.
     identity: dict[str, dict[str, Any]]
     count: int  # of parts
     encoding: Encoding
-    restart: bool = False  # begin anew: remove what earlier runs of any job wrote, and nothing else
+    options: RunOptions = RunOptions()
     code: str = ""  # that makes the same job again, in Python
-    command: str = ""  # that does, if the job was begun by one
-    verify: str = "digest"  # how to find out whether parts that are done hold; or "size"
     folders: dict[str, str] | None = None  # Arrow types of the columns that name folders
-    accept_changed_code: bool = False  # go on though functions, and nothing else, differ
+    # Leave parts of earlier runs until all others are there, which may be made of them.
+    keeps_earlier: bool = False
 
     @functools.cached_property
     def checked(self) -> Checked:
-        """What `begin` has found of files of parts that are done."""
-        return Checked(self.verify)
+        """Files of finished parts that `begin` has found to be as they were written."""
+        return Checked(self.options.verify)
 
     @functools.cached_property
     def key(self) -> str:
-        """Part of the names of all files of this run, and of those that go on with it.
+        """Key in the names of all files of this run, and of the runs that continue it.
 
         A digest of the identity, so that several clients of one job agree. A run that begins anew
-        has a key of its own: attempts of the one before may be at work still.
+        has another key: attempts of the one before may be at work still.
         """
-        if self.restart:
+        if self.options.restart:
             return uuid.uuid4().hex[:KEY_DIGITS]
         earlier = self._earlier()
-        goes_on = earlier and self._is_same(earlier, but_code=self.accept_changed_code)
+        goes_on = earlier and self._is_same(earlier, but_code=self.options.accept_changed_code)
         return str(earlier["key"]) if earlier and goes_on else _key_of(self.identity)
 
     def names(self) -> list[str]:
-        """The names of all parts, in their order."""
+        """Return the names of all parts, in their order."""
         return [*self._names]
 
     @functools.cached_property
@@ -144,9 +164,9 @@ class Manifest:
         self.directory.refuse_file()
         earlier = self._earlier()
         self._refuse_foreign_files(earlier)
-        if earlier is None or self.restart:
+        if earlier is None or self.options.restart:
             return
-        is_same = self._is_same(earlier, but_code=self.accept_changed_code)
+        is_same = self._is_same(earlier, but_code=self.options.accept_changed_code)
         if earlier["key"] != self.key or not is_same:
             changes = "; ".join(_changes(earlier["identity"], self.identity))
             raise JobChangedError(
@@ -157,7 +177,7 @@ class Manifest:
             )
 
     def _is_same(self, earlier: dict[str, Any], *, but_code: bool) -> bool:
-        """Whether a job is this one, or would be with this one's functions."""
+        """Tell whether an earlier job is this one, or would be with this one's functions."""
         functions = {part for part, values in self.identity.items() if FUNCTION in values}
         untold = (FUNCTION, "code") if but_code else ()  # which is what it was called before
         before, after = (
@@ -170,7 +190,7 @@ class Manifest:
         return _key_of(before) == _key_of(after)
 
     def _ways_with_code(self, earlier: dict[str, Any]) -> str:
-        """What else to do about a job that differs in the code of functions alone."""
+        """Return further advice about a job that differs in the code of functions alone."""
         if not self._is_same(earlier, but_code=True):
             return ""
         then, now = (known.get("python", "") for known in (earlier["versions"], _versions()))
@@ -181,23 +201,22 @@ class Manifest:
             "another name, keep the parts by run(accept_changed_code=True); or else "
         )
 
-    def begin(self, client: Any = None, place: Place | None = None) -> Iterator[Record]:
+    def begin(self, digest: Digest | None = None) -> Iterator[Record]:
         """Make the directory ready, and yield the records of parts that are done already.
 
-        Workers of `client` read files to verify them, in the directory at `place`, or threads here.
-        Raises what `check` does, and UnsupportedStorageError where files cannot be created
-        exclusively.
+        `digest` reads files to verify them; by default threads do, here. Raises what `check` does,
+        and UnsupportedStorageError where files cannot be created exclusively.
         """
         self.check()
         earlier = self._earlier()
-        if self.restart and earlier is not None:
+        if self.options.restart and earlier is not None:
             self._clear(earlier)
         self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
         if self.encoding.partition_by:
             self.directory.make(WHOLE)
-        check_creates(self.directory, SCRATCH)
+        self.directory.check_creates(SCRATCH)
         self.directory.sweep("", METADATA, QUARANTINE, posixpath.dirname(REPORTS[0]))
-        if self.restart or earlier is None or earlier["parts"] != self.count:
+        if self.options.restart or earlier is None or earlier["parts"] != self.count:
             self._write_job(earlier)
         else:
             if not self._is_same(earlier, but_code=False):
@@ -213,8 +232,9 @@ class Manifest:
                     f"{name} {known.get(name)} -> {today.get(name)}" for name in names
                 )
                 logger.warning("the job goes on with other versions than it began with: %s", shown)
+        self.directory.remove(*self._strays())
         done: set[str] = set()
-        for record in self._sound_records(client, place):
+        for record in self._sound_records(digest):
             done.add(stem_of(record.name))
             yield record
         # Of other parts, attempts may be at work: those of another client of this job.
@@ -223,7 +243,7 @@ class Manifest:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
-        """Whether the output is marked as complete, and every part is as it was written."""
+        """Tell whether the output is marked as complete, and every part is as it was written."""
         try:
             mark = json.loads(self.directory.read(SUCCESS))
         except (FileNotFoundError, ValueError):
@@ -231,7 +251,7 @@ class Manifest:
         if mark != {"key": self.key, "parts": self.count}:
             return False
         recorded, damage = self.examine()
-        if damage or len(recorded) < self.count:
+        if damage or len(recorded) < self.count or self._strays():
             return False
         with contextlib.suppress(FileNotFoundError):
             lines = self.directory.read(MANIFEST).splitlines()
@@ -239,13 +259,13 @@ class Manifest:
         return False
 
     def written(self) -> int:
-        """How many parts are there, with a record or published without one yet."""
+        """Count the parts that are there, with a record or published without one yet."""
         folder = posixpath.dirname(published_path("", self.encoding))
         there = {*self.directory.sizes(RECORDS), *self.directory.sizes(folder)}
         return len({*map(stem_of, there)} & {*map(stem_of, self.names())})
 
     def records(self) -> dict[str, Record | None]:
-        """The records of parts that have one, by the parts' names; None for one that is damaged."""
+        """Return the records of parts that have one, by the parts' names; None for damaged ones."""
         names = {f"{stem_of(name)}.json": name for name in self.names()}
         there = self.directory.sizes(RECORDS)
         named = sorted(name for record in there if (name := names.get(record)))
@@ -255,16 +275,22 @@ class Manifest:
             name: r if r is not None and r.name == name else None for name, r in records.items()
         }
 
-    def examine(
-        self, client: Any = None, place: Place | None = None
-    ) -> tuple[dict[str, Record | None], dict[str, str]]:
-        """The records of parts by their names, and why parts that have one do not hold.
+    def _strays(self) -> list[str]:
+        """Return the paths of records by this run's key that are of none of its parts."""
+        known = {record_path(name) for name in self.names()}
+        there = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
+        return [path for path in there if path not in known and key_in(path) == self.key]
 
-        A record is None if it is damaged itself. Files beside those of parts that are done, called
-        as they are, raise FileExistsError.
+    def examine(
+        self, digest: Digest | None = None
+    ) -> tuple[dict[str, Record | None], dict[str, str]]:
+        """Return the records by the parts' names, and why parts that have one are damaged.
+
+        A record is None if it is damaged itself. `digest` is as of `begin`. Files beside
+        those of parts that are done, called as they are, raise FileExistsError.
         """
         recorded = self.records()  # first: whoever is at work writes them last
-        there = self.directory.part_entries()
+        there = self.directory.part_infos()
         records = [record for record in recorded.values() if record is not None]
         known = {path for record in records for path in record.files}
         done = {record.name for record in records}
@@ -274,7 +300,7 @@ class Manifest:
                     f"{self.directory} holds {path}, which is called as a part and which no job "
                     "wrote there: move it away"
                 )
-        damage = _find_damage(self.directory, records, there, self.checked, client, place)
+        damage = _find_damage(self.directory, records, there, self.checked, digest)
         lost = [name for name, record in recorded.items() if record is None]
         return recorded, damage | dict.fromkeys(lost, "its record is not what was written")
 
@@ -298,8 +324,25 @@ class Manifest:
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
 
+    def write_card(self) -> None:
+        """Write the card that tells the library datasets what is data here, unless a user does."""
+        folders = "*=*/" * len(self.encoding.partition_by)
+        card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
+        for name in self._replaceable_cards():
+            self.directory.replace(name, card.encode())
+
+    def _replaceable_cards(self) -> list[str]:
+        """List `CARD` if it is a job's, or if neither it nor a `README` is there."""
+        try:
+            content = self.directory.read(CARD)
+        except FileNotFoundError:
+            return [CARD] * (not self.directory.has(README))
+        except (OSError, ValueError):  # a folder, a link, or not for us to read
+            return []
+        return [CARD] * (not content or content.startswith(_CARD_MARK.encode()))
+
     def _earlier(self) -> dict[str, Any] | None:
-        """What the directory's job is, if one has begun here.
+        """Return the description of the job that has begun in the directory, or None.
 
         What is damaged is written anew if the names of records show that it described this job.
         """
@@ -310,7 +353,7 @@ class Manifest:
         except DamagedMetadataError as err:
             named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
             keys = {key for name in named if (key := key_in(name)) is not None}
-            if self.restart:
+            if self.options.restart:
                 return {"key": self.key, "earlier": sorted(keys)}
             if (mine := _key_of(self.identity)) not in keys:
                 raise
@@ -349,8 +392,9 @@ class Manifest:
         for folder in (RECORDS, QUARANTINE):
             named = self.directory.sizes(folder)
             remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
-        self._remove_parts(keys)
-        remove(MANIFEST, *REPORTS)
+        if not self.keeps_earlier:
+            self._remove_parts(keys)
+        remove(MANIFEST, *REPORTS, *self._replaceable_cards())
         self._remove_scratch()
 
     def _write_job(self, earlier: dict[str, Any] | None) -> None:
@@ -360,7 +404,7 @@ class Manifest:
             "parts": self.count,
             "identity": self.identity,
             "code": self.code,
-            "command": self.command,
+            "command": self.options.command,
             "earlier": sorted(past),
             "versions": _versions(),
             "folders": self.folders or {},
@@ -369,12 +413,12 @@ class Manifest:
         data = sealed(content, indent=1)
         if earlier is not None:
             self.directory.replace(JOB, data)
-        elif not create(self.directory, JOB, data, SCRATCH, is_lasting=True):
+        elif not self.directory.create(JOB, data, SCRATCH, is_lasting=True):
             self.check()  # another client was faster; with the same job, both may go on
 
-    def _sound_records(self, client: Any, place: Place | None) -> Iterator[Record]:
-        """Records of parts that are there; what is broken or half done is completed or removed."""
-        recorded, damage = self.examine(client, place)
+    def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
+        """Yield records of parts that are there; complete or remove those broken or half done."""
+        recorded, damage = self.examine(digest)
         for name, record in recorded.items():
             if name not in damage and record is not None:
                 yield record
@@ -405,17 +449,17 @@ class Manifest:
             self.directory.remove(*(f"{folder}/{name}" for name in names))
 
 
-def manifest_of(directory: Directory) -> Manifest:
-    """The metadata of the job whose output a directory is; see `read_job`."""
+def manifest_of(directory: Store) -> Manifest:
+    """Return the metadata of the job whose output a directory is; see `read_job`."""
     job = read_job(directory)
-    output, command = job["identity"]["output"], job.get("command", "")
+    output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
     names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
     encoding = Encoding(output["format"], output["compression"], names)
-    return Manifest(directory, job["identity"], job["parts"], encoding, command=command)
+    return Manifest(directory, job["identity"], job["parts"], encoding, options)
 
 
-def read_job(directory: Directory) -> dict[str, Any]:
-    """Read job.json: what the job is that has begun in a directory.
+def read_job(directory: Store) -> dict[str, Any]:
+    """Read job.json, which describes the job that has begun in a directory.
 
     Raises FileNotFoundError if none has, NotADirectoryError for a file in the directory's place,
     and DamagedMetadataError.
@@ -431,7 +475,11 @@ def read_job(directory: Directory) -> dict[str, Any]:
             f"{directory} is no output of a job: name the directory that a job wrote to"
         ) from None
     job = unsealed(content)
-    if job is None:
+    if (
+        job is None
+        or key_in(part_name(0, 1, str(job["key"]), ".")) != job["key"]
+        or not 0 <= job["parts"] <= MOST_PARTS  # whose names are all made
+    ):
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
             "removes the parts that are there (restart=True), or write to another "
@@ -441,7 +489,7 @@ def read_job(directory: Directory) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results may depend on."""
+    """Return the versions of Python and of the packages that results may depend on."""
     return {"python": platform.python_version()} | installed_versions(*_PACKAGES)
 
 
@@ -451,7 +499,7 @@ def _key_of(identity: dict[str, dict[str, Any]]) -> str:
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What differs between two identities, in words: settings of stages, of inputs, then files.
+    """Yield the differences of two identities: settings of stages, of inputs, then files.
 
     The columns and parts of an input may differ because its files do.
     """
@@ -489,7 +537,7 @@ def _setting_changes(
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """How many files are gone, new and changed, and the names of a few of each."""
+    """Yield how many files are gone, new and changed, and the names of a few of each."""
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],
@@ -510,17 +558,20 @@ def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterat
 
 
 def _find_damage(
-    directory: Directory,
+    directory: Store,
     records: Iterable[Record],
     there: Mapping[str, Mapping[str, Any]],
     checked: Checked,
-    client: Any,
-    place: Place | None,
+    digest: Digest | None,
 ) -> dict[str, str]:
-    """What is wrong with files of parts that are done: the reason by the part's name.
+    """Return the damage to files of finished parts: the reason by the part's name.
 
-    `there` are the files, from `Directory.part_entries`. Those that hold are added to `checked`.
+    `there` are the files, from `Store.part_infos`. Those that hold are added to `checked`.
     """
+
+    def has_md5(path: str, info: Mapping[str, Any], record: Record) -> bool:
+        return directory.reported_md5(info) == (record.md5 or {}).get(path, "")
+
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}
     for record in records:
@@ -532,48 +583,21 @@ def _find_damage(
                 damage[record.name] = (
                     f"{path} has {info['size']:,} bytes, and {size:,} were written"
                 )
-            elif checked.by == "size" or told_md5({**info}) == (record.md5 or {}).get(path, ""):
+            elif checked.by == "size" or directory.reported_md5(info) == (record.md5 or {}).get(
+                path, ""
+            ):
                 checked.files[path, record.digests[path]] = size
             elif (path, record.digests[path]) not in checked.files:
                 unread[path] = record
         for path in record.quarantine or () if checked.by == "digest" else ():
             unread[path] = record
-    for path, (digest, problem) in _digests(directory, [*unread], client, place):
+    for path, sha256, problem in (digest or Store.digests)(directory, [*unread]):
         record = unread[path]
-        if digest == (record.quarantine or {}).get(path):
+        if sha256 == (record.quarantine or {}).get(path):
             continue
-        if digest == record.digests.get(path):
-            checked.files[path, digest] = record.files[path]
+        if sha256 == record.digests.get(path):
+            checked.files[path, sha256] = record.files[path]
         else:
             reason = problem or "has other content than was written"
             damage[record.name] = f"{path} {reason}"
     return damage
-
-
-def _digests(
-    directory: Directory, names: Sequence[str], client: Any, place: Place | None
-) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Of each file its SHA-256, or what keeps it from being read."""
-    if client is None or place is None:
-        with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-            yield from zip(
-                names, pool.map(lambda name: _file_digest(directory, name), names), strict=True
-            )
-        return
-    some = (names[at : at + FILES_A_TASK] for at in range(0, len(names), FILES_A_TASK))
-    for found in run_tasks(client, _digests_here, ((place, batch) for batch in some)):
-        yield from found
-
-
-def _digests_here(place: Place, names: Sequence[str]) -> list[tuple[str, tuple[str, str]]]:
-    """As `_digests`, on a worker."""
-    return list(_digests(place.open(), names, None, None))
-
-
-def _file_digest(directory: Directory, name: str) -> tuple[str, str]:
-    try:
-        return directory.digest(name), ""
-    except OSError as err:
-        if err.errno not in (errno.EIO, errno.ENOENT):  # others pass, such as of a network
-            raise
-        return "", f"cannot be read: {err}"

@@ -24,10 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from gpuclassify.jobs.input.quarantine import Problem, quarantine_lines
 from gpuclassify.jobs.output.encoding import Encoding, folder_files
-from gpuclassify.jobs.output.exclusive import create, ensure
-from gpuclassify.jobs.quarantine import Problem, quarantine_lines
-from gpuclassify.jobs.storage import Directory
+from gpuclassify.stores.store import Store
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 JOB = f"{METADATA}/job.json"
@@ -42,26 +41,21 @@ LEDGER = "summary.json"  # in the folder of a job's steps: which are done, and w
 
 
 class JobChangedError(ValueError):
-    """The output directory holds parts of a job with other settings, another model or input."""
+    """Error for an output directory with parts of a job of other settings, model or input."""
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
-    """The name of one of `count` parts of the run with this key."""
+    """Return the name of one of `count` parts of the run with this key."""
     return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
 
 
-def number_in(name: str) -> int:
-    """The number of the part with this name."""
-    return int(name.split("-")[1])
-
-
 def key_in(name: str) -> str | None:
-    """The key of the run whose part, record or quarantine file has this name."""
+    """Return the key of the run whose part, record or quarantine file has this name, or None."""
     match = PART_NAME.match(posixpath.basename(name))
     return match[1] if match else None
 
 
-def check_current(directory: Directory, key: str | None) -> None:
+def check_current(directory: Store, key: str | None) -> None:
     """Raise JobChangedError unless a directory still belongs to the run with this key."""
     path = directory.path(JOB)
     try:  # of the beginning alone: the whole file names every input file
@@ -75,20 +69,20 @@ def check_current(directory: Directory, key: str | None) -> None:
         )
 
 
-def metadata_gone(directory: Directory) -> JobChangedError:
-    """What is raised where the metadata of a run is no more."""
+def metadata_gone(directory: Store) -> JobChangedError:
+    """Return the error for metadata of a run that is gone."""
     return JobChangedError(
         f"the metadata of this job is gone from {directory}: another run has started over there, "
-        "or somebody has removed it. Run the job again, in a directory of its own"
+        "or somebody has removed it. Run the job again, in another directory"
     )
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was done with one part."""
+    """Record of what was done with one part."""
 
     name: str  # of the file that holds the part's rows, or of its files in folders
-    source: dict[str, Any]  # path and byte range or row groups, or number of the partition
+    source: dict[str, Any]  # path, byte range or row groups, rows of no text; or the partition
     rows_in: int
     rows_out: int
     file_bytes: int
@@ -102,7 +96,7 @@ class Record:
     # Rows read by bin of the text's length, for every column of text.
     text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
     # What each classifier did with the rows, and beginnings of texts; see
-    # `gpuclassify.mapping.stage_counts.Stages`.
+    # `gpuclassify.mapping.stage_counts.StageCounts`.
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Rows written by the labels of two columns, which the name gives.
@@ -131,33 +125,33 @@ class Record:
         """SHA-256 of each file that holds rows of the part."""
         return {self.name: self.digest} if self.folder_digests is None else self.folder_digests
 
-    def with_files(self, files: Mapping[str, bytes], directory: Directory) -> Record:
-        """The record with what tells these files, which hold the part's rows, from others."""
-        told: dict[str, Any] = {}
-        if not directory.is_local:
-            told["md5"] = {
+    def with_files(self, files: Mapping[str, bytes], directory: Store) -> Record:
+        """Return the record with sizes and digests of these files, which hold the part's rows."""
+        known: dict[str, Any] = {}
+        if directory.reports_md5:
+            known["md5"] = {
                 name: hashlib.md5(content, usedforsecurity=False).hexdigest()
                 for name, content in files.items()
             }
         if self.name not in files:
-            told["folder_files"] = {name: len(content) for name, content in files.items()}
-            told["folder_digests"] = {name: _sha256(content) for name, content in files.items()}
-            told["file_bytes"] = sum(told["folder_files"].values())
-        return replace(self, **told)
+            known["folder_files"] = {name: len(content) for name, content in files.items()}
+            known["folder_digests"] = {name: _sha256(content) for name, content in files.items()}
+            known["file_bytes"] = sum(known["folder_files"].values())
+        return replace(self, **known)
 
     def as_json(self) -> bytes:
-        """One line of JSON, sealed."""
+        """Return the record as one line of JSON, sealed."""
         return sealed(asdict(self))
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """The values as a JSON object, whose last one is the SHA-256 of what it is without that."""
+    """Return the values as a JSON object that ends with the SHA-256 of the object without it."""
     text = json.dumps(values, indent=indent, ensure_ascii=False)
     return _with_digest(text.encode("utf-8", "backslashreplace"))
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
-    """The values that were sealed, or None if they are not as they were written."""
+    """Return the values that were sealed, or None if they are not as they were written."""
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
     return json.loads(body) if content.strip() == _with_digest(body) else None
 
@@ -166,8 +160,8 @@ def _with_digest(content: bytes) -> bytes:
     return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
 
 
-def read_ledger(directory: Directory, folder: str, key: str) -> dict[str, Any] | None:
-    """What the steps in a folder have noted of the job with this key; None if nothing sound."""
+def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
+    """Read what a folder's steps noted of the job with this key; None if there is nothing sound."""
     try:
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
@@ -177,7 +171,7 @@ def read_ledger(directory: Directory, folder: str, key: str) -> dict[str, Any] |
 
 
 def _unsealed_as_before(content: bytes) -> dict[str, Any] | None:
-    """The values of a ledger whose digest is of its sorted values, as it was at first."""
+    """Return the values of a ledger of the first form, whose digest is of its sorted values."""
     with contextlib.suppress(ValueError, AttributeError, KeyError):
         values = json.loads(content)
         digest = values.pop("sha256")
@@ -186,7 +180,7 @@ def _unsealed_as_before(content: bytes) -> dict[str, Any] | None:
 
 
 def parse_record(content: bytes) -> Record | None:
-    """The record in a file, or None if it is not as it was written.
+    """Parse the record in a file; return None if it is not as it was written.
 
     A machine that lost power may leave files without content. A record of an earlier version lacks
     what was not counted then.
@@ -202,41 +196,41 @@ def _sha256(content: bytes) -> str:
 
 
 def stem_of(name: str) -> str:
-    """The part's name without the suffixes of its file."""
+    """Return the part's name without the suffixes of its file."""
     return name.partition(".")[0]
 
 
 def record_path(name: str) -> str:
-    """The path of the record of the part `name`."""
+    """Return the path of the record of the part `name`."""
     return f"{RECORDS}/{stem_of(name)}.json"
 
 
 def quarantine_path(name: str) -> str:
-    """The path of the problems of the part `name`."""
+    """Return the path of the problems of the part `name`."""
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
 def published_path(name: str, encoding: Encoding) -> str:
-    """The path of the one file with which the part `name` is published."""
+    """Return the path of the one file with which the part `name` is published."""
     return f"{WHOLE}/{name}" if encoding.partition_by else name
 
 
-def is_published(directory: Directory, name: str, encoding: Encoding) -> bool:
-    """Whether an attempt has published the part `name`."""
+def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
+    """Tell whether an attempt has published the part `name`."""
     paths = [published_path(name, encoding)]
     if encoding.partition_by:
         paths.append(record_path(name))  # created before the file is removed
-    return any(directory.filesystem.exists(directory.path(path)) for path in paths)
+    return any(map(directory.has, paths))
 
 
 def publish(
-    directory: Directory,
+    directory: Store,
     record: Record,
     content: bytes,
     problems: Sequence[Problem],
     encoding: Encoding,
 ) -> Record:
-    """Create the part's file and its record, and return that of the attempt whose file is there.
+    """Create the part's file and record; return the record of the attempt whose file is there.
 
     An attempt that fails, such as on a full disk, leaves nothing.
     """
@@ -252,10 +246,10 @@ def publish(
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
     path = published_path(record.name, encoding)
     try:
-        create(directory, intent, record.as_json(), SCRATCH)
+        directory.create(intent, record.as_json(), SCRATCH)
         for quarantined in record.quarantine or ():
-            ensure(directory, quarantined, left_out, SCRATCH)
-        is_first = create(directory, path, content, SCRATCH, is_lasting=True)
+            directory.ensure(quarantined, left_out, SCRATCH)
+        is_first = directory.create(path, content, SCRATCH, is_lasting=True)
         written = _create_record(directory, record, files, encoding) if is_first else None
         written = written or complete(directory, record.name, encoding)
     except BaseException:
@@ -272,8 +266,8 @@ def publish(
     return written
 
 
-def complete(directory: Directory, name: str, encoding: Encoding) -> Record | None:
-    """The record of a part that is there; made of an attempt's intent if it is missing.
+def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
+    """Return the record of a part that is there, made of an attempt's intent if it is missing.
 
     None if no attempt's intent describes a file with this content.
     """
@@ -301,22 +295,22 @@ def complete(directory: Directory, name: str, encoding: Encoding) -> Record | No
 
 
 def _create_record(
-    directory: Directory, record: Record, files: Mapping[str, bytes], encoding: Encoding
+    directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a part that is published, its rows in their folders first.
+    """Create the record of a part that is published, after its files in folders.
 
     None if another attempt's record is there.
     """
     path = record_path(record.name)
     # With a record, the file is that of an attempt which came after the first one was cleared up.
-    if encoding.partition_by and not directory.filesystem.exists(directory.path(path)):
+    if encoding.partition_by and not directory.has(path):
         for file, content in files.items():
             check_current(directory, key_in(file))
             directory.make(posixpath.dirname(file))
             # Another version of Arrow may have written another file of the same rows.
-            ensure(directory, file, content, SCRATCH, is_lasting=True)
+            directory.ensure(file, content, SCRATCH, is_lasting=True)
         record = record.with_files(files, directory)
-    is_created = create(directory, path, record.as_json(), SCRATCH)
+    is_created = directory.create(path, record.as_json(), SCRATCH)
     if encoding.partition_by:
         directory.remove(published_path(record.name, encoding))
     return record if is_created else None

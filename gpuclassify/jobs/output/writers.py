@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import posixpath
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
-from gpuclassify.hub.dataset_files import SCHEME
-from gpuclassify.jobs.files import JSONL, PARQUET
+from gpuclassify.frames import Frame
+from gpuclassify.jobs.input.sources import frame_names, refuse_overlap
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
-from gpuclassify.jobs.storage import Directory, open_directory, redacted
 from gpuclassify.settings.checks import check_choice, check_text, label_tuple
-from gpuclassify.settings.options import NON_FINITE
+from gpuclassify.settings.options import NON_FINITE, NULLS
+from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.stores.opening import open_store, store_type
+from gpuclassify.stores.store import FILES_AT_A_TIME, Store, new_mark
+from gpuclassify.workers.secrets import remember
 
-SUFFIXES = (".parquet", ".jsonl")
+if TYPE_CHECKING:
+    from distributed import Client
+
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 JSONL_COMPRESSIONS = (None, "gzip", "zstd")
 
@@ -27,7 +35,7 @@ class FileWriter:
     read, and the others take for null; that text itself, and values whose folder's name would have
     more than 255 bytes, are refused, or left out by ``on_error="quarantine"``. `FileReader` gives
     the column back with the type that it had; others infer it from the names, so that text of
-    whole numbers becomes numbers and booleans become text, unless they are given a schema.
+    whole numbers becomes numbers and booleans become text, unless they get a schema.
 
     Parameters
     ----------
@@ -41,6 +49,7 @@ class FileWriter:
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
     non_finite : {"null", "literal", "string"}
+    nulls : {"all", "columns", "none"}
         Of JSON lines; see `JsonlWriter`.
 
     Raises
@@ -60,58 +69,63 @@ class FileWriter:
         partition_by: str | Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         non_finite: str = NON_FINITE[0],
+        nulls: str = NULLS[0],
     ) -> None:
         compression = self.compressions[0] if compression is None else compression
         check_choice("compression", compression, self.compressions)
         check_choice("non_finite", non_finite, NON_FINITE)
+        check_choice("nulls", nulls, NULLS)
         if self.file_format == PARQUET and non_finite != NON_FINITE[0]:
             raise ValueError(
                 f"non_finite={non_finite!r} is of JSON lines: Parquet has infinities and NaN itself"
             )
         check_text("path", str(path), "a path: '.' is the current directory")
-        if str(path).startswith(SCHEME):
-            raise ValueError(
-                f"{redacted(str(path))}: on the Hub, each file would be a commit of its own; "
-                'HubWriter("OWNER/NAME", staging="out/") makes one of all'
-            )
         self.path = str(path)
+        store_type(self.path).check_output(self.path)
         names = label_tuple("partition_by", partition_by, keep_order=True) or ()
         folders = tuple(dict.fromkeys(names))
-        self.encoding = Encoding(self.file_format, compression, folders, non_finite)
+        self.encoding = Encoding(self.file_format, compression, folders, non_finite, nulls)
         self.storage_options = dict(storage_options or {})
 
     def __repr__(self) -> str:
         options = f", compression={self.encoding.compression!r}"
         if self.encoding.partition_by:
             options += f", partition_by={[*self.encoding.partition_by]}"
-        if self.encoding.non_finite != NON_FINITE[0]:
-            options += f", non_finite={self.encoding.non_finite!r}"
+        for name, value in self.encoding.of_json.items():
+            options += f", {name}={value!r}"
         return f"{type(self).__name__}({redacted(self.path)!r}{options})"
 
     @property
-    def directory(self) -> Directory:
-        """Where it writes."""
-        return open_directory(self.path, self.storage_options)
+    def directory(self) -> Store:
+        """Directory of the output; workers open it by the storage options shared with them."""
+        name = f"output {redacted(self.path)}"
+        remember(name, self.storage_options)
+        return open_store(self.path, self.storage_options, name)
+
+    @property
+    def sample_name(self) -> str:
+        """Example of the names of its files."""
+        return f"part{self.encoding.suffix}"
 
     @property
     def keeps_index(self) -> bool:
-        """Whether an index that is no plain count becomes a column."""
+        """Whether an index that is not a plain count becomes a column."""
         return self.file_format == PARQUET
 
     @property
     def has_report(self) -> bool:
-        """Whether people get a report of the job."""
+        """Whether a report of the job is written."""
         return True
 
     def check(self, parts: int) -> None:
-        """Raise unless so many parts may be written, as far as can be known beforehand."""
+        """Raise unless `parts` parts may be written, as far as can be known beforehand."""
 
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to upload of a finished output."""
+        """Tell whether nothing is left to upload of a finished output."""
         return True
 
-    def upload(self, client: Any, *, restart: bool = False) -> str:
-        """Upload a finished output where it has a place to go to; its address, or nothing.
+    def upload(self, client: Client | None, *, restart: bool = False) -> str:
+        """Upload a finished output, if it has a place to go to; return its address, or nothing.
 
         With `restart`, what is there is asked for, even if an earlier run has uploaded everything.
         """
@@ -129,8 +143,13 @@ class JsonlWriter(FileWriter):
       pyarrow, DuckDB, Spark and `JsonlReader` read them as what they were; jq and JavaScript do
       not;
     * ``"string"``: ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as Spark and protobuf write them.
-      pandas, and DuckDB and Spark that are told the column's type, read them as what they were;
+      pandas, and DuckDB and Spark that know the column's type, read them as what they were;
       pyarrow and `JsonlReader` refuse a column of numbers and text.
+
+    By `nulls`, null is written for columns and for all fields that some object of a column has
+    ("all"), for columns alone ("columns"), or only in lists and maps ("none"): a field that is null
+    may not have been there, which Arrow does not tell apart. Arrow's maps are objects where keys
+    are text, and else lists of objects of ``key`` and ``value``.
 
     NaN in a column of numbers of a pandas frame is null there already, and so in every format: it
     is what pandas has for null. Within lists and objects, and in frames of cudf, it is kept.
@@ -168,13 +187,17 @@ def to_parquet(
     columns that came from pandas. Here such a column is declared as object, and everything else in
     the metadata (index, dtypes) is kept.
 
+    Files get their names when all of them are written, and only then are earlier ones removed: what
+    fails before leaves the directory as it was.
+
     Parameters
     ----------
     dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
     path : str
         Directory, or fsspec URL of one. One file ``part-00000.parquet`` a partition.
     overwrite : bool, default False
-        Remove part files that are there already.
+        Replace Parquet files that are there already, whoever wrote them, also in folders such as
+        ``lang=de``. Others stay.
     compute : bool, default True
         ``False`` returns one delayed object that writes when computed.
     storage_options : dict, optional
@@ -188,53 +211,112 @@ def to_parquet(
     Raises
     ------
     FileExistsError
-        `path` holds part files and `overwrite` is not set.
+        `path` holds Parquet files and `overwrite` is not set, or some that lie in other folders or
+        behind links.
     ValueError
-        `dataset` is read from `path`, where overwriting would remove it before it is read.
+        `dataset` is read from `path`, as far as can be told, or `path` lies in what it is read
+        from. Or its columns have equal names as text, such as ``1`` and ``"1"``.
     """
     import dask
 
     is_lazy = dask.is_dask_collection(dataset)
-    if is_lazy and overwrite:
-        _check_is_not_read(dataset, path, storage_options)
-    open_directory(path, storage_options).prepare(overwrite, SUFFIXES)
-    parts = dataset.to_delayed() if is_lazy else [dataset]
-    digits = max(5, len(str(len(parts) - 1)))
-    write = dask.delayed(_write_part, pure=False)
     # Decided once: by the index of each part, a filter would give only some parts the column.
     keep_index = True if is_lazy else None
-    written = dask.delayed(list)(
-        [
-            write(part, path, f"part-{number:0{digits}d}.parquet", storage_options, keep_index)
-            for number, part in enumerate(parts)
-        ]
-    )
-    return written.compute() if compute else written
+    arrow_table(dataset._meta if is_lazy else dataset.iloc[:0], keep_index)  # which may refuse it
+    directory = open_store(path, storage_options)
+    directory.refuse_file()
+    parts = dataset.to_delayed() if is_lazy else [dataset]
+    digits = max(5, len(str(len(parts) - 1)))
+    names = [f"part-{number:0{digits}d}.parquet" for number in range(len(parts))]
+    if is_lazy:
+        refuse_overlap(directory, names[0], *frame_names(dataset), storage_options or {})
+    earlier = _earlier_files(directory, overwrite)
+    directory.make()
+    directory.sweep("")
+    mark = new_mark()
+    whole = [f".{name}.{mark}" for name in names]
+    write, publish = (dask.delayed(call, pure=False) for call in (_write_part, _publish))
+    files = [
+        write(part, path, name, storage_options, keep_index)
+        for part, name in zip(parts, whole, strict=True)
+    ]
+    written = publish(files, path, storage_options, names, earlier)
+    if not compute:
+        return written
+    try:
+        return written.compute()
+    except BaseException:
+        directory.remove(*whole)
+        raise
 
 
 def _write_part(
-    frame: Any,
+    frame: Frame,
     path: str,
     name: str,
     storage_options: dict[str, Any] | None,
     keep_index: bool | None,
-) -> str:
-    """Write a plain frame as a file, which appears only when it is whole; returns its path."""
-    directory = open_directory(path, storage_options)
+) -> tuple[str, str]:
+    """Write a plain frame as a file; return its name and its digest."""
+    directory = open_store(path, storage_options)
     content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
-    directory.replace(name, content)
-    return directory.path(name)
+    directory.filesystem.pipe_file(directory.path(name), content)
+    return name, hashlib.sha256(content).hexdigest()
 
 
-def _check_is_not_read(dataset: Any, path: str, storage_options: dict[str, Any] | None) -> None:
-    from dask.dataframe.dask_expr.io.parquet import ReadParquet
+def _publish(
+    written: Sequence[tuple[str, str]],
+    path: str,
+    storage_options: dict[str, Any] | None,
+    names: Sequence[str],
+    earlier: Sequence[str],
+) -> list[str]:
+    """Give files that are whole their names, and remove earlier ones; may be done twice."""
+    directory = open_store(path, storage_options)
 
-    directory = open_directory(path, storage_options)
-    for read in dataset.expr.find_operations(ReadParquet):
-        sources = read.path if isinstance(read.path, list) else [read.path]
-        for source in map(str, sources):
-            if directory.holds(source) or directory.holds(posixpath.join(source, "part")):
-                raise ValueError(
-                    f"the dataset is read from {source}, and overwriting {path} would remove it "
-                    "first: write to another directory"
-                )
+    def move(whole: tuple[str, str], name: str) -> str:
+        path = directory.path(name)
+        try:
+            directory.move(directory.path(whole[0]), path)
+        except FileNotFoundError:
+            if directory.digest(name) != whole[1]:  # else a try that was cut off has moved it
+                raise
+        return path
+
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+        paths = list(pool.map(move, written, names))
+    gone = {*earlier} - {*names}
+    directory.remove(*gone)
+    directory.prune(*{posixpath.dirname(name) for name in gone} - {""})
+    return paths
+
+
+def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
+    """List the files that readers would take for the directory's rows, or for a list of its files.
+
+    Raises FileExistsError unless it may be replaced: nothing that other folders or links hold.
+    """
+    start = len(directory.root) + 1
+    earlier: dict[str, bool] = {}  # whether it may be replaced
+    with contextlib.suppress(FileNotFoundError):
+        for entry in directory.walk():
+            if entry.problem is not None:
+                raise entry.problem
+            name, is_file = entry.path[start:], entry.info["type"] != "directory"
+            is_line = name.startswith("part-") and JSONL in name
+            if is_file and (is_line or file_format(name) == PARQUET):
+                folders = name.split("/")[:-1]
+                earlier[name] = not entry.linked and all("=" in folder for folder in folders)
+    names = sorted(earlier)
+    kept = [name for name in names if not earlier[name]]
+    if kept:
+        raise FileExistsError(
+            f"{directory} has {kept[0]}, in another folder or behind a link, which readers would "
+            "take for a part of it: choose another directory, or move it away"
+        )
+    if names and not overwrite:
+        raise FileExistsError(
+            f"{directory} has {len(names)} part files already, such as {names[0]}: choose "
+            "another directory, or overwrite them (overwrite=True)"
+        )
+    return [*names, *({"_metadata", "_common_metadata"} & directory.sizes().keys())]

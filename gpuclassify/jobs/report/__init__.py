@@ -1,1 +1,1 @@
-"""What a job reports: counts, progress, the report page; read `report.py` first."""
+"""Reports of a job: counts, progress, the report page; read `report.py` first."""

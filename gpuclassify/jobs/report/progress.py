@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,45 +16,51 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages import readable_time, short_number
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 logger = logging.getLogger(__name__)
 
 MOST_GPUS_SHOWN = 8
 SHOW_EVERY_SECONDS = 1.0
+# From here on a speed means something: of a part that has begun, the longest texts come first.
+ENOUGH_PARTS, ENOUGH_SHARE = 3, 0.2
 
 
 class JobProgress:
-    """Shows share done, rows and tokens per second, time left and busy GPUs; a context manager.
+    """Display of a job's share done, rows and tokens per second, time left and busy GPUs.
 
-    A terminal or notebook as the console gets a live line; anything else gets a line of text every
-    minute and at the end, which is what a log file wants. Default: the terminal or notebook that
-    this runs in, if it does, and else Python's log, at the level INFO. The client is the one whose
-    workers' GPUs are shown.
+    It is a context manager. Speeds and the time left are shown once three parts are done, or a
+    fifth of the work. A terminal or notebook as the console gets a live line; anything else gets a
+    line of text every minute and at the end, which is what a log file wants. Each of several steps
+    leaves a line. Default: the terminal or notebook that this runs in, if it does, and else
+    Python's log, at the level INFO. The client is the one whose workers' GPUs are shown.
     """
 
     def __init__(
         self,
         title: str,
         console: Console | None = None,
-        client: Any = None,
+        client: Client | None = None,
         *,
         log_every_seconds: float = 60.0,
         look_every_seconds: float = 5.0,
     ) -> None:
         self._title = title
         self._write: Callable[[str], None] = logger.info
-        if console is not None:
+        is_asked, console = console is not None, console or Console(stderr=True)
+        if is_asked or console.is_terminal or console.is_jupyter:
             self._write = functools.partial(
                 console.print, highlight=False, markup=False, soft_wrap=True
             )
-        console = console or Console(stderr=True)
         self._client, self._at_first = client, "waiting for rows"
         self._log_every, self._look_every = log_every_seconds, look_every_seconds
         self._gpus, self._looked = "", 0.0  # how busy each is, as its worker reported last
-        self._line = ""
+        self._line = self._printed = ""
         self._job: tuple[int, int, JobSummary] | None = None
         self._share = 0.0  # shown last; a part that is just done never takes it back
         self._is_over = threading.Event()
-        self._bar: Any = None
+        self._bar: Progress | None = None
         if console.is_terminal or console.is_jupyter:
             self._bar = Progress(
                 SpinnerColumn(),
@@ -95,7 +101,7 @@ class JobProgress:
         else:
             self._bar.update(self._task, description=what, total=None, status="")
 
-    def watch(self, title: str, client: Any, at_first: str = "waiting for rows") -> None:
+    def watch(self, title: str, client: Client | None, at_first: str = "waiting for rows") -> None:
         """Show from here on the work with this title, and the GPUs of this client's workers.
 
         `at_first` is what is waited for until the first rows are done.
@@ -113,7 +119,7 @@ class JobProgress:
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
         """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report.
 
-        Until the next call, rows that are done inside of parts go on being counted.
+        Until the next call, rows that are done inside of parts are counted, too.
         """
         if self._job is None or summary is not self._job[2]:
             self._share = 0.0
@@ -121,7 +127,9 @@ class JobProgress:
         self._show_parts()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show the progress of one of several steps, by its title."""
+        """Show one of several steps, by its title; the one before leaves its line."""
+        if title != self._title and self._line != self._printed:
+            self._print()
         self._title = title
         self.parts(done, total, summary)
 
@@ -134,21 +142,28 @@ class JobProgress:
         status = f"{done}/{total} parts"
         if summary.resumed_parts:
             status += f" ({summary.resumed_parts:,} were there already)"
-        status += f", {summary.rows_in + begun_rows:,} rows read"
-        new = done - summary.resumed_parts + begun
-        if new > 0:
-            status += self._speed(new, total - done - begun, summary, begun_rows)
-        elif done < total:
+        rows = summary.rows_in + begun_rows
+        if rows or done < total:
+            status += f", {rows:,} rows read"
+        new = done - summary.resumed_parts
+        gained = new + begun - summary.running.start[1]  # since the model is loaded
+        is_enough = gained >= ENOUGH_SHARE * (total - summary.resumed_parts)
+        if new + begun and (done == total or new >= ENOUGH_PARTS or is_enough):
+            status += self._speed(gained, total - done - begun, summary, begun_rows)
+        elif done < total and not new + begun:
             status += f", {self._at_first}"
         if summary.left_out:
             status += f", {sum(summary.left_out.values()):,} in quarantine"
         self.share(self._share, status)
 
-    def _speed(self, new: float, left: float, summary: JobSummary, begun_rows: int) -> str:
-        """Rows and tokens per second, time left and busy GPUs."""
+    def _speed(self, gained: float, left: float, summary: JobSummary, begun_rows: int) -> str:
+        """Return rows and tokens per second, time left and busy GPUs, for a status line."""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
-        rows = summary.run_rows + begun_rows
-        shown = f", {short_number(rows / seconds if seconds else 0.0)} rows/s"
+        if left:
+            seconds = max(0.0, seconds - summary.running.start[0])
+        rows, shown = summary.run_rows + begun_rows, ""
+        if rows and seconds:
+            shown += f", {short_number(rows / seconds)} rows/s"
         if summary.tokens_per_second:
             shown += f", {short_number(summary.tokens_per_second)} tokens/s"
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
@@ -157,7 +172,7 @@ class JobProgress:
             self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
         if not left:
             return f"{shown}, {seconds:.1f} s of working time"
-        return f"{shown}, {readable_time(seconds / new * left)} left{self._gpus}"
+        return f"{shown}, {readable_time(seconds / gained * left)} left{self._gpus}"
 
     def _tick(self) -> None:
         every = self._log_every if self._bar is None else SHOW_EVERY_SECONDS
@@ -169,10 +184,11 @@ class JobProgress:
     def _print(self) -> None:
         if self._line:
             self._write(self._line)
+            self._printed = self._line
 
 
 def shown_gpus(shares: list[float | None]) -> str:
-    """How busy GPUs are, in percent, for a status line; empty without any."""
+    """Return how busy GPUs are, in percent, for a status line; empty without any."""
     known = [share for share in shares if share is not None]
     if not known:
         return ""

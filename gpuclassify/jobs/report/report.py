@@ -21,12 +21,14 @@ from gpuclassify.jobs.report.summary import (
     LENGTH_EDGES,
     JobSummary,
     fold_rare,
+    label_rows,
     most_frequent,
+    textless_warnings,
 )
-from gpuclassify.jobs.storage import Directory
 from gpuclassify.mapping.stage_counts import NO_MODEL
 from gpuclassify.pages import page_template, short_number
-from gpuclassify.workers.run_context import add_counts, shared_layers, waiting_for_host
+from gpuclassify.stores.store import Store
+from gpuclassify.workers.run_context import add_counts, advice, shared_layers
 
 MOST_POINTS = 60
 MOST_PROBLEMS = 20
@@ -34,6 +36,8 @@ READ, OTHERS = "rows read", "other stages and quarantine"
 MOST_LABELS, MOST_BARS, MOST_CROSSED = 30, 40, 12
 _REASONS = {
     "null": "without text",
+    "empty": "with an empty text",
+    "blank": "with a text of white space alone",
     "label": "with another label",
     "confidence": "below the least confidence",
     "score": "below the least score",
@@ -48,7 +52,7 @@ _TIME_NAMES = {
 GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
-def write_report(directory: Directory) -> dict[str, Any]:
+def write_report(directory: Store) -> dict[str, Any]:
     """Write ``report.json``, whose content is returned, and ``report.html`` into ``_report/``."""
     report = report_of(directory)
     directory.make(posixpath.dirname(REPORTS[0]))
@@ -58,8 +62,8 @@ def write_report(directory: Directory) -> dict[str, Any]:
     return report
 
 
-def report_of(directory: Directory) -> dict[str, Any]:
-    """What a job did so far, from the records of its parts; JSON values.
+def report_of(directory: Store) -> dict[str, Any]:
+    """Return what a job did so far, from the records of its parts, as JSON values.
 
     Raises FileNotFoundError if none has begun there, and DamagedMetadataError.
     """
@@ -95,6 +99,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
         "funnel": _funnel(summary),
         "examples": summary.examples,
         "agreements": summary.agreements,
+        "warnings": textless_warnings(summary.textless),
         "sources": {name: fold_rare(counts) for name, counts in summary.sources.items()},
         **_speed(summary, spans),
         "gpu": _gpu(summary.totals),
@@ -109,7 +114,7 @@ def report_of(directory: Directory) -> dict[str, Any]:
 def _throughput(
     spans: list[tuple[float, float, float, int]],
 ) -> tuple[float, list[list[float]]]:
-    """The working time in seconds, and rows per second as it went by.
+    """Return the working time in seconds, and the rows per second over that time.
 
     Of each part there is when its run handed out the first one, when it began and ended itself, and
     its rows. From the one to the last end of a run is working time: the clock stands still between
@@ -131,12 +136,12 @@ def _throughput(
     return total, np.stack([middles, sums / np.diff(edges)], axis=1).round(6).tolist()
 
 
-def _problems(directory: Directory, names: list[str]) -> list[dict[str, Any]]:
-    """The first problems of these files."""
+def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
+    """Read the first problems of these files."""
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
-        with contextlib.suppress(ValueError):  # damaged: the job is told so when it goes on
+        with contextlib.suppress(ValueError):  # damaged, which the job notices when it continues
             problems.append(json.loads(line))
     return problems
 
@@ -167,15 +172,15 @@ def _speed(summary: JobSummary, spans: list[tuple[float, float, float, int]]) ->
         },
         "tokenize_seconds": totals.get("tokenize_seconds", 0.0),
         "shared_layers": shared_layers(totals),
+        "advice": advice(totals),
         "totals": totals,
     }
 
 
-def _gpu(totals: dict[str, float]) -> dict[str, float | str | None] | None:
-    """How busy GPUs were while models ran, and the most memory of one; None without any.
+def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
+    """Return how busy GPUs were while models ran, and the most memory of one; None without any.
 
-    The share is None where drivers do not report it, as for MIG slices. Where the host could not
-    feed them, a sentence says so.
+    The share is None where drivers do not report it, as for MIG slices.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -183,12 +188,11 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | str | None] | None:
         return None
     busy_seconds = totals.get("device_busy_seconds", 0.0)
     busy_share = busy_seconds / sampled_seconds if sampled_seconds else None
-    held_up = waiting_for_host(totals)
-    return {"busy_share": busy_share, **peaks, **({"held_up": held_up} if held_up else {})}
+    return {"busy_share": busy_share, **peaks}
 
 
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
-    """From, to, rows: every bin between the lowest and the highest that has rows."""
+    """Return from, to and rows of every bin between the lowest and the highest that has rows."""
     numbers = [int(number) for number in counts]
     every = range(min(numbers, default=0), max(numbers, default=-1) + 1)
     edges = [round(number * BIN_WIDTH, 4) for number in (*every, every.stop)]
@@ -196,7 +200,7 @@ def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Characters from and below, rows: every bin between the lowest and the highest with rows."""
+    """Return characters from and below, and rows, of all bins from the lowest to the highest."""
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
     shown = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
@@ -204,7 +208,7 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Rows that are left after each step, and those that it drops by reason.
+    """Return the rows that are left after each step, and those that it drops by reason.
 
     Between two classifiers, functions may have dropped or made rows, and rows may have failed.
     """
@@ -225,7 +229,7 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the job is, with a count instead of the names of all files."""
+    """Return the identity of the job, with a count instead of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     shown = {name: values for name, values in identity.items() if name not in listed}
     for name, files in listed.items():
@@ -238,13 +242,13 @@ def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def page(report: dict[str, Any]) -> str:
-    """The HTML page of what `report_of` returns, which opens without a network; text is escaped."""
+    """Render what `report_of` returns as an HTML page that needs no network; text is escaped."""
     steps = report["funnel"]
     came_to = [step["rows"] for step in (*steps[:1], *steps[:-1])]  # the first one is what is read
     return _template().render(
         report=report,
         funnel=[(s["name"], s["rows"], came) for s, came in zip(steps, came_to, strict=True)],
-        labels=_label_bars(report),
+        labels=label_rows(report["labels"], report["stages"]),
         sources={
             name: [(value, rows["kept"], rows["read"]) for value, rows in counts.items()]
             for name, counts in report["sources"].items()
@@ -272,7 +276,7 @@ def _template() -> Template:
 def join_bins(
     bins: Sequence[tuple[float, float, int]], most: int = MOST_BARS
 ) -> list[tuple[float, float, int]]:
-    """The bins of a histogram, from, to and count, neighbours joined until they are few enough."""
+    """Join neighbouring bins of a histogram, of from, to and count, until they are few enough."""
     joined = -(-len(bins) // most)
     groups = [bins[start : start + joined] for start in range(0, len(bins), joined)]
     return [(group[0][0], group[-1][1], sum(count for *_, count in group)) for group in groups]
@@ -281,7 +285,10 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """The most frequent rows and columns of a cross table, what both agree on, and all counted."""
+    """Return the most frequent rows and columns of a cross table, and two counts.
+
+    The counts are those of what rows and columns agree on, and of all.
+    """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}
     for row in counts.values():
@@ -291,30 +298,15 @@ def most_crossed(
     return rows, columns, equal, sum(by_row.values())
 
 
-def _label_bars(report: Mapping[str, Any]) -> dict[str, list[tuple[str, int, int]]]:
-    """Labels of each column with the rows written, and those before the filters."""
-    before = {
-        name: counts
-        for stage in report["stages"].values()
-        for name, counts in stage["labels"].items()
-    }
-    bars = {}
-    for name, written in report["labels"].items():
-        every = {**written, **before.get(name, {})}
-        ordered = sorted(every, key=lambda label: (-every[label], label))
-        bars[name] = [(label, written.get(label, 0), every[label]) for label in ordered]
-    return bars
-
-
 def _edge(value: float) -> str:
-    """A bin's edge, short enough to stand beside others."""
+    """Format a bin's edge, short enough to stand beside others."""
     if value >= 10_000:
         return short_number(value)
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
 
 
 def unit_bins(counts: Sequence[int]) -> list[tuple[float, float, int]]:
-    """Counts in equal bins from 0 to 1 as a histogram, without empty bins at its beginning."""
+    """Return counts in equal bins from 0 to 1 as a histogram, without leading empty bins."""
     every = [(n / len(counts), (n + 1) / len(counts), count) for n, count in enumerate(counts)]
     first = next((n for n, count in enumerate(counts) if count), 0)
     return every[first:]

@@ -1,4 +1,4 @@
-"""What a part's record counts of its rows, in bins that add up, and what a job did in all."""
+"""Counts of a part's rows for its record, in bins that add up, and the summary of a job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from dask.utils import format_bytes
 
 from gpuclassify.jobs.output.records import Record
 from gpuclassify.mapping.stage_counts import MOST_LABELS, add_examples
+from gpuclassify.models.checkpoint import some_of
 from gpuclassify.pages import html_table, readable_time, short_number, text_table
 from gpuclassify.workers.run_context import (
     RunningParts,
     add_counts,
     add_up,
+    advice,
     shared_layers,
-    waiting_for_host,
 )
 
 MOST_SHOWN = 5  # labels of a column, as text
@@ -33,7 +34,7 @@ OTHER, NO_SOURCE = "(other)", "(null)"
 
 
 def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Rows by ``floor(score / BIN_WIDTH)``, for each of the columns of finite numbers."""
+    """Count rows by ``floor(score / BIN_WIDTH)``, for the finite numbers of each of the columns."""
     counts = {}
     for name in columns:
         if name not in table.column_names:
@@ -47,7 +48,7 @@ def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str,
 
 
 def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Rows by the lower edge of their bin of the text's length, one of `LENGTH_EDGES`."""
+    """Count rows by the lower edge of the bin of the text's length, one of `LENGTH_EDGES`."""
     counts = {}
     for name, column in texts.items():
         lengths = pc.utf8_length(column.drop_null()).to_numpy()
@@ -57,7 +58,7 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Rows by label of the one and of the other, for each two columns of labels; without nulls."""
+    """Count rows by both labels, for each pair of columns of labels; without nulls."""
     agreements = {}
     there = [name for name in columns if name in table.column_names]
     there = [name for name in there if not pa.types.is_nested(table[name].type)]
@@ -70,8 +71,8 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
     return agreements
 
 
-def count_sources(read: Any, kept: Any) -> dict[str, dict[str, int]]:
-    """Rows by value of a column of what is read and of what is kept; see `fold_rare`."""
+def count_sources(read: pa.ChunkedArray, kept: pa.ChunkedArray) -> dict[str, dict[str, int]]:
+    """Count rows read and rows kept, by value of a column; see `fold_rare`."""
     counts: dict[str, dict[str, int]] = {}
     for kind, column in (("read", read), ("kept", kept)):
         for pair in pc.value_counts(column).to_pylist():
@@ -83,7 +84,7 @@ def count_sources(read: Any, kept: Any) -> dict[str, dict[str, int]]:
 def fold_rare(
     counts: Mapping[str, dict[str, int]], most: int = MOST_LABELS
 ) -> dict[str, dict[str, int]]:
-    """The values of which most rows are read, first the most frequent, and the others as one."""
+    """Keep the values with most rows read, the most frequent first, and fold the rest into one."""
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
     folded = dict(named[:most])
@@ -93,8 +94,31 @@ def fold_rare(
 
 
 def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts by name, first the largest."""
+    """Return the counts by name, the largest first."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def label_rows(
+    columns: Mapping[str, Mapping[str, int]], stages: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[tuple[str, int, int]]]:
+    """Return each column's labels with rows written and rows before the filters, the most first."""
+    labels = [stage["labels"] for stage in stages.values()]
+    before = {name: counts for columns in labels for name, counts in columns.items()}
+    rows = {}
+    for name, written in columns.items():
+        every = most_frequent({**written, **before.get(name, {})})
+        rows[name] = [(label, written.get(label, 0), count) for label, count in every.items()]
+    return rows
+
+
+def textless_warnings(counts: Mapping[str, int]) -> list[str]:
+    """Return a warning on files in which no row has a text, of rows by file; empty without any."""
+    files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
+    warning = (
+        f"no row has a text in {files}: they get no label, and columns that only they have are in "
+        "all of the output. If they are none of this corpus, leave them out of the input"
+    )
+    return [warning] * bool(counts)
 
 
 def _count(bins: np.ndarray) -> dict[str, int]:
@@ -104,7 +128,7 @@ def _count(bins: np.ndarray) -> dict[str, int]:
 
 @dataclass(repr=False)
 class JobSummary:
-    """What a job did.
+    """Summary of what a job did.
 
     Attributes
     ----------
@@ -133,6 +157,8 @@ class JobSummary:
         the filters; ``truncated_texts`` and ``seconds``.
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.output.records.Record`.
+    textless : dict of str to int
+        Rows by file, of files, or large pieces of them, in which no row has a text.
     seconds : dict of str to float
         Reading, mapping and writing, added up over workers.
     left_out : dict of str to int
@@ -164,6 +190,7 @@ class JobSummary:
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    textless: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     output_bytes: int = 0
@@ -182,7 +209,7 @@ class JobSummary:
         return html_table("JobSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """What people read of it, line by line: a name and a text."""
+        """Yield the rows of the summary as it is shown: a name and a text."""
         share = f" ({self.rows_out / self.rows_in:.1%})" if self.rows_in else ""
         yield "rows", f"{self.rows_in:,} read, {self.rows_out:,} kept{share}"
         size = f"{len(self.files):,} files, {format_bytes(self.output_bytes)}"
@@ -194,8 +221,10 @@ class JobSummary:
             "this run",
             f"{self.run_rows:,} rows in {readable_time(self.elapsed_seconds)}, {speeds}",
         )
-        if held_up := waiting_for_host(self.totals):
-            yield "feeding", held_up
+        for sentence in advice(self.totals):
+            yield "advice", sentence
+        for sentence in textless_warnings(self.textless):
+            yield "warning", sentence
         if common := shared_layers(self.totals):
             yield "models", common
         if self.resumed_parts:
@@ -245,6 +274,7 @@ class JobSummary:
         add_counts(self.stages, record.stages)
         add_counts(self.agreements, record.agreements)
         add_counts(self.sources, record.sources)
+        add_counts(self.textless, record.source.get("textless", {}))
         for name, counts in self.sources.items():
             if len(counts) > 2 * MOST_LABELS:  # of many parts, each with others
                 self.sources[name] = fold_rare(counts)
@@ -252,7 +282,7 @@ class JobSummary:
         self.labels = most_frequent(next(iter(self.columns.values()), {}))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON."""
+        """Return plain values by name, for JSON."""
         speeds = {"rows_per_second": self.rows_per_second}
         values = {name: value for name, value in vars(self).items() if name != "running"}
         return {**values, **speeds, "tokens_per_second": self.tokens_per_second}

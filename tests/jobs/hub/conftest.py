@@ -6,7 +6,7 @@ from huggingface_hub import HfFileSystem, constants
 
 from gpuclassify.hub import calls
 from gpuclassify.workers import secrets
-from tests.hub_dataset_server import DatasetServer
+from tests.hub_server import HubServer
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(secrets, "_secrets", {})
     HfFileSystem.clear_instance_cache()
-    with DatasetServer(TOKEN) as server:
+    with HubServer([TOKEN], "datasets") as server:
         yield server
     HfFileSystem.clear_instance_cache()
 

@@ -22,7 +22,7 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
-from tests.hub_dataset_server import File
+from tests.hub_server import File
 from tests.processes import local_client
 
 pytestmark = pytest.mark.slow

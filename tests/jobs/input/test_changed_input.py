@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 from distributed import Client
 
-from gpuclassify.jobs import files
-from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError, _digest
+from gpuclassify.jobs.input import files
+from gpuclassify.jobs.input.files import ChangedInputError, _digest
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.output.records import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.stores.store import UnreadableInputError
 
 
 def same(frame):

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuclassify import JsonlWriter, ParquetWriter, Pipeline
-from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.stores.store import UnreadableInputError
 
 UNITS = ["s", "ms", "us", "ns"]
 SIMPLE = [
@@ -186,21 +186,26 @@ options = st.fixed_dictionaries(
 )
 
 
-def plain(value):
+def plain(value, kind):
     """What JSON has for a value of Python."""
-    if isinstance(value, dict):
-        return (
-            {}
-            if "__dummy_field_in_empty_struct" in value
-            else {k: plain(v) for k, v in value.items()}
-        )
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        if "__dummy_field_in_empty_struct" in value:
+            return {}
+        return {field.name: plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        pairs = [(key, plain(item, kind.item_type)) for key, item in value]
+        if kind.key_type == pa.string():
+            return dict(pairs)
+        return [{"key": key, "value": item} for key, item in pairs]
+    if pa.types.is_nested(kind):
+        return [plain(item, kind.value_type) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def shown(column):
@@ -266,7 +271,8 @@ def check(files, writer, on_error, part_bytes):
             if len(good) == 1:
                 [table] = good.values()
                 with contextlib.suppress(OverflowError):  # in years that Python lacks
-                    assert [plain(row) for row in table.to_pylist()] == rows
+                    kind = pa.struct(table.schema)
+                    assert [plain(row, kind) for row in table.to_pylist()] == rows
             return "read"
         rows = pa.concat_tables([pq.read_table(path) for path in out])
         for field in rows.schema:

@@ -13,13 +13,14 @@ import gpuclassify
 from examples.demo.corpus import _opening
 from gpuclassify.commands.console import ARGUMENT
 from gpuclassify.hub.calls import _without_queries
-from gpuclassify.jobs.files import UnreadableInputError
 from gpuclassify.jobs.input.jsonl import parse_good
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.storage import explained, redacted
-from gpuclassify.questions.template import TemplateError, parse_template
+from gpuclassify.questions.safety_template import TemplateError, parse_template
+from gpuclassify.stores.names import redacted
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import UnreadableInputError
 from gpuclassify.training.tasks import _in_order
 
 SECONDS = 10  # of the processor; what is quadratic takes a minute or more
@@ -87,7 +88,10 @@ def test_a_hostile_line_among_the_samples_is_named_or_left_out(tmp_path):
 
 
 def explain(text):
-    with pytest.raises(OSError, match=r"^s3://bucket: OSError: "), explained("s3://bucket"):
+    with (
+        pytest.raises(OSError, match=r"^s3://bucket: OSError: "),
+        open_store("s3://bucket").explained(),
+    ):
         raise OSError(text)
 
 

@@ -12,11 +12,12 @@ import pytest
 from distributed import Client
 
 from gpuclassify.hub import calls
-from gpuclassify.jobs.files import ChangedInputError, UnreadableInputError
+from gpuclassify.jobs.input.files import ChangedInputError
 from gpuclassify.jobs.input.readers import FileReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from tests.hub_http import Answer, HttpServer, RefusalError, ranged_answer
+from gpuclassify.stores.store import UnreadableInputError
+from tests.hub_server import Answer, HttpServer, RefusalError, ranged_answer
 
 SECRET = "Signature=c0ffee"
 ROWS = pd.DataFrame({"id": range(2_000), "text": [f"text {n} " + "ü" * 50 for n in range(2_000)]})

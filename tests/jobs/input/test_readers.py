@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpuclassify.jobs.files import UnreadableInputError, find_files
+from gpuclassify.jobs.input.files import find_files
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
-from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.stores.store import UnreadableInputError
 
 
 def write_json(path, records):
@@ -267,8 +268,11 @@ def test_wide_files_cost_what_their_columns_cost(tmp_path, kind):
         assert pd.concat(read, ignore_index=True).astype("int64").equals(frame)
         return spent
 
+    def best(columns):
+        return min(seconds(columns) for _ in range(3))
+
     seconds(10)
-    assert seconds(2_000) < 40 * seconds(250)  # there are more samples, too
+    assert best(2_000) < 40 * best(250)  # there are more samples, too
 
 
 def test_samples_are_from_all_files(tmp_path):
@@ -347,3 +351,21 @@ def test_names_that_look_like_urls_are_refused_with_the_cure(tmp_path, monkeypat
     for inputs in (name, "."):
         with pytest.raises(UnreadableInputError, match=r'"://" and "::".*rename the file'):
             read_files(inputs)
+
+
+@pytest.mark.parametrize("write", ["dask", "pandas"])
+def test_an_index_that_has_no_name_is_no_column(tmp_path, write):
+    frame = pd.DataFrame({"text": ["a", "b", "c", "d"]}, index=[3, 5, 7, 9])
+    if write == "dask":
+        dd.from_pandas(frame, npartitions=2).to_parquet(tmp_path / "in")
+    else:
+        (tmp_path / "in").mkdir()
+        frame.to_parquet(tmp_path / "in" / "a.parquet")
+    (name,) = {*pq.read_schema(next((tmp_path / "in").glob("*.parquet"))).names} - {"text"}
+
+    assert read_files(tmp_path / "in").compute()["text"].tolist() == list("abcd")
+    assert [*read_files(tmp_path / "in").columns] == ["text"]
+    assert read_files(tmp_path / "in", fields=[name]).compute()[name].tolist() == [3, 5, 7, 9]
+    Pipeline([ParquetReader(tmp_path / "in"), JsonlWriter(tmp_path / "out")]).run()
+    lines = [pd.read_json(file, lines=True) for file in sorted((tmp_path / "out").glob("*.jsonl"))]
+    assert pd.concat(lines).to_dict("list") == {"text": list("abcd")}

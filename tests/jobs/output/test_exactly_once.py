@@ -19,8 +19,8 @@ from gpuclassify.jobs.output.records import complete
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import report_of
-from gpuclassify.jobs.storage import open_directory
 from gpuclassify.jobs.task import run_part
+from gpuclassify.stores.opening import open_store
 
 
 def metadata(folder, name=""):
@@ -181,7 +181,7 @@ def test_partitions_of_a_frame_stop_too(folder):
 def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     first = job(folder).prepare()
     first.run()
-    part, name = first.source.found.parts[0], first.manifest.names()[0]
+    part, name = first.source.input.parts[0], first.manifest.names()[0]
     late = [folder / "out" / name, metadata(folder, f"records/{Path(name).stem}.json")]
     contents = [path.read_bytes() for path in late]
     job(folder, triple).run(restart=True)
@@ -191,7 +191,7 @@ def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     for path, content in zip(late, contents, strict=True):  # an attempt that came late
         path.write_bytes(content)
     with pytest.raises(JobChangedError, match="another run has started over in"):
-        run_part(part, name, first.spec.pack())
+        run_part(part, 0, name, first.spec.pack())
 
 
 @pytest.mark.parametrize("count", [3, 45], ids=["in between", "at the end"])
@@ -217,10 +217,10 @@ def test_damaged_metadata_is_refused_and_starting_over_cures_it(folder, expected
         with pytest.raises(DamagedMetadataError, match=r"job\.json is damaged, .*: start over"):
             job(folder).run()
         with pytest.raises(DamagedMetadataError, match="another directory"):
-            report_of(open_directory(f"{folder}/out"))
+            report_of(open_store(f"{folder}/out"))
     again = job(folder, triple).run()  # the job itself knows what it was
     assert again.resumed_parts == again.parts
-    assert read_job(open_directory(f"{folder}/out"))["parts"] == again.parts
+    assert read_job(open_store(f"{folder}/out"))["parts"] == again.parts
     foreign = folder / "out" / "part-00007-01234567.parquet"  # of no job that was here
     foreign.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="1 files that no job wrote"):
@@ -273,11 +273,15 @@ def test_a_full_disk_and_lost_permission_end_cleanly_and_resume(folder, expected
     process = in_process(fault, folder, answers)
     message, notes = answers.get(timeout=240)
     process.join()
-    assert "part-" in message
-    assert notes[0].startswith("part part-")
-    assert notes[1] == (
-        f"{published} of 45 parts are written to {folder}/out: run the same job again to continue"
-    )
-    assert list(metadata(folder, "attempts").iterdir()) == []
+    if fault is faults.run_without_permission:  # before any part is begun
+        assert message == f"[Errno 13] Permission denied: '{folder}/out'"
+    else:
+        assert "part-" in message
+        assert notes[0].startswith("part part-")
+        assert notes[1] == (
+            f"{published} of 45 parts are written to {folder}/out: run the same job again to "
+            "continue"
+        )
+        assert list(metadata(folder, "attempts").iterdir()) == []
     assert job(folder).run().resumed_parts == published
     assert_whole(folder, expected)

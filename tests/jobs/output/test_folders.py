@@ -7,17 +7,18 @@ from dataclasses import replace
 import dask.dataframe as dd
 import job_faults as faults
 import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from job_faults import in_process
 
 from gpuclassify import Deduplicate, ExactDuplicates, JsonlWriter, ParquetReader, read_files
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output import exclusive
 from gpuclassify.jobs.output.encoding import MOST_VALUES
 from gpuclassify.jobs.output.records import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.stores.local import LocalStore
 
 
 def job(folder, by="remainder", stage=faults.with_remainder, writer=ParquetWriter):
@@ -59,7 +60,7 @@ def assert_whole(folder):
 @pytest.mark.parametrize("writer", [ParquetWriter, JsonlWriter])
 def test_readers_of_datasets_get_the_column_back(folder, writer):
     summary = job(folder, writer=writer).run()
-    names = {path.name for path in (folder / "out").iterdir() if path.name[0] != "_"}
+    names = {path.name for path in (folder / "out").iterdir() if path.name[0] not in "._"}
     assert names == {"remainder=0", "remainder=1", "remainder=2"}
     assert sorted(summary.files) == sorted(f"{folder}/out/{name}" for name in parts(folder))
     readers = [lambda path: read_files(path).compute()]
@@ -95,9 +96,8 @@ def test_an_attempt_that_comes_after_a_part_is_cleared_up_changes_nothing(folder
     before = parts(folder)
     monkeypatch.setattr("gpuclassify.jobs.task._already_written", lambda name, spec: None)
     late = replace(prepared.spec, before=lambda frame, number: frame.assign(id=frame["id"] + 1))
-    source, names = prepared.source, prepared.manifest.names()
-    (found,) = source.run(None, [3], names, late)
-    (record,) = source.run(None, [3], names, prepared.spec)
+    (found,) = prepared.run_tasks(None, [3], late)
+    (record,) = prepared.run_tasks(None, [3], prepared.spec)
     assert found == record
     assert parts(folder) == before
     assert not [*(folder / "out/_gpuclassify/whole").iterdir()]
@@ -109,17 +109,17 @@ def overtaken(folder, monkeypatch, overtake):
     """Spread a part, and have another client begin anew when the first of its files is there."""
     first = job(folder).prepare()
     list(first.manifest.begin())
-    create, overtakers = exclusive.create, [overtake]
+    create, overtakers = LocalStore.create, [overtake]
 
-    def then_overtake(directory, name, *given, **options):
-        is_created = create(directory, name, *given, **options)
-        if overtakers:
+    def then_overtake(directory, name, *arguments, **options):
+        is_created = create(directory, name, *arguments, **options)
+        if "=" in name and overtakers:
             overtakers.pop()()
         return is_created
 
-    monkeypatch.setattr(exclusive, "create", then_overtake)
+    monkeypatch.setattr(LocalStore, "create", then_overtake)
     with pytest.raises(JobChangedError, match="another run has started over"):
-        list(first.source.run(None, [0], first.manifest.names(), first.spec))
+        list(first.run_tasks(None, [0], first.spec))
     assert not overtakers
 
 
@@ -127,8 +127,7 @@ def test_an_attempt_of_an_earlier_run_adds_nothing_to_one_that_begins_anew(folde
     """Of the same job, so that settings do not tell the two runs apart."""
     second = job(folder).prepare(restart=True)
     overtaken(folder, monkeypatch, lambda: list(second.manifest.begin()))
-    names = second.manifest.names()
-    records = list(second.source.run(None, range(len(names)), names, second.spec))
+    records = list(second.run_tasks(None, range(second.manifest.count), second.spec))
     assert sum(record.rows_in for record in records) == 600
     second.manifest.finish()
     assert_whole(folder)
@@ -183,3 +182,36 @@ def test_mistakes_are_named(folder, tmp_path):
         Pipeline([reader, ParquetWriter(f"{tmp_path}/ids", partition_by="id")]).run()
     with pytest.raises(ValueError, match="leaves no column for the files"):
         Pipeline([reader, ParquetWriter(f"{tmp_path}/ids", partition_by=["id", "n"])]).prepare()
+
+
+PLAIN = {
+    "text": ["de", "en", None, "de"],
+    "number": [1, 2, None, 1],
+    "flag": [True, False, None, True],
+}
+
+
+@pytest.mark.parametrize("writer", [ParquetWriter, JsonlWriter])
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("is_arrow", [False, True])
+def test_categories_are_folders_by_their_values(tmp_path, kind, writer, is_arrow):
+    """Categories that differ between parts too."""
+    values = pd.array(pd.Categorical(PLAIN[kind]))
+    if is_arrow:
+        encoded = pa.array(PLAIN[kind]).dictionary_encode()
+        values = pd.array(encoded, dtype=pd.ArrowDtype(encoded.type))
+    frame = dd.from_pandas(pd.DataFrame({"id": range(4), "k": values}), npartitions=2)
+    frame = frame.map_partitions(lambda part: part.assign(k=_used(part["k"])), meta=frame._meta)
+    Pipeline([frame, writer(f"{tmp_path}/out", partition_by="k")]).run()
+    found = read_files(tmp_path / "out").compute().sort_values("id")["k"].astype(object)
+    assert found.where(found.notna(), None).tolist() == PLAIN[kind]
+
+
+def _used(column):
+    return column.cat.remove_unused_categories() if hasattr(column, "cat") else column
+
+
+def test_categories_that_name_no_folder_are_refused_by_their_type(tmp_path):
+    frame = dd.from_pandas(pd.DataFrame({"id": [1], "k": pd.Categorical([1.5])}), npartitions=1)
+    with pytest.raises(TypeError, match="'k' holds double: folders are named by text"):
+        Pipeline([frame, ParquetWriter(f"{tmp_path}/out", partition_by="k")]).prepare()

@@ -9,19 +9,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpuclassify.jobs.files import (
+from gpuclassify import Deduplicate, ExactDuplicates, to_parquet
+from gpuclassify.jobs.input.files import (
     ChangedInputError,
-    UnreadableInputError,
     check_unchanged,
     find_files,
     with_digests,
 )
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
-from gpuclassify.jobs.output.exclusive import UnsupportedStorageError, check_creates, create
+from gpuclassify.jobs.output.manifest import CARD
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.storage import open_directory
-from tests.hub_http import Answer, RefusalError
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import UnreadableInputError, UnsupportedStorageError
+from tests.hub_server import Answer, RefusalError
 
 
 def job(place, stage=faults.double, **options):
@@ -45,21 +46,21 @@ def conflict():
 )
 def test_an_attempt_knows_whether_it_counts_whatever_the_store_answers(store, outcome):
     """An answer that is lost, a store that is busy, other words of refusal, a conflict."""
-    directory = open_directory(f"s3://{store.bucket}/create-{outcome}")
+    directory = open_store(f"s3://{store.bucket}/create-{outcome}")
     store.fail("PUT", f"create-{outcome}/mine", outcome)
-    assert create(directory, "mine", b"1", "")
-    assert not create(directory, "mine", b"2", "")
+    assert directory.create("mine", b"1", "")
+    assert not directory.create("mine", b"2", "")
     store.fail("PUT", f"create-{outcome}/mine", outcome)
-    assert not create(directory, "mine", b"2", "")
+    assert not directory.create("mine", b"2", "")
     assert directory.read("mine") == b"1"
 
 
 def test_a_store_without_conditional_writes_is_refused(store, bucket):
     """Which looks as if there were nothing whenever a file is to be created."""
-    directory = open_directory(f"s3://{store.bucket}/out")
-    store.fail("PUT", "/attempts/probe", None, functools.partial(store.remove, "out/attempts/"))
+    directory = open_store(f"s3://{store.bucket}/out")
+    store.fail("PUT", "/out/.probe", None, functools.partial(store.remove, "out/.probe"))
     with pytest.raises(UnsupportedStorageError, match=r"s3://documents/out .* two attempts"):
-        check_creates(directory, "attempts")
+        directory.check_creates("attempts")
 
 
 def test_a_finished_job_changes_nothing_and_another_removes_its_own_alone(bucket, place):
@@ -205,3 +206,34 @@ def test_digests_of_input_are_the_tags_of_its_objects(place, store, bucket):
     bucket.pipe_file(url, b'{"text": "b"}\n')
     with pytest.raises(ChangedInputError, match="was written again"):
         check_unchanged(found[0], {})
+
+
+@pytest.mark.parametrize("name", ["run[1]", "star*", "what?", "[!a]?*"])
+def test_names_that_look_like_patterns_are_names(store, bucket, place, name):
+    """Beside an output that the pattern would match, which stays as it is."""
+    other = f"{place}/runs/run1-star-whats-bb"
+    bucket.pipe(f"{other}/mine.parquet", b"mine")
+    out = f"{place}/runs/{name}"
+    rows = [n for n in range(600) if n % 3]
+    reader = JsonlReader(f"{place}/in/*.jsonl", part_bytes=16_000)
+    for restart in (False, True):
+        summary = Pipeline([reader, faults.double, ParquetWriter(out)]).run(restart=restart)
+    assert sorted(read_files(summary.files).compute()["id"]) == rows
+    assert sorted(read_files(out).compute()["id"]) == rows
+    assert bucket.exists(f"{out}/_SUCCESS")
+    assert bucket.exists(f"{out}/_gpuclassify/manifest.jsonl")
+    found = bucket.find(out)
+    assert [path.rpartition("/")[2] for path in found if "/." in path] == [CARD]
+    assert {path.rpartition("/")[2] for path in found if path.endswith(".parquet")} == {
+        path.rpartition("/")[2] for path in summary.files
+    }
+    frame = read_files(f"{place}/in")
+    for overwrite in (False, True):
+        written = to_parquet(frame, f"{out}-frame", overwrite=overwrite)
+    assert sorted(bucket.find(f"{out}-frame")) == sorted(written)
+    assert len(read_files(f"{out}-frame").compute()) == 600
+    clean = ParquetWriter(f"{out}-clean")
+    for restart in (False, True):
+        found = Deduplicate(reader, ExactDuplicates(id_field="id"), clean).run(restart=restart)
+    assert found.removal.rows_out == 600
+    assert bucket.cat(f"{other}/mine.parquet") == b"mine"

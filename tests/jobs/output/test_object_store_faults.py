@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from job_faults import in_process, slowly
 
-from tests.hub_http import RefusalError
+from tests.hub_server import RefusalError
 from tests.processes import local_client
 
 pytestmark = pytest.mark.slow

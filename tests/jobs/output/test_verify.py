@@ -13,7 +13,9 @@ from job_faults import write_input
 from gpuclassify import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, read_files
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.output import encoding as encodings
-from gpuclassify.jobs.storage import Directory, open_directory
+from gpuclassify.jobs.output.manifest import CARD
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import Store
 from tests.processes import local_client
 
 
@@ -60,6 +62,20 @@ def swap(path):
 def command(*words):
     result = CliRunner().invoke(main, [*map(str, words)])
     return result.exit_code, result.output
+
+
+def test_a_record_of_no_part_goes(folder):
+    job(folder).run()
+    records = folder / "out/_gpuclassify/records"
+    whole = sorted(path.name for path in records.iterdir())
+    first = records / whole[0]
+    stray = records / first.name.replace("part-00000-", "part-00777-")
+    stray.write_bytes(first.read_bytes())
+    (records / "mine.json").write_text("{}")
+    before = content(folder)
+    job(folder).run()
+    assert sorted(path.name for path in records.iterdir()) == sorted([*whole, "mine.json"])
+    assert content(folder).items() >= {k: v for k, v in before.items() if "00777" not in k}.items()
 
 
 @pytest.mark.parametrize("options", [{}, {"partition_by": "kind"}], ids=["plain", "folders"])
@@ -141,12 +157,12 @@ def test_a_store_that_tells_of_content_is_not_read(place, bucket, monkeypatch):
     pipeline = Pipeline([JsonlReader(f"{place}/in/*.jsonl"), ParquetWriter(f"{place}/out")])
     pipeline.run()
     read = []
-    digest = Directory.digest
-    monkeypatch.setattr(Directory, "digest", lambda *given: read.append(given) or digest(*given))
+    digest = Store.digest
+    monkeypatch.setattr(Store, "digest", lambda *call: read.append(call) or digest(*call))
     assert pipeline.run().checked.startswith("digests of 3 files")
     assert read == []
-    directory = open_directory(f"{place}/out")
-    name = min(name for name in directory.part_sizes() if name != "_SUCCESS")
+    directory = open_store(f"{place}/out")
+    name = min(name for name in directory.part_sizes() if name[0] not in "._")
     damaged = bytearray(directory.read(name))
     damaged[-1] ^= 1
     bucket.pipe_file(directory.path(name), bytes(damaged))
@@ -225,7 +241,7 @@ def test_values_that_cannot_name_folders_are_refused_or_left_out(tmp_path, value
 
 def test_what_a_killed_run_left_is_swept(folder):
     job(folder).run()
-    here = open_directory(f"{folder}/out")
+    here = open_store(f"{folder}/out")
     with pytest.raises(KeyboardInterrupt), here.replacing(here.path("_SUCCESS")) as file:
         alive = file.name
         raise KeyboardInterrupt
@@ -235,5 +251,5 @@ def test_what_a_killed_run_left_is_swept(folder):
         open(name, "w").close()  # noqa: PTH123
     job(folder).run()
     left = {path.name for path in (folder / "out").glob(".*")}
-    assert left == {other.rpartition("/")[2]}
+    assert left == {other.rpartition("/")[2], CARD}
     fsspec.filesystem("file").rm_file(other)

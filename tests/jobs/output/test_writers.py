@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpuclassify import DomainClassifier, to_parquet
+from gpuclassify import DomainClassifier, JsonlWriter, ParquetWriter, Pipeline, to_parquet
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
 from tests.replicas import sample_texts
 
@@ -131,3 +131,22 @@ def test_bytes_are_base64_in_json_lines():
     lines = Encoding("jsonl", None).encode(arrow_table(pd.DataFrame({"blob": blobs})))
     read = [json.loads(line)["blob"] for line in lines.splitlines()]
     assert [None if blob is None else base64.b64decode(blob) for blob in read] == blobs
+
+
+@pytest.mark.parametrize("is_lazy", [True, False], ids=["dask", "pandas"])
+@pytest.mark.parametrize(
+    ("names", "index"),
+    [([1, "1"], None), ([("a", 1), "('a', '1')"], None), ([1.5, "1.5"], None), (["1", "b"], 1)],
+    ids=str,
+)
+def test_names_that_are_equal_as_text_are_refused_at_the_call(tmp_path, names, index, is_lazy):
+    frame = pd.DataFrame({"text": ["a", "b"], names[0]: [1, 2], names[1]: [3, 4]})
+    frame.index = pd.Index([7, 9], name=index)
+    dataset = dd.from_pandas(frame, npartitions=1) if is_lazy else frame
+    with pytest.raises(ValueError, match="have one name as text"):
+        to_parquet(dataset, tmp_path / "parquet", compute=False)
+    for writer in (ParquetWriter, JsonlWriter) if is_lazy else ():
+        if index is None or writer is ParquetWriter:  # JSON lines have no index
+            with pytest.raises(ValueError, match=r"columns .* and .* have one name as text"):
+                Pipeline([dataset, writer(tmp_path / "out")]).run()
+    assert list(tmp_path.iterdir()) == []

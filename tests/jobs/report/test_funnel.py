@@ -15,9 +15,9 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import count_sources, fold_rare
-from gpuclassify.jobs.storage import open_directory
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.mapping.stage_counts import TextOutcomes, beginning
+from gpuclassify.stores.opening import open_store
 from gpuclassify.workers.run_context import add_counts
 from tests.replicas import sample_texts
 
@@ -237,7 +237,7 @@ def test_a_record_of_an_earlier_version_is_read(run, mappers, tmp_path):
         old["lengths"] = {"text": {"3": 1}}
         del old["sha256"]
         path.write_bytes(sealed(old))
-    report = report_of(open_directory(str(tmp_path / "out")))
+    report = report_of(open_store(str(tmp_path / "out")))
     assert report["rows_in"] == summary.rows_in
     assert report["stages"] == report["text_lengths"] == report["sources"] == {}
     assert report["funnel"] == []

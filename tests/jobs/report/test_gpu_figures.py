@@ -12,9 +12,9 @@ from gpuclassify.jobs.output.records import JOB, RECORDS, Record, part_name, rec
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.storage import open_directory
+from gpuclassify.stores.opening import open_store
 from gpuclassify.workers import run_context
-from gpuclassify.workers.run_context import RunStats, tell, waiting_for_host
+from gpuclassify.workers.run_context import RunStats, report_stats, waiting_for_host
 from tests.processes import local_client
 
 RUNS = [
@@ -34,7 +34,7 @@ def report_of_runs(folder, runs):
         name = part_name(number, len(runs), job["key"], ".parquet")
         record = Record(name, {}, 5, 5, 100, "", stats=stats, finished=1e9)
         (folder / record_path(name)).write_bytes(record.as_json())
-    return write_report(open_directory(str(folder))), (folder / "_report/report.html").read_text()
+    return write_report(open_store(str(folder))), (folder / "_report/report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_host_that_holds_the_gpu_up_is_told_on_the_page_and_the_terminal(tmp_p
     console = Console(file=io.StringIO(), width=400)
     print_summary(summary, console)
 
-    assert report["gpu"]["held_up"] == SENTENCE
+    assert report["advice"] == [SENTENCE]
     assert SENTENCE.replace('"', "&#34;") in page
     assert SENTENCE in console.file.getvalue()
     assert SENTENCE in " ".join(repr(summary).split())
@@ -93,9 +93,9 @@ def test_it_is_not_told_without_need(change):
 
 
 def test_it_is_logged_once_where_nothing_reports_the_run(monkeypatch, caplog):
-    monkeypatch.setattr(run_context, "_is_warned", False)
+    monkeypatch.setattr(run_context, "_advised", set())
     for _ in range(2):
-        tell(RunStats(**HELD_UP))
+        report_stats(RunStats(**HELD_UP))
     assert [record.getMessage() for record in caplog.records] == [SENTENCE]
 
 

@@ -1,0 +1,208 @@
+"""How fast do texts become tokens, beside `tokenizers`?
+
+``python -m benchmarks.tokens --threads 1`` measures; README.md says what.
+"""
+
+import argparse
+import copy
+import gettext
+import itertools
+import json
+import os
+import random
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from benchmarks import SUBJECT
+from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
+from examples.demo.corpus import collect_documents
+from gpuclassify.tokenizing import words
+
+QUESTION = "tokens"
+LIBRARY = "tokenizers"
+WAYS = {"cold": "an empty cache", "steady": "other texts of the kind before", SUBJECT: "again"}
+CATALOGUES = [Path(folder, "locale") for folder in ("/usr/share", f"{sys.prefix}/share")]
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Measure, write the result, print a table, and return the result's path."""
+    parser = new_parser(QUESTION, __doc__)
+    parser.add_argument("--documents", type=int, default=30_000, help="of a language (30,000)")
+    options = parse(parser, arguments)
+    os.environ["RAYON_NUM_THREADS"] = str(options.threads)  # of the tokenizers
+    return finish(QUESTION, begin(options) | measure(options), options, table)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Time every family on every language, in turns; ids must be equal."""
+    corpora = {name: texts for name, texts in read_corpora(options.documents) if len(texts) > 9}
+    everything = [text for texts in corpora.values() for text in texts[::4]]
+    results: dict[str, Any] = {}
+    for family, backend in train(everything, 500 if options.smoke else 30_000):
+        for language, texts in corpora.items():
+            results[f"{family}, {language}"] = compare(backend, texts, options)
+    memory = {} if options.smoke else {"cache_mib_at_its_bound": fill(backend)}
+    return {"cases": results, **memory}
+
+
+def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Time the second half of the texts, of which a steady cache has seen the first."""
+    before, texts = texts[: len(texts) // 2], texts[len(texts) // 2 :]
+    parts = [texts[part :: options.threads] for part in range(options.threads)]
+
+    def of_library() -> np.ndarray:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return np.array([[len(ids), sum(ids[:9])] for ids in (one.ids for one in encodings)])
+
+    def of_cache(cache: words.WordCache) -> np.ndarray:
+        answers = np.zeros((len(texts), 2), dtype=np.int64)
+        with ThreadPoolExecutor(options.threads) as pool:
+            for part, made in enumerate(pool.map(cache, parts)):
+                ids = made.take(np.zeros_like(made.lengths), made.lengths)
+                ends = np.cumsum(made.lengths)
+                sums, begins = np.append(0, np.cumsum(ids, dtype=np.int64)), ends - made.lengths
+                few = sums[np.minimum(begins + 9, ends)] - sums[begins]
+                answers[part :: options.threads] = np.stack([made.lengths, few], axis=1)
+        return answers
+
+    empty = words.WordCache(backend, json.loads(backend.to_str()))
+    fed, warm = filled(empty, before), filled(empty, before + texts)
+    ways: dict[str, Callable[[], np.ndarray]] = {
+        LIBRARY: of_library,
+        "cold": lambda: of_cache(filled(empty, [])),
+        "steady": lambda: of_cache(filled(fed, [])),
+        SUBJECT: lambda: of_cache(warm),
+    }
+    check_ids(backend, warm, texts)
+    variants = [Variant(name, way, lambda: None) for name, way in ways.items()]
+    run = run_interleaved(variants, options.repeats, 0)
+    known, seen = filled(fed, []), len(fed._younger)
+    count = len(known(texts)._starts) - len(texts)  # beside texts that are not cut
+    return {
+        "documents": len(texts),
+        "mean_text_chars": float(np.mean([len(text) for text in texts])),
+        "share_of_words_known": 1 - (len(known._younger) - seen) / count if count else 0,
+        "variants": {
+            name: run.times(name) | {"us_a_text": run.median_seconds(name) / len(texts) * 1e6}
+            for name in ways
+        },
+        "speed_up": {SUBJECT: run.speed_up(SUBJECT, LIBRARY)},
+    }
+
+
+def filled(cache: words.WordCache, texts: list[str]) -> words.WordCache:
+    """Return a copy of a cache that has seen these texts too."""
+    cache = copy.copy(cache)
+    cache._younger, cache._older = dict(cache._younger), dict(cache._older)
+    for start in range(0, len(texts), 5_000):
+        cache(texts[start : start + 5_000])
+    return cache
+
+
+def check_ids(backend: Any, cache: words.WordCache, texts: list[str]) -> None:
+    """Raise AssertionError unless all ids are those of the library."""
+    made = cache(texts)
+    encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    ids = np.concatenate([np.array(one.ids, dtype=np.int32) for one in encodings])
+    assert np.array_equal(made.take(np.zeros_like(made.lengths), made.lengths), ids)
+
+
+def fill(backend: Any) -> float:
+    """Return the MiB by which this process grows while a cache is filled twice over."""
+    cache = words.WordCache(backend, json.loads(backend.to_str()))
+    draw, process = random.Random(0), psutil.Process()
+    began, drops = process.memory_info().rss, 0
+    while drops < 4:
+        older = cache._older
+        block = [f"{draw.getrandbits(48):x}" for _ in range(20_000)]
+        cache([" ".join(word for word in block for _ in range(3))])
+        drops += cache._older is not older
+    return (process.memory_info().rss - began) / 2**20
+
+
+def read_corpora(most: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield texts by language: docstrings, catalogues of messages, and files of this Python."""
+    documents = collect_documents(max_documents=max(most, 200))
+    yield "English", [document.text for document in documents][:most]
+    for name, folders in (("Russian", ("ru",)), ("Chinese", ("zh_CN", "zh_Hans_CN"))):
+        globs = (root.glob(f"{part}/*/*.mo") for root in CATALOGUES for part in folders)
+        paths = itertools.chain.from_iterable(globs)
+        messages = [message for path in sorted(paths) for message in _messages(path)]
+        texts = ["\n".join(messages[n : n + 5]) for n in range(0, len(messages), 5)]
+        random.Random(0).shuffle(texts)
+        yield name, texts[:most]
+    code = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        lines = path.read_text("utf-8", errors="ignore").splitlines()
+        code += ["\n".join(lines[n : n + 30]) for n in range(0, len(lines), 30)]
+    random.Random(0).shuffle(code)
+    yield "code", code[:most]
+
+
+def _messages(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            catalogue = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+    except (OSError, ValueError, UnicodeError):  # of another encoding
+        return []
+    return [text for text in catalogue.values() if isinstance(text, str) and text.strip()]
+
+
+def train(texts: list[str], size: int) -> Iterator[tuple[str, Any]]:
+    """Yield tokenizers of the four families, trained on texts."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    wordpiece.normalizer = normalizers.BertNormalizer(lowercase=True)
+    wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    unigram = Tokenizer(models.Unigram())
+    collapsed = normalizers.Replace(Regex(" {2,}"), " ")
+    white = normalizers.Nmt()
+    unigram.normalizer = normalizers.Sequence([white, normalizers.NFKC(), collapsed])
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    plain, pattern = Tokenizer(models.BPE()), Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bare = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(Regex(LLAMA_3), "isolated")
+    pattern.pre_tokenizer = pre_tokenizers.Sequence([split, bare])
+    quiet = {"vocab_size": size, "show_progress": False}
+    of_bytes = trainers.BpeTrainer(initial_alphabet=alphabet, **quiet)
+    special = {"unk_token": "<unk>", "special_tokens": ["<unk>"]}
+    for name, tokenizer, trainer in (
+        ("WordPiece", wordpiece, trainers.WordPieceTrainer(special_tokens=["[UNK]"], **quiet)),
+        ("Unigram", unigram, trainers.UnigramTrainer(**special, **quiet)),
+        ("bytes", plain, of_bytes),
+        ("bytes, pattern", pattern, of_bytes),
+    ):
+        tokenizer.train_from_iterator(texts, trainer)
+        yield name, tokenizer
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the result as a short table for people to read."""
+    lines = [f"{'us a text':26}{LIBRARY:>12}" + "".join(f"{way:>20}" for way in WAYS)]
+    for name, case in result["cases"].items():
+        cells = [f"{case['variants'][LIBRARY]['us_a_text']:12.0f}"]
+        for way in WAYS:
+            time = case["variants"][way]["us_a_text"]
+            ratio = case["variants"][LIBRARY]["us_a_text"] / time
+            cells.append(f"{time:11.0f} ({ratio:5.2f}x)")
+        known = case["share_of_words_known"]
+        lines.append(f"{name:26}{''.join(cells)}  {known:.0%} of words known")
+    lines += [f"  {way}: {meaning}" for way, meaning in WAYS.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

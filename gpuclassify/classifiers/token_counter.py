@@ -1,0 +1,198 @@
+"""TokenCounter: how many tokens of some model each text has."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.frames import Texts
+from gpuclassify.hub import Identity
+from gpuclassify.mapping.heads import Columns, Head
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.runners import Outputs, Runner
+from gpuclassify.mapping.stage_counts import COUNT
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.models.checkpoint import TOKENIZER_FILES, CheckpointError, some_of
+from gpuclassify.settings.options import TextOptions
+from gpuclassify.settings.signatures import takes
+from gpuclassify.workers.run_context import RunStats, advance
+
+if TYPE_CHECKING:
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+
+_NO_LIMIT = 2**31 - 1  # of tokens
+_BLOCK_CHARS = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions(TextOptions):
+    """Settings of `TokenCounter`, beside those of `TextOptions`.
+
+    Attributes
+    ----------
+    model : str
+        Hub name or local directory of any model or tokenizer; weights are not read.
+    tokens_field : str
+        Output column (Int64) of the count.
+    special_tokens : bool
+        Count those that the tokenizer puts around a text, too.
+    """
+
+    tokens_field: str = "tokens"
+    special_tokens: bool = False
+
+    def check(self) -> None:
+        """Check the settings; see `TextOptions.check`."""
+        super().check()
+        if self.max_chars is not None:
+            raise ValueError(
+                f"max_chars={self.max_chars} would count the tokens of texts that are cut, which "
+                "nobody can add up: leave it out, or cut the column itself"
+            )
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """Files of a tokenizer, pinned; equal for equal ones."""
+
+    identity: Identity
+    base: None = None
+    tokenizer: None = None
+
+
+class PinnedTokenizer(PinnedModel):
+    """Tokenizer in a directory or repository, whatever else is there."""
+
+    checkpoint: TokenizerFiles  # type: ignore[assignment]
+
+    @property
+    def repositories(self) -> list[str]:
+        """Name of the model alone."""
+        return [self.options.model]
+
+    def read(self) -> TokenizerFiles:  # type: ignore[override]
+        """Look the files up; CheckpointError if no tokenizer is among them."""
+        files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
+        if not TOKENIZER_FILES & set(files):
+            raise CheckpointError(
+                f"{self.identity.name} has no tokenizer among its files {some_of(files)}: pass the "
+                "model that its texts were tokenized for, such as the one it was trained from"
+            )
+        return TokenizerFiles(self.identity)
+
+    def check(self, checkpoint: object) -> None:
+        """Accept any tokenizer."""
+
+    def fetch(self) -> None:
+        """Download the tokenizer, once for the machine."""
+        cache_dir = self.options.cache_dir
+        hub.download(self.checkpoint.identity, cache_dir=cache_dir, has_weights=False)
+
+    def weights_bytes(self, dtype: object) -> dict[str, int]:
+        """Return nothing: there are no weights."""
+        return {}
+
+    def new_tokenizer(self) -> Any:
+        """Return a new tokenizer."""
+        from gpuclassify.models.tokenizer_files import read_tokenizer
+
+        identity, cache_dir = self.checkpoint.identity, self.options.cache_dir
+        directory = hub.download(identity, cache_dir=cache_dir, has_weights=False)
+        return read_tokenizer(identity.name, directory)
+
+
+class TokenRunner(Runner):
+    """Runner that counts tokens on the CPU; outputs are int64 (texts, 1)."""
+
+    model: PinnedTokenizer
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """Count the tokens of distinct texts; see `Runner.run`."""
+        from gpuclassify.tokenizing.prefetch import text_blocks
+
+        started = time.perf_counter()
+        strings, counts = texts.to_list(), [np.zeros(0, dtype=np.int64)]
+        blocks = text_blocks(texts.char_counts, _BLOCK_CHARS, _BLOCK_CHARS)
+        with self.lease(*self.device_and_dtype()) as tokenizer:
+            for start, stop in blocks:
+                counts.append(tokenizer.count(strings[start:stop]))
+                advance(stop - start)
+            special = tokenizer.special_tokens if self.options.special_tokens else 0
+        stats.tokenize_seconds += time.perf_counter() - started
+        stats.windows += len(strings)
+        values = np.concatenate(counts) + special
+        ones, all_read = np.ones(len(strings), np.int64), np.ones(len(strings), np.float32)
+        return Outputs(values[:, None], ones, all_read)
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Count tokens, all of which are read; see `Runner.token_lengths`."""
+        with self.lease(*self.device_and_dtype()) as tokenizer:
+            counts = tokenizer.count(texts)
+        return TokenLengths(counts, counts, np.ones_like(counts), None)
+
+    def lease(
+        self, device: object, dtype: object
+    ) -> contextlib.AbstractContextManager[TextTokenizer]:
+        """Hold the tokenizer in memory; see `Runner.lease`."""
+        from gpuclassify.inference.residency import MODELS
+        from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+
+        key = (self.resident_key, str(device), str(dtype))
+        return MODELS.lease(key, lambda: TextTokenizer(self.model.new_tokenizer(), _NO_LIMIT))
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """Return the CPU and int64, without torch."""
+        return "cpu", np.dtype(np.int64)
+
+    def batch_bytes(self) -> int:
+        """Return 0: a block of texts is small beside everything else."""
+        return 0
+
+
+class CountHead(Head):
+    """Column of counts."""
+
+    def fields(self) -> list[pa.Field]:
+        """Return the column of counts."""
+        return [pa.field(self.options.tokens_field, pa.int64(), metadata=COUNT)]
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return the column for counts, int64 (texts, 1)."""
+        return {self.options.tokens_field: values[:, 0]}
+
+
+class TokenCounter(TextMapper):
+    """Counter of the tokens that texts have for some model.
+
+    Of whole texts, exactly: none is cut, and special tokens around a text are
+    left out unless asked for, so that counts add up to a corpus's budget. Any
+    model's name or directory will do, or a tokenizer's; weights are not read,
+    and no GPU is taken.
+
+    Examples
+    --------
+    >>> count = TokenCounter(model="Qwen/Qwen3-8B")
+    >>> ddf = ddf.pipe(count)  # doctest: +SKIP
+    >>> ddf["tokens"].sum().compute()  # doctest: +SKIP
+    """
+
+    Options = TokenOptions
+    model_type = PinnedTokenizer
+    runner_type = TokenRunner
+    head_type = CountHead
+    family = "tokens"
+    purpose = "tokens of texts, for any model"
+    licence = "the model's"
+
+    if TYPE_CHECKING:
+
+        @takes(TokenOptions)
+        def __init__(self, **settings: Any) -> None: ...

@@ -1,0 +1,88 @@
+"""Deduplication by the modules of the Dask generation, which take and give datasets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.curator.documents import DocumentDataset
+from gpuclassify.dedup import exact, fuzzy, semantic
+from gpuclassify.dedup.removal import remove_duplicates
+from gpuclassify.settings.checks import warn_once
+
+
+class SemDedupConfig(SimpleNamespace):
+    """Settings by Curator's names, for a module to read."""
+
+    num_files = -1  # all of them
+
+    def __init__(self, cache_dir: str, **settings: Any) -> None:
+        super().__init__(cache_dir=cache_dir, **settings)
+
+
+FuzzyDuplicatesConfig = SemDedupConfig
+
+
+class ExactDuplicates:
+    """Counterpart of `gpuclassify.ExactDuplicates` for datasets."""
+
+    settings_type: Any = exact.ExactDuplicates
+
+    def __init__(self, *, perform_removal: bool = False, **options: Any) -> None:
+        self.settings = self.settings_type(**{"id_field": "id"} | options)
+        self.perform_removal = perform_removal
+
+    def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
+        """Return the duplicates, or with `perform_removal` the dataset without them."""
+        duplicates = self.identify_duplicates(dataset)
+        return self.remove(dataset, duplicates) if self.perform_removal else duplicates
+
+    def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
+        """Return the duplicates, with the columns that the settings give of a frame."""
+        return DocumentDataset(self.settings(dataset.df))
+
+    def remove(
+        self, dataset: DocumentDataset, duplicates_to_remove: DocumentDataset
+    ) -> DocumentDataset:
+        """Return the dataset without identified duplicates, or without a list of ids."""
+        duplicates = duplicates_to_remove.df
+        if list(duplicates.columns) == [self.settings.id_field]:
+            duplicates = duplicates.assign(keep=False)
+        return DocumentDataset(remove_duplicates(dataset.df, duplicates))
+
+
+class FuzzyDuplicates(ExactDuplicates):
+    """Counterpart of `gpuclassify.FuzzyDuplicates` for datasets, with Curator's defaults."""
+
+    settings_type = fuzzy.FuzzyDuplicates
+
+    def __init__(
+        self, config: object, logger: object = None, perform_removal: bool = False
+    ) -> None:
+        shape = {"num_buckets": 20, "hashes_per_bucket": 13, "false_positive_check": False}
+        super().__init__(**shape | vars(config) | {"perform_removal": perform_removal})
+
+
+class SemDedup(ExactDuplicates):
+    """Counterpart of `gpuclassify.SemanticDuplicates` for datasets, with Curator's defaults."""
+
+    settings_type = semantic.SemanticDuplicates
+
+    def __init__(
+        self, config: object, input_column: str = "text", id_column: str = "id", **options: Any
+    ) -> None:
+        settings = {"eps_to_extract": 0.01, "n_clusters": 1000, **vars(config), **options}
+        model = settings.pop("embedding_model_name_or_path", Embedder.defaults["model"])
+        poolings: dict[str, Any] = {"mean_pooling": "mean", "last_token": "last"}
+        pooling = poolings[settings.pop("embedding_pooling_strategy", "mean_pooling")]
+        rank = settings.pop("which_to_keep", "hard")
+        warn_once(f"SemDedup: which_to_keep={rank!r} is not followed: the smallest id is kept")
+        settings.pop("embedding_column", None)  # of files between the steps
+        settings["embedder"] = Embedder(model=model, pooling=pooling, text_field=input_column)
+        super().__init__(text_field=input_column, id_field=id_column, **settings)
+
+    def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
+        """Return the documents that go, and no others."""
+        duplicates = super().identify_duplicates(dataset)
+        return duplicates[~duplicates["keep"].astype(bool)]

@@ -1,0 +1,82 @@
+"""Helpers of published scripts: their arguments, names of files, and the client of 1.x."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partialmethod
+from typing import Any
+
+from gpuclassify import cluster
+from gpuclassify.settings.checks import warn_once
+from gpuclassify.stores.opening import open_store
+from gpuclassify.workers.nvml import survey_gpus
+
+# Arguments and their defaults; a type instead of one has none.
+_CLIENT = {
+    "scheduler_address": str, "scheduler_file": str, "n_workers": os.cpu_count(),
+    "threads_per_worker": 1, "nvlink_only": False, "protocol": "tcp", "rmm_pool_size": str,
+}  # fmt: skip
+_TORCH = {"enable_spilling": False, "set_torch_to_use_rmm": False}
+_ALL = {**_CLIENT, "device": "cpu", "files_per_partition": 2, "num_files": int}
+_CLASSIFIER = {**_ALL, **_TORCH, "max_mem_gb_classifier": int, "rmm_pool_size": "512MB"}
+
+
+class ArgumentHelper:
+    """Helper that adds the arguments of the Dask generation's scripts to a parser."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+    def add_distributed_args(self, arguments: dict[str, Any] = _ALL) -> argparse.ArgumentParser:
+        """Add the arguments of a cluster."""
+        for name, default in arguments.items():
+            kind = default if isinstance(default, type) else type(default)
+            how: Any = {"action": "store_true"} if default is False else {"type": kind}
+            how["default"] = None if default is kind else default
+            self.parser.add_argument(f"--{name.replace('_', '-')}", **how)
+        return self.parser
+
+    add_distributed_classifier_cluster_args = partialmethod(add_distributed_args, _CLASSIFIER)
+
+    @staticmethod
+    def parse_client_args(args: argparse.Namespace) -> dict[str, Any]:
+        """Return the arguments of `get_client` among those of a script."""
+        arguments = {"cluster_type": getattr(args, "device", "cpu")}
+        return arguments | {name: vars(args)[name] for name in (*_CLIENT, *_TORCH) if name in args}
+
+
+class RayClient:
+    """Client with one worker a GPU, where there are several or `num_gpus` asks for them.
+
+    Else jobs run in this process, on all its cores and the GPU. What is of Ray has no effect.
+    """
+
+    def __init__(self, num_gpus: int | None = None, **of_ray: object) -> None:
+        self.num_gpus, self.client = num_gpus, None
+        if of_ray:
+            warn_once(f"RayClient: {of_ray} has no effect, because jobs use all cores and no Ray")
+
+    def start(self) -> None:
+        """Start the workers, if there are to be several."""
+        count = len(survey_gpus().gpus) if self.num_gpus is None else self.num_gpus
+        self.client = cluster.get_client("gpu", n_workers=count) if count > 1 else None
+
+    def stop(self) -> None:
+        """Stop the workers."""
+        if self.client is not None:
+            self.client.close()
+
+
+def get_all_file_paths_under(
+    path: str,
+    recurse_subdirectories: bool = False,
+    keep_extensions: str | list[str] | None = None,
+    **options: Any,
+) -> list[str]:
+    """List the files in a folder in order, none if it is missing; ``storage_options`` of fsspec."""
+    store = open_store(path, options.get("storage_options"))
+    names = store.filesystem.find(store.root, maxdepth=None if recurse_subdirectories else 1)
+    kept = [keep_extensions or ""] if isinstance(keep_extensions, str | None) else keep_extensions
+    names = sorted(name for name in names if name.endswith(tuple(kept)))
+    return [*map(store.url_of, names)]

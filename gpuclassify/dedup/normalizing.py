@@ -1,0 +1,71 @@
+"""Texts as they are compared, without what copies of one differ in; the texts themselves stay."""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuclassify.settings.checks import check_choice
+
+# Classes of RE2, whose time is linear. White space is that of `str.isspace`.
+_BREAKS = r"\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}　"
+_MARKS = "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"  # datatrove's, beyond ASCII
+_PUNCTUATION = rf"\x00-\x08\x0b-\x1f\x7f-\x{{9f}}{re.escape(string.punctuation)}{_MARKS}"
+
+
+def _replace(pattern: str, replacement: str) -> Callable[[pa.Array], pa.Array]:
+    return functools.partial(pc.replace_substring_regex, pattern=pattern, replacement=replacement)
+
+
+def _lower(texts: pa.Array) -> pa.Array:
+    """Lower texts as `str.lower`: it knows a final sigma, and makes two characters of İ."""
+    is_python = pc.fill_null(pc.match_substring_regex(texts, "[Σİ]"), False)
+    lowered = [text.lower() for text in texts.filter(is_python).to_pylist()]
+    return pc.replace_with_mask(pc.utf8_lower(texts), is_python, pa.array(lowered, texts.type))
+
+
+# What texts are compared without, in the order in which it goes.
+STEPS: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "unicode": functools.partial(pc.utf8_normalize, form="NFC"),
+    "case": _lower,
+    "digits": _replace(r"\p{Nd}+(?:[.,،٫⎖⎗⎘]\p{Nd}+)?", "0"),
+    "punctuation": _replace(f"[{_PUNCTUATION}]+", " "),
+    # Most spaces are single ones, which stay: to replace them takes four times as long.
+    "white_space": _replace(f"[ {_BREAKS}]{{2,}}|[{_BREAKS}]", " "),
+    "accents": lambda texts: _replace(r"\p{Mn}+", "")(pc.utf8_normalize(texts, form="NFD")),
+}
+PRESETS = {
+    "basic": ("unicode", "case", "white_space"),
+    "datatrove": ("case", "digits", "punctuation", "white_space", "accents"),
+}
+
+
+def step_names(names: Any) -> tuple[str, ...]:
+    """Return the steps that a name or several, of steps and of presets, stand for."""
+    chosen: set[str] = set()
+    for name in names if isinstance(names, list | tuple) else [names]:
+        check_choice("normalize", name, (*PRESETS, *STEPS))
+        chosen |= {*PRESETS.get(name, [name])}
+    return tuple(name for name in STEPS if name in chosen)
+
+
+def normalized(
+    texts: pa.LargeStringArray, way: Sequence[str] | Callable[[str], str]
+) -> pa.LargeStringArray:
+    """Normalize texts by steps or a function; a text of which nothing is left stays."""
+    if callable(way):
+        made = [text and way(text) for text in texts.to_pylist()]
+        try:
+            new = pa.array(made, texts.type)
+        except pa.ArrowTypeError as err:
+            raise TypeError(f"normalize= has to return a text for each text: {err}") from err
+    else:
+        new = functools.reduce(lambda each, name: STEPS[name](each), way, texts)
+        new = pc.utf8_trim(new, " ") if "white_space" in way else new
+    return pc.if_else(pc.equal(pc.binary_length(new), 0), texts, new)

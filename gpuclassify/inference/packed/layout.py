@@ -1,0 +1,174 @@
+"""Layout of a packed batch: its texts end to end in one row of tokens."""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpuclassify.inference.device import to_device
+
+_GPU_SHORTEST_SHARE = 0.75
+
+# Queries, keys and values, each (1, heads, tokens, head size); queries may be of fewer tokens.
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def shortest_share(device: torch.device) -> float:
+    """Return the share of the longest text's length that a text in its attention call must have.
+
+    Fewer calls are worth padding within attention only where each call is a kernel launch.
+    """
+    return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring texts that share one call of the attention kernel."""
+
+    start: int  # first of their tokens
+    stop: int
+    texts: int  # how many they are
+    # Where each text's tokens lie, padding filled with some token, int64 (texts, width); None: all
+    # are equally long.
+    places: torch.Tensor | None = None
+    is_token: torch.Tensor | None = None  # False for that padding, bool (texts, width)
+    # Where the tokens are among the places, int64 (tokens,): to find them on a GPU would wait for
+    # it.
+    kept: torch.Tensor | None = None
+
+    def rows(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the texts' part of (1, heads, tokens, size) as (texts, heads, width, size)."""
+        if self.places is not None:
+            return states[0][:, self.places].transpose(0, 1)
+        rows = states[0, :, self.start : self.stop]
+        return rows.unflatten(1, (self.texts, -1)).transpose(0, 1)
+
+    def tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        """Convert (texts, heads, width, size) to (tokens, heads, size) of the texts end to end."""
+        by_token = rows.transpose(1, 2).flatten(0, 1)
+        return by_token if self.kept is None else by_token[self.kept]
+
+
+class Layout:
+    """Places of a batch's tokens in one row of tokens: the longest text first.
+
+    `lengths` are the tokens of texts padded to `width` on the right, int64 (texts,), and in falling
+    order from then on; `first_columns`, of that shape, are where texts begin that are padded on the
+    left. `calls` counts those of layers that have run on this layout, and `attention` names the
+    function of torch by which the texts were last attended to. `is_tried` says that the model is
+    only tried, beside transformers' own attention.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        width: int,
+        device: torch.device,
+        first_columns: np.ndarray | None = None,
+    ) -> None:
+        order = np.argsort(-lengths, kind="stable")
+        self.lengths = lengths[order]
+        starts = np.cumsum(self.lengths) - self.lengths
+        if first_columns is not None:
+            starts = starts - first_columns[order]
+        rows = np.repeat(order, self.lengths)
+        columns = np.arange(len(rows)) - np.repeat(starts, self.lengths)
+        self.calls = 0
+        self.attention: str | None = None
+        self.is_tried = False
+        self._device = device
+        self._shape = (len(lengths), width)
+        self._rows, self._columns = to_device(np.stack([rows, columns]), device)
+
+    @classmethod
+    def of_mask(cls, mask: torch.Tensor) -> Layout | None:
+        """Return the layout of padded texts; None if there is padding within one.
+
+        The mask, (texts, width), is 1 for a token and 0 for padding. A row of padding alone counts
+        as one token.
+        """
+        is_token = mask.cpu().numpy().astype(bool)
+        lengths = np.maximum(is_token.sum(1), 1)
+        first = is_token.argmax(1)
+        last = is_token.shape[1] - 1 - is_token[:, ::-1].argmax(1)
+        if (last - first + 1 != lengths)[is_token.any(1)].any():
+            return None
+        return cls(lengths, is_token.shape[1], mask.device, first)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest text."""
+        return int(self.lengths[0])
+
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        """Convert (texts or 1, width, ...) to (1, tokens, ...); return any other shape as it is."""
+        texts, width = self._shape
+        if value.ndim < 2 or value.shape[1] != width or value.shape[0] not in (1, texts):
+            return value
+        if value.shape[0] == 1:
+            return value[:, self._columns]
+        return value[self._rows, self._columns][None]
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Convert (1, tokens, size) to (texts, width, size), with zeros for padding.
+
+        What follows the tokens, as kernels may want it to, is left out.
+        """
+        padded = states.new_zeros(*self._shape, states.shape[-1])
+        padded[self._rows, self._columns] = states[0, : len(self._rows)]
+        return padded
+
+    def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """Select each text's first token: (1, texts, size) of (1, tokens, size)."""
+        return states[:, self.ends[:-1]]
+
+    def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """Convert (1, texts, size) to (texts, width, size), the same in every column of a text."""
+        by_row = torch.empty_like(states[0])
+        by_row[self._rows[self.ends[:-1]]] = states[0]
+        return by_row[:, None].expand(-1, self._shape[1], -1)
+
+    def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """Convert (1, texts, size) to (texts, width, size), with NaN for all other tokens."""
+        padded = states.new_full((*self._shape, states.shape[-1]), torch.nan)
+        first = self.ends[:-1]
+        padded[self._rows[first], self._columns[first]] = states[0]
+        return padded
+
+    @functools.cached_property
+    def ends(self) -> torch.Tensor:
+        """Bounds of the texts in the row of tokens, int32 (texts + 1,)."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return to_device(ends, self._device)
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """All texts: on a CPU those of equal length together, elsewhere those of similar length."""
+        share = shortest_share(self._device)
+        groups: list[Group] = []
+        first = start = 0
+        while first < len(self.lengths):
+            lengths = self.lengths[first:]
+            lengths = lengths[lengths >= lengths[0] * share]
+            groups.append(self._group(start, lengths))
+            first, start = first + len(lengths), start + int(lengths.sum())
+        return groups
+
+    def _group(self, start: int, lengths: np.ndarray) -> Group:
+        stop = start + int(lengths.sum())
+        if lengths[0] == lengths[-1]:
+            return Group(start, stop, len(lengths))
+        columns = np.arange(lengths[0])
+        starts = start + np.cumsum(lengths) - lengths
+        places = np.minimum(starts[:, None] + columns, stop - 1)
+        is_token = columns < lengths[:, None]
+        arrays = (places, is_token, np.flatnonzero(is_token))
+        tensors = (to_device(array, self._device) for array in arrays)
+        return Group(start, stop, len(lengths), *tensors)
+
+
+current_layout: ContextVar[Layout] = ContextVar("current_layout")

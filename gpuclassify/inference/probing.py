@@ -1,0 +1,253 @@
+"""Probing of a model in memory: measured once, by running random texts, is how it can be run."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from gpuclassify.inference.batching import PaddedBatch, StagedTokens, pad, stage
+from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
+from gpuclassify.inference.packed.packed_layers import (
+    NotPackableError,
+    PackedLayers,
+    find_packed_layers,
+)
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, flat_batch
+from gpuclassify.workers.device_errors import (
+    is_broken_device,
+    is_out_of_memory,
+    with_memory_released,
+)
+
+logger = logging.getLogger(__name__)
+
+# Words in the names of settings that say how far attention or a convolution reaches.
+_REACHES = ("window", "chunk", "block_size", "local_attention", "stride")
+_WITHOUT_REACH = 16
+_BEYOND_REACH = (23, 7)
+_SHORT = 5
+# Kinds of rotary positions whose frequencies follow from the longest row of a batch.
+_SCALED_BY_LENGTH = {"dynamic", "longrope"}
+# In parts of the outputs' size.
+_TOLERANCE = 1e-4
+_HALF_PRECISION_TOLERANCE = 0.1
+
+
+class PrecisionError(CheckpointError):
+    """Error raised when a model cannot be run in a precision."""
+
+
+class ProbedModel(ABC):
+    """Base class of a model in memory: its probes, and whether it can run packed or padded."""
+
+    module: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any
+    pad_id: int
+    max_tokens: int
+    needs_single_rows: bool
+    is_autocast: bool
+    identity: str | None
+    _padding_safety: dict[str, bool]
+    _packed_layers: PackedLayers | DisentangledEncoder | NotPackableError | None
+
+    @abstractmethod
+    def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
+        """Compute the outputs of one batch, float32 (rows, outputs), on the device."""
+
+    @abstractmethod
+    def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Compute a module's outputs for named tensors, float32 (rows, outputs)."""
+
+    @torch.inference_mode()
+    def check_precision(self) -> None:
+        """Raise PrecisionError if it fails on a short text, as some do in half precision."""
+        batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
+        try:
+            with_memory_released(lambda: self.forward(batch, "right"))
+        except (RuntimeError, TypeError) as err:
+            if is_out_of_memory(err) or is_broken_device(err):
+                raise
+            raise PrecisionError(
+                f"{type(self.module).__name__} does not run in {self.dtype} on {self.device} "
+                f'({err}): pass dtype="float32"'
+            ) from err
+
+    @functools.cached_property
+    def adapts_to_length(self) -> bool:
+        """Whether a batch's length changes how the module runs; measured once.
+
+        BigBird reads all of a text in full after it has met a short one, and some rotary positions
+        stretch with the longest row. Of such a module each batch runs another copy, and has
+        texts of equal length only, so that every text is the first that the module reads. It is a
+        CheckpointError if the module gives the same text other outputs each time.
+        """
+        is_own = self.identity is None or _config_of(self.module) is None
+        if is_own or fast_encoder(self.module) is not None:
+            return False
+        return with_memory_released(self._measure_adapting)
+
+    def is_padding_safe(self, side: str) -> bool:
+        """Tell whether padding leaves this model's outputs as they are; measured once a side.
+
+        Some architectures let padding leak into real tokens (through convolutions, or positions
+        counted from the row's end). Their texts are then batched by equal length only.
+        """
+        if self.adapts_to_length:
+            return False
+        if side not in self._padding_safety:
+            measure = functools.partial(self._measure_padding, side)
+            self._padding_safety[side] = with_memory_released(measure)
+            if not self._padding_safety[side]:
+                logger.info("padding changes outputs: only texts of equal length share a batch")
+        return self._padding_safety[side]
+
+    def packed_layers(self) -> PackedLayers | DisentangledEncoder:
+        """Return the module's layers, or raise NotPackableError with why they need padding.
+
+        Measured once.
+        """
+        if self._packed_layers is None:
+            try:
+                layers = self._packed_layers = with_memory_released(self._measure_packing)
+                part = ", its last layer first tokens" if layers.is_first_enough else ""
+                name = type(self.module).__name__
+                logger.info("%s runs without padding, by %s%s", name, layers.attention, part)
+            except NotPackableError as err:
+                self._packed_layers = err
+                logger.info("%s runs with padding: %s", type(self.module).__name__, err)
+        if isinstance(self._packed_layers, NotPackableError):
+            raise NotPackableError(*self._packed_layers.args)
+        return self._packed_layers
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether layers can be run without padding and outputs stay as they are."""
+        with contextlib.suppress(NotPackableError):
+            return self.packed_layers() is not None
+        return False
+
+    @torch.inference_mode()
+    def _measure_packing(self) -> PackedLayers | DisentangledEncoder:
+        if self.needs_single_rows:
+            raise NotPackableError("it has no padding id to find the end of a text by")
+        encoder = fast_encoder(self.module)
+        if encoder is not None and not self.is_autocast:
+            return encoder
+        if self.adapts_to_length:
+            raise NotPackableError("it runs texts of other lengths in other ways")
+        tokens = self.probe(_probe_lengths(_config_of(self.module), self.max_tokens))
+
+        def forward(rows: slice) -> torch.Tensor:
+            numbers = np.arange(len(tokens))[rows]
+            return self.forward(pad(tokens, numbers, self.pad_id), "right")
+
+        return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
+
+    def probe(self, lengths: Iterable[int]) -> StagedTokens:
+        """Make texts of about these lengths, of random tokens between special ones."""
+        special = set(self.tokenizer.all_special_ids)
+        usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
+        draw = np.random.default_rng(0).choice
+        cut = TextTokenizer(self.tokenizer, self.max_tokens).cut_ids
+        texts = [cut(draw(usable, length).tolist()) for length in lengths]
+        types = [text.type_ids[0] for text in texts if text.type_ids is not None]
+        return stage(flat_batch([text.windows[0] for text in texts], types), self.device)
+
+    @torch.inference_mode()
+    def _measure_adapting(self) -> bool:
+        config = _config_of(self.module)
+        positions = [value for name, value in _settings(config) if name in ("rope_type", "type")]
+        if not _SCALED_BY_LENGTH.isdisjoint(positions):  # they mean else beside a longer row
+            return True
+        tokens = self.probe(_probe_lengths(config, self.max_tokens))
+        first, other = fresh_copy(self.module), fresh_copy(self.module)
+
+        def run(module: nn.Module, row: int) -> torch.Tensor:
+            batch = pad(tokens, np.array([row]), self.pad_id)
+            return self.outputs(module, {"input_ids": batch.ids, "attention_mask": batch.mask})
+
+        if not self.are_close(run(first, 0), run(other, 0)):
+            raise CheckpointError(
+                f"{type(self.module).__name__} gives the same text other outputs each time, as "
+                "models do that draw random numbers: give config.json a seed if the architecture "
+                "takes one (Reformer's is hash_seed), or use another model"
+            )
+        run(first, len(tokens) - 1)
+        return _makeup_of(first) != _makeup_of(self.module)
+
+    @torch.inference_mode()
+    def _measure_padding(self, side: str) -> bool:
+        tokens = self.probe(_probe_lengths(_config_of(self.module), self.max_tokens))
+        numbers = np.arange(len(tokens))
+        together, *alone = (
+            self.forward(pad(tokens, rows, self.pad_id, side), side)
+            for rows in (numbers, *numbers[:, None])
+        )
+        return self.are_close(together, torch.cat(alone))
+
+    def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Tell whether outputs, (texts, outputs), differ by no more than rounding makes them."""
+        tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
+        return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
+
+
+def backbone_of(module: nn.Module) -> nn.Module:
+    """Return the transformers model within a module, or the module itself if there is none."""
+    return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
+
+
+def _config_of(module: nn.Module) -> Any:
+    """Return the configuration of the transformers model within a module; None if there is none."""
+    backbone = backbone_of(module)
+    return backbone.config if isinstance(backbone, PreTrainedModel) else None
+
+
+def _probe_lengths(config: PretrainedConfig | None, most: int) -> list[int]:
+    """Choose lengths of texts beyond every local reach that a text of `most` tokens exceeds.
+
+    Two long ones and a short one.
+    """
+    reaches = [
+        value
+        for name, value in _settings(config)
+        if isinstance(value, int) and 0 < value < most and any(word in name for word in _REACHES)
+    ]
+    farthest = max(reaches, default=_WITHOUT_REACH)
+    return [min(farthest + more, most) for more in _BEYOND_REACH] + [min(_SHORT, most)]
+
+
+def fresh_copy(module: nn.Module) -> Any:
+    """Copy the module, to be changed by running it; weights and buffers are shared."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _makeup_of(module: nn.Module) -> Any:
+    """Return a value that is equal as long as running a module changes no part or configuration."""
+    return [(type(part), getattr(part, "config", None)) for part in module.modules()]
+
+
+def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of every setting, nested ones too."""
+    pending = [] if config is None else list(config.to_dict().items())
+    for name, value in pending:
+        if isinstance(value, dict):
+            pending.extend(value.items())
+        elif isinstance(value, list | tuple):
+            pending.extend((name, item) for item in value)
+        else:
+            yield str(name), value

@@ -1,0 +1,106 @@
+"""Nested Arrow types with something in them changed, such as objects without fields."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from gpuclassify.frames import Change, inside, is_text, plain_type
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+NO_FIELDS = pa.struct([])
+# Parquet has no object without fields. One field stands for none, by the name that Spark has for it
+# in empty messages of protobuf; of the null type, so that nothing can be lost with it.
+STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
+
+
+def stored(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a Parquet file has for `kind`.
+
+    JSON becomes text, as some readers may refuse JSON.
+    """
+    if isinstance(kind, pa.JsonType):
+        return kind.storage_type
+    return STORED_NO_FIELDS if kind == NO_FIELDS else inside(kind, stored)
+
+
+def restored(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `stored` turned into `kind`."""
+    return NO_FIELDS if kind == STORED_NO_FIELDS else inside(kind, restored)
+
+
+def holds_no_fields(kind: pa.DataType) -> bool:
+    """Tell whether values of this type hold objects without fields."""
+    return stored(kind) != kind
+
+
+def changed(table: pa.Table, change: Change) -> pa.Table:
+    """Return the table with the types of its columns changed by `change`."""
+    return cast(table, changed_schema(table.schema, change))
+
+
+def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the type that holds the values of both types, at any nesting.
+
+    Raises ArrowTypeError if there is none. Both are of `plain_type`, or JSON. Objects have the
+    fields of both, those of `one` first.
+    """
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        fields = {field.name: field.type for field in one}
+        for field in other:
+            fields[field.name] = union(fields.get(field.name, pa.null()), field.type)
+        if len(fields) < max(one.num_fields, other.num_fields):
+            raise pa.ArrowTypeError("several fields of an object have one name")
+        return pa.struct(list(fields.items()))
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return pa.map_(union(one.key_type, other.key_type), union(one.item_type, other.item_type))
+    if all(any(is_kind(kind) for is_kind in _LISTS) for kind in (one, other)):
+        is_large = pa.types.is_large_list(one) or pa.types.is_large_list(other)
+        make = pa.large_list if is_large else pa.list_
+        return make(union(one.value_type, other.value_type))
+    if isinstance(one, pa.JsonType) or isinstance(other, pa.JsonType):
+        return union(plain_type(one), plain_type(other))
+    schemas = [pa.schema([("", kind)]) for kind in (one, other)]
+    both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    if is_text(one) != is_text(other):
+        raise pa.ArrowTypeError("text does not become bytes")
+    for kind in (one, other):
+        pa.nulls(1, kind).cast(both)  # raises for integers that some decimals cannot hold
+    return both
+
+
+def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast the table to `schema`, which has the same column names; see `union`."""
+    columns = [
+        _cast(column, field.type) for column, field in zip(table.columns, schema, strict=True)
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Cast the column to a type.
+
+    Arrow 26 breaks nested lists of objects with nulls that it casts to the type that they have.
+    """
+    if column.type == kind:
+        return column
+    if isinstance(column.type, pa.JsonType):  # is cast to no other type at once
+        column = column.cast(column.type.storage_type)
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column), kind)])
+    try:
+        return column.cast(kind)
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        # Fields in another order, before Arrow 21, and within objects what is null throughout.
+        if not pa.types.is_nested(kind) or not pa.types.is_nested(column.type):
+            raise
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+
+
+def changed_schema(schema: pa.Schema, change: Change) -> pa.Schema:
+    """Return the schema with the types of its columns changed by `change`."""
+    fields = [field.with_type(change(field.type)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)

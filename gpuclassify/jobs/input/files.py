@@ -1,0 +1,247 @@
+"""Input files: which ones paths and patterns name, and whether they are still what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import lzma
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from gpuclassify.settings.paths import exists
+from gpuclassify.stores.names import (
+    COMPRESSIONS,
+    JSONL_SUFFIXES,
+    PARQUET_SUFFIXES,
+    file_format,
+    redacted,
+)
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import FILES_AT_A_TIME, Entry, Store, UnreadableInputError
+
+Options = Mapping[str, Any]
+
+DIGESTED_BYTES = 1 << 20
+_SHA256 = "sha256:"
+# Digests that this process has taken, by path and stamp: a file may be of many parts.
+_digests: dict[tuple[str, str], str] = {}
+
+
+class BrokenInputError(UnreadableInputError):
+    """Error for an unreadable file, line or row that the job is not to go on without."""
+
+
+class ChangedInputError(UnreadableInputError):
+    """Error for an input file that is not what it was when the job began."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the input, or a folder of it that cannot be listed.
+
+    `version` changes when the file does: a tag of its store, the time of its last change, or a
+    digest of its content. `stamp`, beside a digest, stays as long as nobody writes to the file.
+    """
+
+    path: str  # or URL, as it was come by: names of folders on the way tell columns
+    size_bytes: int | None
+    version: str
+    stamp: str = field(default="", compare=False)
+    real: str = ""  # the path without links, which tells it from other files
+    linked: str = ""  # the folder that a link on the way below the input leads to, if there is one
+    problem: str | None = None  # why it cannot be read, as far as a listing can tell
+
+    def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
+        return f"InputFile({redacted(self.path)!r}, {self.size_bytes}, {self.version!r})"
+
+
+def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFile]:
+    """Find the files that `inputs` name, in sorted order within each input, each once.
+
+    Last come those that cannot be read, and folders that cannot be listed, with their problems.
+    """
+    commits: dict[Any, str] = {}
+    stores = [open_store(str(name), storage_options).pin(commits) for name in inputs]
+    by_name: dict[str, InputFile] = {}
+    for store in stores:
+        new: dict[str, InputFile] = {}
+        for file in _files_of(store):
+            key = file.path if file.problem else file.real
+            if key not in by_name:
+                new.setdefault(key, file)
+        by_name.update(sorted(new.items(), key=lambda item: item[1].path))
+    if not by_name:
+        raise UnreadableInputError("no input is given: name files, directories or globs")
+    files = [file for file in by_name.values() if file.problem is None]
+    others = [file for file in by_name.values() if file.problem is not None]
+    formats = {file_format(file.path): file.path for file in files}
+    if not formats:
+        raise UnreadableInputError(
+            f"nothing of the input can be read; {redacted(others[0].path)}: {others[0].problem}"
+        )
+    if len(formats) > 1:
+        one, other, *_ = formats.values()
+        raise UnreadableInputError(
+            f"inputs are of several formats, such as {one} and {other}: read them separately"
+        )
+    return [*files, *others]
+
+
+def with_linked(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
+    """Return the paths of a reader, and the folders that links there lead to."""
+    return (*paths, *sorted({file.linked for file in files} - {""}))
+
+
+def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
+    """Return the files with digests of their content as versions.
+
+    Files that cannot be read stay as they are. All bytes are read, of several files at a time. Tags
+    of object stores, which are other ones whenever an object is written, stay as they are, and so
+    do files of the Hub at a commit.
+    """
+
+    def digested(file: InputFile) -> InputFile:
+        store = open_store(file.path, storage_options)
+        if file.problem or store.is_fixed or (store.tags_files and file.version):
+            return file
+        stamp = store.stamp() or file.version
+        return replace(file, version=_digest(file, storage_options), stamp=stamp)
+
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+        return list(pool.map(digested, files))
+
+
+def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = False) -> None:
+    """Raise ChangedInputError unless a file is what it was when the job began; asks its store.
+
+    Size and version count where the store has them. A file at a commit cannot change. Where the
+    version is a digest, a file of this machine is read again only if its inode or the times of its
+    last changes are others: that of a change of the inode is the system's, and none that `touch` or
+    `rsync -t` can set back. Elsewhere it is read again if the store's tag or time is another, and
+    with `is_last` in any case.
+    """
+    store = open_store(file.path, storage_options)
+    if store.is_fixed or (file.size_bytes is None and not file.version):
+        return
+    try:
+        info = store.info()
+    except FileNotFoundError:
+        raise _changed(file, "is gone") from None
+    if info.get("size") not in (None, file.size_bytes) and file.size_bytes is not None:
+        raise _changed(file, f"has {info['size']} bytes and had {file.size_bytes}")
+    if file.version.startswith(_SHA256):
+        local = store.stamp()
+        stamp, is_telling = local or store.version(info), bool(local) or not is_last
+        if _bare(stamp) == _bare(file.stamp) and is_telling:
+            return
+        digest = _digests.get((file.path, stamp)) if is_telling else None
+        if digest is None:
+            digest = _digests[file.path, stamp] = _digest(file, storage_options)
+        if digest != file.version:
+            raise _changed(file, "holds other bytes, as many as before")
+        return
+    version = store.version(info)
+    if version and file.version and _bare(version) != _bare(file.version):
+        raise _changed(file, "was written again")
+
+
+def check_all_unchanged(
+    files: Iterable[InputFile], inputs: Iterable[str], storage_options: Options
+) -> None:
+    """Call `check_unchanged` for all files that `inputs` named; few requests where they can list.
+
+    Files that have come since then are none of the job's.
+    """
+    listed: dict[str, InputFile] = {}
+    for name in map(str, inputs):
+        store = open_store(name, storage_options)
+        is_listed = file_format(name) is None or glob.has_magic(name)
+        if is_listed and not store.has_commits:
+            with contextlib.suppress(UnreadableInputError):  # what is gone is noticed below
+                listed.update((file.path, file) for file in _files_of(store))
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+        left = [file for file in files if listed.get(file.path) != file]
+        list(pool.map(lambda file: check_unchanged(file, storage_options, is_last=True), left))
+
+
+@contextlib.contextmanager
+def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
+    """Open the decompressed content of an open file as a stream.
+
+    The content of a gzip file may be followed by zeros, as on tapes.
+    """
+    if codec in ("gzip", "xz"):
+        opener: Any = gzip.open if codec == "gzip" else lzma.open
+        with opener(file, "rb") as stream:
+            yield stream
+    else:
+        with pa.input_stream(file, compression=codec) as stream:
+            yield stream
+
+
+def _files_of(store: Store) -> Iterator[InputFile]:
+    """Yield the files of one input, those that links lead to last."""
+    entries = store.entries()
+    if entries is None:
+        hint = " matches nothing" if store.is_pattern else store.hint()
+        raise UnreadableInputError(f"no such input: {store.shown}{hint}")
+    data = [entry for entry in entries if _is_data(entry)]
+    if not data:
+        names = sorted(posixpath.basename(entry.path) for entry in entries)[:8]
+        is_file = [entry.real for entry in entries] == [store.resolve(store.root)]
+        what = "is no file to read:" if is_file else f"holds no file to read: found {names},"
+        raise UnreadableInputError(
+            f"{store.shown} {what} wanted names ending in "
+            f"{', '.join((*PARQUET_SUFFIXES, *JSONL_SUFFIXES))} "
+            f"(JSON lines also with {', '.join(COMPRESSIONS)})"
+        )
+    for entry in data:
+        problem = store.problem(entry.path)
+        if entry.problem is not None:
+            reason = entry.problem.strerror or entry.problem
+            problem = f"it is a folder that cannot be listed ({reason})"
+        yield InputFile(
+            store.url_of(entry.path),
+            entry.info.get("size"),
+            store.version(entry.info),
+            real=store.real_name(entry),
+            linked=entry.linked,
+            problem=problem,
+        )
+
+
+def _is_data(entry: Entry) -> bool:
+    """Tell whether an entry is named as a data file, or may hold some and cannot be read."""
+    if entry.problem is not None or file_format(entry.path) is not None:
+        return True
+    try:
+        return bool(entry.info.get("islink")) and not exists(entry.path)
+    except OSError:
+        return True
+
+
+def _digest(file: InputFile, storage_options: Options) -> str:
+    content = hashlib.sha256()
+    with open_store(file.path, storage_options).reading(file.size_bytes) as opened:
+        while some := opened.read(DIGESTED_BYTES):
+            content.update(some)
+    return f"{_SHA256}{content.hexdigest()}"
+
+
+def _bare(version: str) -> str:
+    """Strip from a version what some stores put around a tag in only some of their answers."""
+    return version.removeprefix("W/").strip('"')
+
+
+def _changed(file: InputFile, what: str) -> ChangedInputError:
+    return ChangedInputError(
+        f"{redacted(file.path)} is not what it was when the job began, it {what}: bring back "
+        "the file as it was, or start over (restart=True)"
+    )

@@ -1,0 +1,69 @@
+"""Files, lines and rows that could not be read or classified: why, and where they are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeVar, get_args
+
+OnError = Literal["raise", "quarantine"]
+ON_ERROR = get_args(OnError)
+LONGEST_CONTENT = 10_000  # characters; the position leads to the rest
+FILE, LINE, ROW = "file", "line", "row"
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """File, line or row that was left out, and why."""
+
+    kind: str  # FILE, which may be a run of its row groups, LINE of JSON, or ROW that was read
+    source: str  # file, and the part of it
+    reason: str
+    offset: int | None = None  # first byte of a line in the (decompressed) file
+    row: int | None = None  # position of a row among those read of the part
+    content: str | None = None  # the line, or the row as JSON, up to `LONGEST_CONTENT` characters
+
+
+def quarantine_lines(problems: Iterable[Problem]) -> bytes:
+    """Return the content of a quarantine file: one JSON object a problem."""
+    lines = []
+    for problem in problems:
+        known = {name: value for name, value in asdict(problem).items() if value is not None}
+        lines.append(json.dumps(known, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def shortened(content: bytes | str) -> str:
+    """Shorten content to what a quarantine file shows."""
+    if isinstance(content, bytes):
+        content = content[: 4 * LONGEST_CONTENT].decode("utf-8", "backslashreplace")
+    return content[:LONGEST_CONTENT]
+
+
+def isolate_bad_rows(
+    run: Callable[[int, int], Result],
+    start: int,
+    stop: int,
+    errors: tuple[type[Exception], ...],
+) -> Iterator[tuple[int, Result | Exception]]:
+    """Yield results of ``run(start, stop)``, halved wherever it raises, until single rows are left.
+
+    Each comes with the first row that it is for, in order. A few bad rows among many cost little.
+    """
+    try:
+        yield start, run(start, stop)
+    except errors as err:
+        if stop - start <= 1:
+            yield start, err
+            return
+        middle = (start + stop) // 2
+        yield from isolate_bad_rows(run, start, middle, errors)
+        yield from isolate_bad_rows(run, middle, stop, errors)
+
+
+def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:
+    """Count the files, lines and rows that were left out."""
+    return dict(Counter(problem.kind for problem in problems))

@@ -1,0 +1,165 @@
+"""Random rows from all over an input, by which a plan estimates the whole."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import dask
+import numpy as np
+
+from gpuclassify.jobs.input.parts import InputParts, Limit, Part, read_footers, read_table
+from gpuclassify.jobs.input.quarantine import FILE, counts_by_kind
+from gpuclassify.jobs.input.schema import is_textless, to_pandas
+from gpuclassify.stores.names import compression, redacted
+from gpuclassify.stores.store import UnreadableInputError
+
+if TYPE_CHECKING:
+    from dask.delayed import Delayed
+
+    from gpuclassify.frames import Frame
+
+STRETCHES, STRETCH_BYTES = 64, 128 << 10  # of JSON lines; four times as many, compressed
+MOST_BYTES = 256 << 20  # stored, of row groups
+MOST_PARTITIONS = 8  # of a Dask frame: nobody knows what computing one takes
+
+
+class Piece(NamedTuple):
+    """Rows drawn from one piece of an input, how many it has, and its size in any unit."""
+
+    frame: Frame
+    rows: float
+    size: float
+
+
+@dataclass
+class Sample:
+    """Random rows from all over an input, each of which stands for equally many of its rows."""
+
+    frame: Frame
+    rows: float  # of the input
+    is_exact: bool  # whether `rows` is known
+    places: int  # pieces of the input that were drawn
+    left_out: Counter[str]  # files and lines that cannot be read
+    textless: Counter[str] = field(default_factory=Counter)  # rows of files without any text
+
+    @classmethod
+    def of(
+        cls, pieces: list[Piece], rows: int, size: float, is_whole: bool, left_out: Counter[str]
+    ) -> Sample:
+        """Join rows of pieces of an input of this size, of each in proportion to what it has.
+
+        Raises UnreadableInputError if there are none.
+        """
+        from dask.dataframe.dispatch import concat
+
+        ends = np.cumsum([piece.rows for piece in pieces])
+        if not len(ends) or not ends[-1]:
+            counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
+            raise UnreadableInputError(
+                f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
+                "look at its files"
+            )
+        total = float(ends[-1] / sum(piece.size for piece in pieces) * size)
+        shares = np.round(ends / ends[-1] * min(rows, math.ceil(total))).astype(int)
+        frames = [
+            piece.frame.iloc[np.arange(count) % len(piece.frame)]
+            for piece, count in zip(pieces, np.diff(shares, prepend=0), strict=True)
+            if count
+        ]
+        is_exact = is_whole or all(piece.rows == piece.size for piece in pieces)
+        frame = concat(frames).reset_index(drop=True)
+        return cls(frame, round(total) if is_exact else total, is_exact, len(pieces), left_out)
+
+
+def sample_files(
+    source: InputParts,
+    rows: int,
+    seed: int,
+    on_error: str,
+    text_fields: Sequence[str] = (),
+    stretch_bytes: int = STRETCH_BYTES,
+) -> tuple[Sample, float]:
+    """Draw rows from all over the parts of files; return them, and the largest part's share.
+
+    The same seed draws the same rows. Of a large compressed file only the beginning is read:
+    nothing else can be read alone.
+    """
+    rng, pieces = np.random.default_rng(seed), []
+    textless, left_out = Counter[str](), Counter[str]()
+    parts = list(_readable(source))
+    readable = [pair for part in parts for pair in part]
+    sizes, count = [sum(size for _, size in part) for part in parts], STRETCHES
+    if any(part.row_groups for part, _ in readable):  # which are read whole
+        stored = sum(file.size_bytes or 0 for file in source.files)
+        count = min(count, max(4, MOST_BYTES * len(readable) // max(1, stored)))
+    is_whole = len(readable) <= count
+    for part, size in (readable[number] for number in _draw(len(readable), count, rng)):
+        limit, share = None, 1.0
+        if part.length is not None and part.length > stretch_bytes:
+            start = part.start + int(rng.integers(part.length - stretch_bytes))
+            share = stretch_bytes / part.length
+            part = replace(part, start=start, length=stretch_bytes)
+        elif compression(part.path) and part.file_bytes is not None:
+            limit = Limit(stored_bytes=4 * stretch_bytes)
+        table, problems, read = read_table(part, source.schema, on_error, limit)
+        length = len(table) / (share * read)
+        pieces.append(Piece(_pick(to_pandas(table), rows, int(rng.integers(2**31))), length, size))
+        if is_textless(table, text_fields):
+            textless[redacted(part.path)] += round(length)
+        is_whole &= share * read == 1
+        left_out.update(counts_by_kind(problems))
+    if missing := sum(piece.problem is not None for part in source.parts for piece in part.pieces):
+        left_out[FILE] += missing
+    sample = Sample.of(pieces, rows, sum(sizes), is_whole, left_out)
+    sample.textless = textless
+    return sample, max(sizes) / sum(sizes)
+
+
+def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
+    """Yield what can be read alone of each part, by size: rows of row groups, bytes of lines.
+
+    Where the size of a file is unknown, all parts count alike.
+    """
+    is_sized = all(file.size_bytes is not None for file in source.files)
+    rows: dict[str, tuple[int, ...]] = {}
+    if any(piece.row_groups for part in source.parts for piece in part.pieces):
+        footers = read_footers(source.files, source.schema.storage_options)
+        rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
+    for part in source.parts:
+        readable: list[tuple[Part, float]] = []
+        for piece in part.pieces:
+            if piece.row_groups is not None:
+                groups = [(replace(piece, row_groups=(n,)), n) for n in piece.row_groups]
+                counts = rows[piece.path]
+                readable += [(group, len(range(*piece.bounds(counts[n])))) for group, n in groups]
+            elif piece.problem is None:
+                size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))
+                readable.append((piece, size if is_sized else 1))
+        yield readable
+
+
+def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:
+    """Draw rows from some partitions of a Dask frame, which are computed; see `sample_files`."""
+    rng, count = np.random.default_rng(seed), len(partitions)
+    drawn = _draw(count, MOST_PARTITIONS, rng)
+    pick, length = dask.delayed(_pick), dask.delayed(len)
+    seeds = rng.integers(2**31, size=count).tolist()
+    tasks = [(pick(partitions[n], rows, seeds[n]), length(partitions[n])) for n in drawn]
+    pieces = [Piece(picked, number, 1) for picked, number in dask.compute(*tasks)]
+    sample = Sample.of(pieces, rows, count, len(drawn) == count, Counter())
+    return sample, max(piece.rows for piece in pieces) / sample.rows
+
+
+def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
+    """Draw one piece of each of `most` equal runs of pieces, in order; all if there are fewer."""
+    runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
+    return [int(rng.choice(run)) for run in runs]
+
+
+def _pick(frame: Frame, most: int, seed: int) -> Frame:
+    """Return at most `most` rows, at random."""
+    return frame.iloc[np.random.default_rng(seed).permutation(len(frame))[:most]]

@@ -1,0 +1,335 @@
+"""Sources of a job's parts, and how a task reads one: files, or partitions of a Dask frame."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import operator
+import posixpath
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import dask
+import pyarrow as pa
+
+from gpuclassify.jobs.input.files import (
+    InputFile,
+    check_all_unchanged,
+    check_unchanged,
+    with_digests,
+    with_linked,
+)
+from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_part, read_table
+from gpuclassify.jobs.input.quarantine import Problem
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.input.schema import is_textless, to_frame
+from gpuclassify.stores.hub import share_tokens
+from gpuclassify.stores.names import file_format, redacted
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import FILES_AT_A_TIME, Store, UnreadableInputError
+from gpuclassify.workers.secrets import recall
+
+if TYPE_CHECKING:
+    from dask.delayed import Delayed
+
+    from gpuclassify.frames import Frame, LazyFrame
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Parts of the files of a reader."""
+
+    reader: FileReader
+    input: InputParts
+    has_index = False  # a row's position within its part is no data
+    knows_input = True  # all files that are read
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """Options for fsspec; `gpuclassify.workers.secrets` knows them as `options_name`."""
+        return self.reader.storage_options
+
+    @property
+    def options_name(self) -> str:
+        """Name of the storage options, itself no secret."""
+        return f"input {self.reader}"
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return len(self.input.parts)
+
+    @property
+    def input_schema(self) -> InputSchema | None:
+        """Schema that tasks need to read parts, without storage options."""
+        return replace(self.input.schema, storage_options={})
+
+    @functools.cached_property
+    def meta(self) -> Frame:
+        """Empty frame with the dtypes of every part."""
+        return self.input.schema.meta()
+
+    def refuse_output(self, directory: Store, name: str) -> None:
+        """Raise ValueError if this job or its next run would read what it writes as `name`."""
+        files = self.input.files
+        paths = with_linked(self.reader.paths, files)
+        real = (file.real for file in files)
+        refuse_overlap(directory, name, real, paths, self.storage_options)
+
+    @functools.cached_property
+    def files(self) -> Sequence[InputFile]:
+        """Input files, with digests of their content if the reader wants them; a plan does not."""
+        files = self.input.files
+        return with_digests(files, self.storage_options) if self.reader.input_digest else files
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """Return the identity of the input; a job whose input differs is another job."""
+        schema, part_bytes = self.input.schema, self.input.part_bytes
+        name = operator.attrgetter("path" if schema.path_field else "real")
+        most = self.reader.files_per_partition
+        return {
+            "input": {
+                "format": file_format(self.files[0].path),
+                "columns": ", ".join(f"{field.name} {field.type}" for field in schema.arrow),
+                "is_projected": schema.is_projected,
+                "part_bytes": part_bytes,
+                "parts": self.count,
+                **({} if most is None else {"files_per_partition": most}),
+            },
+            "input file": {
+                redacted(name(file)): f"{file.size_bytes} bytes, {file.version}"
+                for file in self.files
+            },
+        }
+
+    def frame(self, on_error: str, backend: str) -> LazyFrame:
+        """Return a lazy frame whose partitions are the parts, read as tasks read them."""
+        import dask.dataframe as dd
+
+        self.share_tokens()
+        return dd.from_map(
+            read_frame,
+            self.input.parts,
+            [files for _, files in self.inputs(range(self.count))],
+            schema=self.input_schema,
+            options_name=self.options_name,
+            on_error=on_error,
+            backend=backend,
+            meta=self.meta,
+            label="read",
+        )
+
+    def share_tokens(self) -> None:
+        """Hand workers the Hub tokens that the files need."""
+        share_tokens(self.reader.paths)
+
+    def inputs(self, numbers: Iterable[int]) -> Iterator[tuple[Part, list[InputFile]]]:
+        """Yield the parts with these numbers, each with the files of its pieces."""
+        files = {file.path: file for file in self.files}
+        for part in (self.input.parts[number] for number in numbers):
+            yield part, [files[piece.path] for piece in part.pieces]
+
+    def check_unchanged(self) -> None:
+        """Raise ChangedInputError unless all files are what they were when the job began."""
+        reader = self.reader
+        check_all_unchanged(self.files, reader.paths, reader.storage_options)
+
+
+class FrameSource:
+    """Partitions of a Dask frame.
+
+    Optimised once, because optimising moves partitions; with an `identity`, where its key may be
+    another one the next time, it is not: its partitions stay as many as they are.
+    """
+
+    has_index = True
+    knows_input = False
+    input_schema = None
+    options_name = ""
+    storage_options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, frame: Any, identity: dict[str, dict[str, Any]] | None = None) -> None:
+        self._names = frame_names(frame)
+        self._frame = frame.optimize() if identity is None else frame.simplify()
+        self._identity = identity
+
+    @property
+    def count(self) -> int:
+        """Number of partitions."""
+        return self._frame.npartitions
+
+    @property
+    def meta(self) -> Frame:
+        """Empty frame with the dtypes of every part."""
+        return self._frame._meta
+
+    def refuse_output(self, directory: Store, name: str) -> None:
+        """Raise ValueError as of files, as far as the frame's tasks tell what they read."""
+        refuse_overlap(directory, name, *self._names, directory.storage_options)
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """Return the identity passed, or the frame's key, which Dask makes of all its content."""
+        if self._identity is not None:
+            return self._identity
+        return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
+
+    def frame(self, on_error: str, backend: str) -> LazyFrame:
+        """Return the frame, whose partitions are the parts whatever the arguments are."""
+        return self._frame
+
+    def partitions(self) -> list[Delayed]:
+        """Return the partitions, not computed yet."""
+        return self._frame.to_delayed(optimize_graph=False)
+
+    def check_unchanged(self) -> None:
+        """Do nothing: what a frame was made from is not known here."""
+
+
+Source = FileSource | FrameSource
+
+
+def refuse_overlap(
+    directory: Store,
+    name: str,
+    files: Iterable[str],
+    paths: Iterable[str],
+    storage_options: dict[str, Any],
+) -> None:
+    """Raise ValueError if files that are read lie in the output, or paths match a `name` there."""
+    for folder in sorted({posixpath.dirname(file) for file in files}):
+        if directory.holds(open_store(f"{folder}/file")):
+            raise ValueError(
+                f"the input is read from {redacted(folder)}, which lies in the output directory "
+                f"{directory}, and writing over that would remove it first: choose an output "
+                "directory outside the input"
+            )
+    for path in paths:
+        with contextlib.suppress(ImportError):  # of a store that Arrow alone can open
+            if open_store(path, storage_options).would_match(directory, name):
+                raise ValueError(
+                    f"the output directory {directory} lies in the input, which would grow by it: "
+                    "choose an output directory outside the input"
+                )
+
+
+def frame_names(frame: Any) -> tuple[list[str], list[str]]:
+    """Return the files that a Dask frame is read from, and its readers' paths, where they tell."""
+    from dask.dataframe.dask_expr.io import FromMap, ReadParquet
+
+    files: list[str] = []
+    paths: list[str] = []
+    for read in frame.expr.find_operations((FromMap, ReadParquet)):
+        if isinstance(read, ReadParquet):
+            paths += map(str, read.path if isinstance(read.path, list) else [read.path])
+        elif read.func is read_part:
+            paths += read.kwargs["schema"].paths
+            files += [piece.path for part in read.iterables[0] for piece in part.pieces]
+    return [*files, *(posixpath.join(path, "part") for path in paths)], paths
+
+
+def as_source(reader: object, on_error: str, needed: Collection[str] = ()) -> Source:
+    """Return the source for a pipeline's first stage; `needed` are columns that the pipeline reads.
+
+    Raises TypeError if it is neither a reader nor a Dask frame, and UnreadableInputError as
+    `FileReader.find_parts` does, or if nothing is in the files.
+    """
+    if isinstance(reader, FileReader):
+        source = FileSource(reader, reader.find_parts(on_error, needed))
+        if not len(source.meta.columns):
+            raise UnreadableInputError(
+                "the input has neither rows nor columns: its files are empty, or hold no line of "
+                "JSON that can be read"
+            )
+        return source
+    if dask.is_dask_collection(reader):
+        import dask.dataframe as dd
+
+        if isinstance(reader, dd.DataFrame):
+            return FrameSource(reader)
+    raise TypeError(
+        f"a job begins with a {type(reader).__qualname__}: its first stage must be a "
+        'JsonlReader("books/*.jsonl"), a ParquetReader("books/") or a Dask DataFrame'
+    )
+
+
+def read_frame(
+    part: Part,
+    files: Sequence[InputFile],
+    schema: InputSchema,
+    options_name: str,
+    on_error: str,
+    backend: str,
+    columns: Sequence[str] | None = None,
+) -> Frame:
+    """Read the good rows of one part, or some of their columns, as a plain frame."""
+    schema = replace(schema, storage_options=recall(options_name, {}))
+    # What is wrong with a column leaves out its row, and moves those after it: all must be read.
+    if columns is not None and on_error != "quarantine":
+        schema = schema.projected(columns)
+    table, _, _ = read_pieces(part, files, schema, on_error)
+    return to_frame(table if columns is None else table.select(list(columns)), backend)
+
+
+def read_pieces(
+    part: Part,
+    files: Sequence[InputFile | None],
+    schema: InputSchema,
+    on_error: str,
+    text_fields: Sequence[str] = (),
+) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
+    """Read the good rows of a part, its problems, and the description of where all are from.
+
+    The description names the files in which no row has a text in one of `text_fields`. Raises
+    ChangedInputError if one of the `files` is not what it was when the job began.
+    """
+
+    def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
+        known = file if piece.problem is None else None
+        with _noticing_changes(known, schema.storage_options):
+            return read_table(piece, schema, on_error)
+
+    pieces = part.pieces
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:  # whose threads begin when they are needed
+        map_pieces = pool.map if part.followers else map
+        results = list(map_pieces(read, pieces, files or itertools.repeat(None)))
+    tables = [table for table, _, _ in results]
+    source = _describe(part)
+    if part.followers:
+        pairs = zip(pieces, tables, strict=True)
+        source = {"files": [{**_describe(piece), "rows": len(table)} for piece, table in pairs]}
+    textless = {
+        redacted(piece.path): len(table)
+        for piece, table in zip(pieces, tables, strict=True)
+        if is_textless(table, text_fields)
+    }
+    if textless:
+        source["textless"] = textless
+    return pa.concat_tables(tables), [p for _, problems, _ in results for p in problems], source
+
+
+@contextlib.contextmanager
+def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
+    """Compare a file with what it was when the job began, once it is read or could not be."""
+    try:
+        yield
+    except Exception:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                check_unchanged(file, storage_options)
+        raise
+    if file is not None:
+        check_unchanged(file, storage_options)
+
+
+def _describe(part: Part) -> dict[str, Any]:
+    """Return a part's source, for its record."""
+    known = {key: value for key, value in asdict(part).items() if value is not None}
+    known["path"] = redacted(part.path)
+    del known["followers"]
+    known.pop("file_bytes", None)
+    if part.row_groups is not None or part.length is None:
+        del known["start"]
+    return known

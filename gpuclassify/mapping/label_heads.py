@@ -1,0 +1,381 @@
+"""Heads that label texts and filter rows: one label of several, several, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.mapping.heads import (
+    FLOAT32,
+    SCORES,
+    Columns,
+    Head,
+    list_array,
+    named_columns,
+    named_fields,
+)
+from gpuclassify.models.activations import sigmoid, softmax
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
+from gpuclassify.settings.checks import nearest, warn_once
+from gpuclassify.settings.options import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    THRESHOLD,
+    ModelOptions,
+)
+
+LABELS = pa.list_(pa.string())
+_MOST_LABELS = 60  # that a message names
+
+
+class LabelHead(Head):
+    """Base class of heads that label each text and filter rows by it."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.label_field = self.options.label_field
+        self.keep_field = self.options.keep_field
+
+    @property
+    def labels(self) -> list[Any]:
+        """Labels in id order: as passed, or from the checkpoint's ``config.json``."""
+        return list(self.options.labels or self.model.checkpoint.labels)
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the labels to filter by exist."""
+        self.check_labels(*(self.options.filter_by or ()))
+
+    @property
+    def scores_type(self) -> pa.DataType:
+        """Type of a column with a number for each label: list in id order, or struct by name."""
+        if self.options.score_format == "list":
+            return SCORES
+        return pa.struct([(label, FLOAT32) for label in self.labels])
+
+    def check_labels(self, *names: Any) -> None:
+        """Raise ValueError for a label that the model does not have."""
+        for name in names:
+            if name not in self.labels:
+                raise ValueError(
+                    f"no label {name!r} in {self.owner}.{nearest(str(name), self.labels)} "
+                    f"Labels are {some_of(self.labels, _MOST_LABELS)}."
+                )
+
+    def check_differ(self, *names: Any) -> None:
+        """Raise ValueError for a label of several outputs, where one of them is meant."""
+        if several := [name for name in names if self.labels.count(name) > 1]:
+            raise ValueError(
+                f"{several[0]!r} is the label of several outputs of {self.options.model}: pass "
+                "labels= with a name for each"
+            )
+
+    def check_minimums(self, are_several: bool) -> None:
+        """Raise ValueError unless minimums name labels of several scores, or none of one.
+
+        `line_scores_field` has one score a line, so that one of several has to be named.
+        """
+        options = self.options
+        for name in ("min_score", "line_min_score"):
+            minimum = getattr(options, name)
+            if isinstance(minimum, tuple):
+                if not are_several:
+                    raise ValueError(
+                        f"{name}={dict(minimum)} names labels, and there is one score: pass a "
+                        "number"
+                    )
+                self.check_labels(*dict(minimum))
+                self.check_differ(*dict(minimum))
+            elif minimum is not None and are_several:
+                raise ValueError(
+                    f"{name}={minimum} names no label, and this model scores {len(self.labels)}: "
+                    f"pass a minimum by label, such as {name}={{{self.labels[0]!r}: {minimum}}}"
+                )
+        column = options.line_scores_field
+        if are_several and column is not None and len(options.line_min_score or ()) != 1:
+            raise ValueError(
+                f"line_scores_field={column!r} has one score a line, and this model scores "
+                f"{len(self.labels)}: name one, such as line_min_score={{{self.labels[0]!r}: 0.5}}"
+            )
+
+    def check_classifier(
+        self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
+    ) -> None:
+        """Raise CheckpointError unless it is of this kind, with `labels` where any are passed."""
+        name, passed = checkpoint.identity.name, self.options.labels
+        if not checkpoint.labels:
+            raise CheckpointError(
+                f"config.json of {name} has no id2label: add the labels by id, "
+                f"or declare new_columns in {self.owner} and write columns()"
+            )
+        if checkpoint.heads:
+            raise CheckpointError(
+                f"{name} has several heads ({', '.join(head for head, _ in checkpoint.heads)}): it "
+                "is no checkpoint of a single classifier; PromptTaskComplexityClassifier reads it"
+            )
+        if checkpoint.problem_type != problem_type:
+            raise CheckpointError(
+                f"{self.owner} takes a {problem_type} model, and {name} is a "
+                f"{checkpoint.problem_type} model: use DistributedDataClassifier, or pass "
+                "problem_type= if config.json is wrong"
+            )
+        if passed in (None, labels):
+            return
+        unnamed = tuple(f"LABEL_{number}" for number in range(len(labels)))
+        values = (checkpoint.config.get("id2label") or {}).values()
+        are_names = all(isinstance(one, str) for one in values) and len({*labels}) == len(labels)
+        is_open = labels == unnamed or not are_names
+        if not (is_open and len(passed) == len(labels)):
+            raise CheckpointError(
+                f"labels={list(passed)} are not those of {name}, which are {list(labels)}: pass "
+                "them in this order, or leave labels out"
+            )
+
+    def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which of `labels` (texts,) pass `filter_by`, if it is set; see `passes`."""
+        if self.options.filter_by is None:
+            return {}
+        return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
+
+    def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which of float32 (texts,) reach `min_confidence`, if it is set; see `passes`."""
+        minimum = self.options.min_confidence
+        return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
+
+    def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts reach `min_score`, if it is set; see `passes` and `reaches`."""
+        minimum = self.options.min_score
+        return {} if minimum is None else {"score": self.reaches(scores, minimum)}
+
+    def reaches(
+        self, scores: np.ndarray, minimum: float | tuple[tuple[str, float], ...]
+    ) -> np.ndarray:
+        """Tell which scores reach a minimum, bool (texts,).
+
+        They are float32 (texts,), or (texts, labels) for a minimum that is pairs of label and
+        number.
+        """
+        if not isinstance(minimum, tuple):
+            return scores >= np.float32(minimum)
+        places = [self.labels.index(label) for label, _ in minimum]
+        least = np.array([number for _, number in minimum], dtype=np.float32)
+        return np.all(scores[:, places] >= least, axis=1)
+
+    def scores(self, values: np.ndarray) -> np.ndarray:
+        """Return what minimums are compared with, as `reaches` takes it, for activated outputs."""
+        return values
+
+
+class CategoryHead(LabelHead):
+    """Most probable of several labels, by softmax; ties go to the lowest id."""
+
+    problem_type: ClassVar[str] = SINGLE_LABEL
+
+    def fields(self) -> list[pa.Field]:
+        """Return label, scores and confidence, as far as they have names."""
+        return named_fields(
+            (self.label_field, pa.string()),
+            (self.options.score_field, self.scores_type),
+            (self.options.confidence_field, pa.float32()),
+        )
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Return probabilities for logits, float32 (texts, labels)."""
+        return softmax(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return columns for probabilities, float32 (texts, labels)."""
+        return named_columns(
+            (self.label_field, label_array(values.argmax(axis=1), self.labels)),
+            (self.options.score_field, scores_array(values, self.scores_type)),
+            (self.options.confidence_field, values.max(axis=1)),
+        )
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts have a wanted label, confidence and score, by filter."""
+        labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
+        passed = self.passes_label(labels) | self.passes_confidence(values.max(axis=1))
+        return passed | self.passes_score(values)
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """Return the probability of each text's label."""
+        return values.max(axis=1)
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint is of this kind and has the labels passed."""
+        self.check_classifier(checkpoint, self.problem_type, checkpoint.labels)
+        if self.problem_type == SINGLE_LABEL and len(checkpoint.labels) == 1:
+            raise CheckpointError(
+                f"{checkpoint.identity.name} has one output, which would be certain of every text "
+                f'as a {SINGLE_LABEL} model: pass problem_type="{MULTI_LABEL}" for a probability, '
+                f'or "{REGRESSION}" for the number'
+            )
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the filters fit the model's labels, and the format a column."""
+        super().check_settings()
+        self.check_minimums(are_several=True)
+        if self.options.labels_field is not None and self.problem_type != MULTI_LABEL:
+            raise ValueError(
+                f"labels_field={self.options.labels_field!r} would hold several labels of a text, "
+                f"and {self.options.model} gives one: use label_field, or pass "
+                f'problem_type="{MULTI_LABEL}" if that is wrong'
+            )
+        if self.options.score_format != "list" and self.options.score_field is None:
+            raise ValueError(
+                f"score_format={self.options.score_format!r} has no column to shape: pass "
+                'score_field= with it, such as score_field="scores"'
+            )
+        if self.options.score_format != "list":
+            self.check_differ(*self.labels)
+
+
+class MultiLabelHead(CategoryHead):
+    """Variant of `CategoryHead` with an independent probability for each label."""
+
+    problem_type = MULTI_LABEL
+
+    def fields(self) -> list[pa.Field]:
+        """Return the fields of `CategoryHead`, and all labels of each text."""
+        return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Return probabilities for logits, float32 (texts, labels)."""
+        return sigmoid(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return columns for probabilities, float32 (texts, labels)."""
+        all_labels = labels_array(self._are_given(values), self.labels)
+        return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts pass, as `CategoryHead`; by any of their labels with `labels_field`."""
+        passed = super().passes(values)
+        if self.options.labels_field is not None and self.options.filter_by is not None:
+            wanted = [label in self.options.filter_by for label in self.labels]
+            passed["label"] = np.any(self._are_given(values)[:, wanted], axis=1)
+        return passed
+
+    def check_settings(self) -> None:
+        """Check settings as `CategoryHead`; raise ValueError for thresholds of unknown labels."""
+        super().check_settings()
+        if isinstance(self.options.thresholds, tuple):
+            self.check_labels(*dict(self.options.thresholds))
+            self.check_differ(*dict(self.options.thresholds))
+
+    def _are_given(self, values: np.ndarray) -> np.ndarray:
+        """Tell which probabilities reach their labels' thresholds, bool (texts, labels)."""
+        thresholds = self.options.thresholds
+        by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
+        default = THRESHOLD if thresholds is None or by_label else thresholds
+        least = [by_label.get(label, default) for label in self.labels]
+        return values >= np.array(least, dtype=np.float32)
+
+
+class RegressionHead(LabelHead):
+    """Raw outputs of the model: a number, or a list of them; no label."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.label_field = None  # a number is no label
+
+    @property
+    def score_field(self) -> str:
+        """Name of the score column."""
+        return self.options.score_field or "score"
+
+    def fields(self) -> list[pa.Field]:
+        """Return the field of the score: float32, or a list or struct of several."""
+        kind = FLOAT32 if len(self.labels) == 1 else self.scores_type
+        return [pa.field(self.score_field, kind)]
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the outputs, or the sigmoid of one about a pair, as CrossEncoder has it."""
+        return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return the column of outputs, float32 (texts, outputs)."""
+        is_one = len(self.labels) == 1
+        scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
+        return {self.score_field: scores}
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts reach the minimum score."""
+        return self.passes_score(self.scores(values))
+
+    def scores(self, values: np.ndarray) -> np.ndarray:
+        """Return the outputs, or the only one."""
+        return values[:, 0] if len(self.labels) == 1 else values
+
+    def certainties(self, values: np.ndarray) -> np.ndarray | None:
+        """Return the score if there is only one, else None."""
+        return values[:, 0] if len(self.labels) == 1 else None
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError unless the checkpoint is a regression model."""
+        self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
+
+    def check_settings(self) -> None:
+        """Raise ValueError for settings of labels, and for minimums that fit no output."""
+        options = self.options
+        labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
+        for name, default in labels:
+            if getattr(options, name) not in (None, default):
+                raise ValueError(f"a regression model gives no label: leave {name} out")
+        for name in ("filter_by", "min_confidence"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"a regression model gives no label: use min_score, not {name}")
+        if len(self.labels) == 1 and options.score_format != "list":
+            raise ValueError(
+                f"score_format={options.score_format!r} has no meaning for one score, which is a "
+                "number: leave score_format out"
+            )
+        self.check_minimums(are_several=len(self.labels) > 1)
+
+
+# By the problem that a checkpoint says it was trained for.
+HEADS: dict[str, type[LabelHead]] = {
+    SINGLE_LABEL: CategoryHead,
+    MULTI_LABEL: MultiLabelHead,
+    REGRESSION: RegressionHead,
+}
+
+
+def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
+    """Return labels by id, (texts,), null for -1: as codes, and each label's text once."""
+    codes = pa.array(ids.astype(np.int32), mask=ids < 0)
+    return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
+
+
+def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
+    """Return the labels that each text gets, bool (texts, labels), in id order."""
+    offsets = np.concatenate([[0], is_given.sum(axis=1).cumsum()]).astype(np.int32)
+    names = pa.array(labels, pa.string()).take(pa.array(np.nonzero(is_given)[1]))
+    return pa.ListArray.from_arrays(offsets, names)
+
+
+def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return scores of all labels, float32 (texts, labels), as lists, or as structs by name."""
+    if not pa.types.is_struct(kind):
+        return list_array(values)
+    columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def check_published(
+    owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
+) -> None:
+    """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
+    if not labels or set(labels) == set(published):
+        return
+    message = (
+        f"{options.model} gives {some_of(labels, 2)}, which are not the labels of {owner} "
+        f"({some_of(published, 2)}). If they are meant, pass labels=; else take the class of "
+        "this model (`gpuclassify models`), or DistributedDataClassifier"
+    )
+    if options.strict:
+        raise CheckpointError(message)
+    warn_once(message)

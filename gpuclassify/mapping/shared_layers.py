@@ -1,0 +1,179 @@
+"""Mappers of one pass whose models share leading layers: they run in step with the first one.
+
+Outputs that a later mapper would compute are made with the first one's, and kept until its turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.runners import (
+    EncoderRunner,
+    Runner,
+    current_run_windows,
+    run_windows,
+)
+from gpuclassify.workers.run_context import RunStats, during
+
+if TYPE_CHECKING:
+    from gpuclassify.inference.leading_layers import Follower, Shared
+    from gpuclassify.inference.loaded_model import LoadedModel
+    from gpuclassify.tokenizing.prefetch import TokenSource, TokenStream
+
+_SHARE_NOTHING: set[Hashable] = set()  # pairs of keys of models, and of their longest texts
+# Settings and sizes in which models agree that run in step.
+_READING = (
+    *("text_field", "text_template", "max_chars", "batch_size", "sort_by_length", "padding_side"),
+    *("loader", "engine", "long_text", "window_overlap", "end_chars", "unpack_inference_batch"),
+    "pairing",
+)
+_SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
+    """Run leading layers that models share once for all mappers, within a ``with`` block."""
+    return during(current_run_windows, _Pass(mappers).run_windows)
+
+
+class _Pass:
+    """Outputs of models that ran in step with an earlier mapper's, for the mappers of one pass."""
+
+    def __init__(self, mappers: Sequence[PartitionMap]) -> None:
+        self._mappers = mappers
+        # By model, windows' digests and outputs, float32 (windows, outputs).
+        self._outputs: dict[Hashable, tuple[list[Hashable], np.ndarray]] = {}
+
+    def run_windows(
+        self, runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
+    ) -> tuple[TokenStream, np.ndarray]:
+        """Run the windows of texts as `runners.run_windows` does, in step with later mappers.
+
+        Outputs that an earlier mapper's run made are taken.
+        """
+        from gpuclassify.inference import engine
+        from gpuclassify.inference.leading_layers import ModelsInStep
+        from gpuclassify.tokenizing.prefetch import HostSource, TokenStream
+
+        if not isinstance(source, HostSource):  # tokens on a GPU have no digests to be known by
+            return run_windows(runner, model, source, stats)
+        key = runner.run_key(model)
+        if key in self._outputs:
+            known, outputs = self._outputs[key]
+            stream = TokenStream(source, stats, known=known)
+            new = engine.run(model, key, stream, runner.options, stats)
+            stats.shared_windows = int((stream.positions < len(known)).sum())
+            stats.folded_windows -= stats.shared_windows
+            return stream, np.concatenate([outputs, new]) if len(new) else outputs
+        with contextlib.ExitStack() as leases:
+            followers = dict(self._followers(runner, model, leases))
+            if not followers:
+                return run_windows(runner, model, source, stats)
+            stream = TokenStream(source, stats)
+            in_step: Any = ModelsInStep(model, [*followers.values()])
+            fewest = min(follower.shared.layers for follower in followers.values())
+            of = next(iter(followers.values())).shared.of
+            stats.peak_sharing = [1 + len(followers), fewest, of]
+            outputs = engine.run(in_step, (key, *followers), stream, runner.options, stats)
+        for follower_key, follower in reversed(followers.items()):
+            outputs, others = np.split(outputs, [-follower.shared.outputs], axis=1)
+            rows = np.flatnonzero(~np.isnan(others).all(axis=1))  # of texts that went on to it
+            self._outputs[follower_key] = [stream.new_keys[row] for row in rows], others[rows]
+        return stream, outputs
+
+    def _followers(
+        self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
+    ) -> Iterator[tuple[Hashable, Follower]]:
+        """Yield the models of later mappers that run in step with this one, each after its key."""
+        from gpuclassify.inference.leading_layers import Follower
+
+        mappers = self._mappers
+        before: Any = next((m for m in mappers if _encoder_of(m) is runner), None)
+        if before is None or runner.options.engine == "reference":
+            return
+        keys = {*self._outputs}
+        for mapper in mappers[mappers.index(before) + 1 :]:
+            passing = None
+            if before.drops_rows:
+                is_by_text = before.runner is _encoder_of(before)
+                if not is_by_text or before.options.long_text != "truncate":
+                    return  # a window's outputs do not tell whether its text goes on
+                passing = functools.partial(_passing, before.heads)
+            encoder, shared = _encoder_of(mapper), None
+            if encoder is not None and _read_alike(encoder, runner):
+                key = encoder.run_key(model)
+                if key not in keys:
+                    other, shared = _lease_beside(encoder, runner, model, leases)
+            if shared and shared.layers:
+                keys.add(key)
+                yield key, Follower(other, shared, passing)
+                before = mapper
+            elif mapper.drops_rows:
+                return
+
+
+def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
+    runner = getattr(mapper, "runner", None)
+    return runner.encoder if isinstance(runner, Runner) else None
+
+
+def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
+    """Tell which texts pass all filters by raw outputs, (texts, outputs); bool (texts,)."""
+    passed = np.ones(len(outputs), dtype=bool)
+    with np.errstate(all="ignore"):  # outputs that are not finite are made again later
+        for head in heads:
+            for passes in head.passes(head.activate(outputs[..., head.outputs])).values():
+                passed &= passes
+    return passed
+
+
+def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
+    """Tell whether both run the same windows alike, as far as settings and sizes tell."""
+    ours, theirs = (
+        (
+            *(getattr(runner.options, name) for name in _READING),
+            *(runner.model.checkpoint.sizes.get(name) for name in _SIZES),
+            *(runner.model.prompt, runner.scores_windows, runner.device_and_dtype()),
+        )
+        for runner in (encoder, leader)
+    )
+    return ours == theirs
+
+
+def _lease_beside(
+    encoder: EncoderRunner,
+    leader: EncoderRunner,
+    first: LoadedModel,
+    leases: contextlib.ExitStack,
+) -> tuple[Any, Shared]:
+    """Return the encoder's model and the layers that it shares with the leader's, `first`.
+
+    It stays leased as long as `leases` if it shares any.
+    """
+    from gpuclassify.inference.leading_layers import NOTHING, shared_layers
+    from gpuclassify.inference.memory import free_bytes
+    from gpuclassify.inference.residency import MODELS
+
+    key, leader_key = (each.model_key(first.device, first.dtype) for each in (encoder, leader))
+    pair = (key, encoder.options.max_seq_length, leader_key, leader.options.max_seq_length)
+    if pair in _SHARE_NOTHING:
+        return None, NOTHING
+    needed = 0 if key in MODELS else sum(encoder.model.weights_bytes(first.dtype).values())
+    if needed > free_bytes(first.device):
+        return None, NOTHING
+    with contextlib.ExitStack() as lease:
+        model = lease.enter_context(encoder.lease(first.device, first.dtype))
+        ours, theirs = encoder.text_tokenizer(model), leader.text_tokenizer(first)
+        shared = NOTHING
+        if (ours.fingerprint, ours.max_tokens) == (theirs.fingerprint, theirs.max_tokens):
+            shared = shared_layers(first, model)
+        if shared.layers:
+            leases.enter_context(lease.pop_all())
+        else:
+            _SHARE_NOTHING.add(pair)
+        return model, shared

@@ -1,0 +1,49 @@
+"""Lengths of texts in tokens, counted for plans without a model's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuclassify.mapping.pinned_model import PinnedModel
+
+_TEXTS_AT_A_TIME = 256  # whose encodings are alive together
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """Token counts of texts, special tokens and prompts included."""
+
+    whole: np.ndarray  # of each text before any cut, int64 (texts,)
+    # Of each window that the model runs, int64 (windows,): as many as texts, unless long ones have
+    # more.
+    windows: np.ndarray
+    counts: np.ndarray  # windows of each text, int64 (texts,)
+    limit: int | None  # most tokens of a window
+
+
+def count_tokens(
+    options: Any, model: PinnedModel, texts: list[str], has_all_windows: bool
+) -> TokenLengths:
+    """Return how many tokens texts have for a network, in all windows of each or in the first."""
+    from gpuclassify.models.loading import longest_input
+    from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
+
+    tokenizer = model.new_tokenizer()
+    limit = options.max_seq_length or longest_input(model.checkpoint, tokenizer)
+    cut = {"overlap": options.overlap_of(limit), "end_chars": options.chars_of_ends}
+    encode = TextTokenizer(tokenizer, limit, pairing=options.pairing, **cut).encode
+    pick = all_windows if has_all_windows else first_windows
+    none = np.zeros(0, dtype=np.int64)
+    whole, lengths, counts = [none], [none], [none]
+    for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+        encoded = encode(model.prompted(texts[start : start + _TEXTS_AT_A_TIME]))
+        windows = pick(encoded)
+        whole.append(np.array([text.whole_length for text in encoded], dtype=np.int64))
+        lengths.append(windows.tokens.lengths)
+        counts.append(windows.counts)
+    return TokenLengths(
+        np.concatenate(whole), np.concatenate(lengths), np.concatenate(counts), limit
+    )

@@ -1,0 +1,172 @@
+"""From a model's directory to its tokenizer, whose ids are those of ``tokenizer.json``.
+
+transformers 5 builds the tokenizer of a class that a configuration names from the vocabulary alone,
+with steps of the class's own. Models were trained on those of their files, so of its tokenizers
+only what they declare is kept: special tokens, lengths, sides and chat templates.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from gpuclassify.models.checkpoint import STATIC, Checkpoint, CheckpointError, check_ids
+from gpuclassify.models.loading import NO_LIMIT, building_lock, quiet_transformers
+from gpuclassify.settings.checks import install
+from gpuclassify.settings.paths import exists
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+FILE = "tokenizer.json"
+# What transformers 4 took for settings that a configuration leaves out, where 5 takes others.
+_DEFAULTS = {"add_prefix_space": True, "legacy": True}
+_DEFAULTS_OF = {"FNet": {"do_lower_case": False, "keep_accents": True}}
+# Whose mask swallows the white space before it in transformers 4, and not in 5.
+_MASK_TAKES_SPACE = {
+    *("Albert", "RemBert", "XLNet", "FNet"),
+    *("Roberta", "Bart", "Longformer", "LED", "Mvp", "Deberta"),
+}
+
+
+def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
+    """Load a new tokenizer of the checkpoint from its directory."""
+    most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
+    settings = {} if most is None else {"model_max_length": most}
+    if checkpoint.layout == STATIC and checkpoint.sentence is not None:
+        return _of_words(checkpoint, directory / checkpoint.sentence.folder / FILE)
+    tokenizer = read_tokenizer(checkpoint.identity.name, directory, **settings)
+    if tokenizer.is_fast:
+        check_ids(checkpoint, tokenizer.backend_tokenizer)
+    return tokenizer
+
+
+def _of_words(checkpoint: Checkpoint, file: Path) -> Any:
+    """Load the tokenizer of a static model: without special tokens, cut as the file says."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    check_ids(checkpoint, tokenizer.backend_tokenizer)
+    tokenizer.backend_tokenizer.post_processor = None
+    most = checkpoint.sentence and checkpoint.sentence.max_tokens
+    tokenizer.model_max_length = most or tokenizer.init_kwargs.get("max_length") or NO_LIMIT
+    return tokenizer
+
+
+def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
+    """Read the tokenizer in a directory, of the model `owner`.
+
+    Its ids are those of ``tokenizer.json``; without that file, those that transformers 4 gave.
+    """
+    from transformers.utils import is_protobuf_available, is_sentencepiece_available
+
+    present = sorted(path.name for path in directory.iterdir())
+    models = [name for name in present if name.endswith(".model")]
+    has_library = is_sentencepiece_available() and is_protobuf_available()
+    if FILE not in present and models and not has_library:
+        raise CheckpointError(
+            f"{owner} has {models[0]} and no {FILE}, and sentencepiece and protobuf, which read "
+            f"it, are not both installed: {install('sentencepiece')}"
+        )
+    try:
+        with building_lock, quiet_transformers():
+            if FILE in present:
+                return _of_file(directory, settings)
+            return _as_transformers_4(directory, models, settings)
+    except Exception as err:  # whatever classes of transformers and the libraries below raise
+        raise CheckpointError(
+            f"no tokenizer of {owner} loads from its files {present}, because of "
+            f"{type(err).__name__}: {err}. Where nothing is missing or damaged, write a "
+            f"{FILE} with tokenizer.save_pretrained in a release of transformers that loads it"
+        ) from err
+
+
+def _of_file(directory: Path, settings: dict[str, Any]) -> Any:
+    """Load what the class named by a configuration declares, with the steps of the file itself."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    settings = settings | {"local_files_only": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **settings)
+    except Exception:  # a class that is not known, or does not go with the file
+        tokenizer = None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
+    return _with_backend(tokenizer, Tokenizer.from_file(str(directory / FILE)))
+
+
+def _with_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
+    """Return the tokenizer with another ``tokenizers.Tokenizer``; it neither cuts nor pads.
+
+    Special tokens that the other one does not know are no longer declared.
+    """
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    tokenizer._tokenizer = backend
+    for role in tokenizer.SPECIAL_TOKENS_ATTRIBUTES:
+        if backend.token_to_id(str(getattr(tokenizer, role))) is None:
+            setattr(tokenizer, role, None)
+    return tokenizer
+
+
+def _as_transformers_4(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
+    """Load the tokenizer of the other files, with the steps that transformers 4 gave it."""
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False, **settings
+    )
+    own_files = set(tokenizer.vocab_files_names.values())  # none if it works on bytes
+    if own_files and not models and not any(exists(directory / name) for name in own_files):
+        # Without any, transformers makes a tokenizer to which every word is unknown.
+        raise FileNotFoundError(f"none of {sorted(own_files | {FILE})} is there")
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text("utf-8")) if exists(file) else {}
+    class_name = config.get("tokenizer_class") or type(tokenizer).__name__
+    kind = class_name.removesuffix("Fast").removesuffix("Tokenizer")
+    if models and tokenizer.is_fast:
+        _convert(tokenizer, kind, config, directory / models[0])
+    if kind in _MASK_TAKES_SPACE and "added_tokens_decoder" not in config:
+        mask = AddedToken(tokenizer.mask_token, lstrip=True, normalized=False, special=True)
+        tokenizer.backend_tokenizer.add_special_tokens([mask])
+    return tokenizer
+
+
+def _convert(
+    tokenizer: PreTrainedTokenizerBase, kind: str, config: dict[str, Any], file: Path
+) -> None:
+    """Give a tokenizer the steps of a SentencePiece file, its normalisation too.
+
+    By the converters of transformers 4, which 5 still has; they read attributes of the tokenizer.
+    """
+    from transformers.convert_slow_tokenizer import (
+        SLOW_TO_FAST_CONVERTERS,
+        GemmaConverter,
+        LlamaConverter,
+        generate_merges,
+    )
+
+    def extract(scores: list[tuple[str, float]]) -> tuple[None, Any]:
+        return None, generate_merges({token: n for n, (token, _) in enumerate(scores)}, scores)
+
+    converter_type = SLOW_TO_FAST_CONVERTERS.get(f"{kind}Tokenizer")
+    if converter_type is None:
+        return
+    tokenizer.vocab_file = str(file)
+    for name, value in (_DEFAULTS | _DEFAULTS_OF.get(kind, {}) | config).items():
+        if isinstance(value, bool):
+            setattr(tokenizer, name, value)
+    converter = converter_type(tokenizer)
+    converter.SpmExtractor = lambda _: SimpleNamespace(extract=extract)
+    backend, before = converter.converted(), tokenizer.backend_tokenizer
+    added = before.get_added_tokens_decoder()
+    backend.add_tokens([token for _, token in sorted(added.items())])
+    _with_backend(tokenizer, backend)
+    if isinstance(converter, LlamaConverter | GemmaConverter):
+        tokenizer.add_bos_token = config.get("add_bos_token", True)  # which writes its frame

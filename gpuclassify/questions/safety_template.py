@@ -1,0 +1,209 @@
+"""The safety prompt of a model: read from its model card, checked, and never made up.
+
+Such a model was tuned on one exact prompt, which is published with the model and belongs to it.
+Another wording would change its answers, so anything but a known text has to be named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from gpuclassify import hub
+from gpuclassify.hub.identity import absolute
+from gpuclassify.settings.paths import is_file
+
+CATEGORY_CODES = tuple(f"O{number}" for number in range(1, 14))
+# Of the prompt for an empty document, as NeMo Curator 1.4 and 0.8 have it in their sources.
+KNOWN_DIGESTS = frozenset(
+    {
+        "40a4fda7e599ca53bb8e508f9ed5aa906f39925886de1cbda431b24824d24bce",
+        "7a13a196a36a40a83d1fa3526f9b94daea2918e333901f1586af62817cbc7d7f",
+    }
+)
+_MARKERS = (
+    "<BEGIN UNSAFE CONTENT CATEGORIES>",
+    "<END UNSAFE CONTENT CATEGORIES>",
+    "<BEGIN CONVERSATION>",
+    "<END CONVERSATION>",
+)
+_FIRST_ANSWER = "- First line must read 'safe' or 'unsafe'."
+_SECOND_ANSWER = (
+    "- If unsafe, a second line must include a comma-separated list of violated categories."
+)
+_PROMPT = re.compile(r"\[INST\] (?:(?!\[/?INST\]).)*\[/INST\]", re.DOTALL)
+_CATEGORY = re.compile(r"^[ \t]*(O\d+):", re.MULTILINE)
+_TURN = re.compile(
+    r"<BEGIN CONVERSATION>\s*User:(?P<document>[ \t]*(?:\S.*)?)(?=\n\s*<END CONVERSATION>)"
+)
+_END = re.compile(re.escape(_SECOND_ANSWER) + r"\s*\[/INST\]$")
+_CURE = "Pass template= with the whole prompt as text, or with the path of a file that holds it"
+
+
+class TemplateError(ValueError):
+    """Safety prompt that is missing, that no model can follow, or that is not the expected one."""
+
+
+@dataclass(frozen=True)
+class SafetyTemplate:
+    """Safety prompt, cut where the document goes: ``head + document + tail``.
+
+    The head is from ``"[INST] "`` to ``"User: "``, and the tail from the line break after the
+    document to ``"[/INST]"``.
+    """
+
+    head: str
+    tail: str
+
+    @property
+    def text(self) -> str:
+        """The prompt for an empty document."""
+        return self.head + self.tail
+
+    @property
+    def digest(self) -> str:
+        """Digest (sha256) of `text` in UTF-8, 64 hex digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def read_template(
+    template: str | None,
+    template_digest: str | None,
+    identity: hub.Identity,
+    cache_dir: hub.Location | None,
+) -> SafetyTemplate:
+    """Read the safety prompt of a model and make sure that it is the one meant.
+
+    A `template` with a line break is the prompt, or a text that it stands in, and is taken as it
+    is; another one is the path of a file, and None the ``README.md`` of `identity`. Of these two a
+    prompt that is none of the known ones needs its `template_digest`.
+    """
+    expected = None if template_digest is None else full_digest(template_digest)
+    is_explicit = template is not None and "\n" in template
+    if template is None:
+        source, where = _model_card(identity, cache_dir)
+    elif is_explicit:
+        source, where = template, "the text passed as template="
+    else:
+        source, where = _file_text(template), f"the file {absolute(template)}"
+    safety = parse_template(source, where)
+    if expected is not None and safety.digest != expected:
+        raise TemplateError(
+            f"the safety prompt in {where} has the digest {safety.digest}, not "
+            f"template_digest={expected!r}. Read it, then pass the digest found if it is the "
+            "prompt that is meant, or pass template= with that prompt"
+        )
+    if expected is None and not is_explicit and safety.digest not in KNOWN_DIGESTS:
+        raise TemplateError(
+            f"the safety prompt in {where} is none that is known. Read it, then pass "
+            f'template_digest="{safety.digest}" if it is the prompt that the model was tuned on, '
+            "or pass template= with that prompt"
+        )
+    return safety
+
+
+def parse_template(source_text: str, where: str) -> SafetyTemplate:
+    """Find the one safety prompt in a text.
+
+    The text may hold it several times, maybe indented as code. The document's place is what follows
+    ``User:`` on its line: nothing, or any placeholder. `where` says in messages what the text is.
+    TemplateError lists all that the most complete prompt lacks, or that there are different ones.
+    """
+    source_text = source_text.replace("\r\n", "\n")
+    prompts = _prompts_in(source_text)
+    complete = set()
+    for prompt in prompts:
+        if not _problems(prompt) and (turn := _TURN.search(prompt)):
+            head, tail = prompt[: turn.start("document")], prompt[turn.end("document") :]
+            complete.add(SafetyTemplate(f"{head} ", tail))
+    if len(complete) == 1:
+        return complete.pop()
+    if complete:
+        raise TemplateError(
+            f"{where} holds {len(complete)} different safety prompts, with the digests "
+            f"{', '.join(sorted(template.digest for template in complete))}. {_CURE}"
+        )
+    if prompts:
+        problems = min(map(_problems, prompts), key=len)
+    else:
+        problems = ["it has no text from '[INST] ' to '[/INST]'"]
+        if any(marker in source_text for marker in _MARKERS):
+            problems += _problems(source_text)
+    raise TemplateError(f"{where} holds no complete safety prompt: {'; '.join(problems)}. {_CURE}")
+
+
+def full_digest(digest: str) -> str:
+    """Return the digest in lower case; ValueError unless it has 64 hex digits."""
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
+        raise ValueError(
+            f"template_digest={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
+            "the prompt for an empty document"
+        )
+    return digest.lower()
+
+
+def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
+    """Return the text of a model's README.md, and where it is."""
+    where = f"README.md of {identity.name}"
+    if not identity.is_directory:
+        where += f" (https://huggingface.co/{identity.name})"
+    text = hub.read_text(identity, "README.md", cache_dir=cache_dir)
+    if text is None:
+        raise TemplateError(f"there is no {where}, which is to hold its safety prompt. {_CURE}")
+    return text, where
+
+
+def _file_text(path: str) -> str:
+    if not is_file(absolute(path)):
+        raise TemplateError(
+            f"template={path!r} has no line break and so names a file, but there is no file "
+            f"{absolute(path)}. {_CURE}"
+        )
+    try:
+        return absolute(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise TemplateError(f"the file {absolute(path)} is not UTF-8 text: {err}") from err
+
+
+def _prompts_in(text: str) -> list[str]:
+    """Return every text from ``[INST]`` to ``[/INST]``, without its code block's indentation."""
+    prompts = []
+    for match in _PROMPT.finditer(text):
+        indent = text[: match.start()].rpartition("\n")[2]
+        first, *others = match[0].split("\n")
+        is_block = not indent.strip() and all(
+            line.startswith(indent) for line in others if line.strip()
+        )
+        if is_block:
+            others = [line[len(indent) :] for line in others]
+        prompts.append("\n".join([first, *others]))
+    return prompts
+
+
+def _problems(prompt: str) -> list[str]:
+    """List all that keeps a model from following a prompt, in words."""
+    counts = {marker: prompt.count(marker) for marker in _MARKERS}
+    problems = [f"{marker} occurs {n} times, not once" for marker, n in counts.items() if n != 1]
+    parts = re.split("|".join(_MARKERS), prompt)
+    if not problems and tuple(sorted(_MARKERS, key=prompt.find)) != _MARKERS:
+        problems.append(f"the markers are not in the order {', '.join(_MARKERS)}")
+    if problems:
+        parts = [prompt] * 5  # what stands in which part cannot be told: look everywhere
+    opening, categories, _, _, instruction = parts
+    codes = _CATEGORY.findall(categories)
+    if codes != list(CATEGORY_CODES):
+        problems.append(
+            f"the category lines are {', '.join(codes) or 'none'}, not O1: to O13: in order"
+        )
+    if "'User' messages" not in opening.partition("\n")[0]:
+        problems.append("its first line does not speak of 'User' messages")
+    if not _TURN.search(prompt):
+        problems.append("the conversation is not one line of 'User:' and nothing or a placeholder")
+    if "for User in" not in instruction:
+        problems.append("the instruction does not ask for an assessment 'for User in'")
+    if _FIRST_ANSWER not in instruction:
+        problems.append(f"the line {_FIRST_ANSWER!r} is missing")
+    if not _END.search(prompt):
+        problems.append(f"the line {_SECOND_ANSWER!r} is not the last one, before [/INST]")
+    return problems

@@ -1,0 +1,49 @@
+"""Names of files: the formats that they tell, and URLs without the secrets that they hold."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+PARQUET, JSONL = "parquet", "jsonl"
+PARQUET_SUFFIXES = (".parquet", ".pq", ".parq")
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonlines")
+# The first suffix of a codec is the one that gpuclassify's files get.
+COMPRESSIONS = {
+    **{".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"},
+    **{".gzip": "gzip", ".zstd": "zstd"},
+}
+HTTP = ("http://", "https://")
+URL = re.compile(r"\b\w++://[^\s'\"]+")  # in a text
+
+
+def file_format(path: str) -> str | None:
+    """Return the format by the file's name: `PARQUET`, `JSONL`, or None if it is neither."""
+    path = without_query(path).lower()
+    if path.endswith(PARQUET_SUFFIXES):
+        return PARQUET
+    stem = posixpath.splitext(path)[0] if compression(path) else path
+    return JSONL if stem.endswith(JSONL_SUFFIXES) else None
+
+
+def compression(path: str) -> str | None:
+    """Return the codec of the file's compression by its name; None if there is none."""
+    return COMPRESSIONS.get(posixpath.splitext(without_query(path))[1].lower())
+
+
+def without_query(path: str) -> str:
+    """Return a path as it is, or a web server's URL without what follows the file's name."""
+    return redacted(path) if path.startswith(HTTP) else path
+
+
+def redacted(url: str) -> str:
+    """Return a URL without user, password and signed query, as messages and records show it."""
+    return "::".join(map(_redacted, url.split("::")))  # fsspec's chains of URLs
+
+
+def _redacted(url: str) -> str:
+    head, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    query = "[?].*" if url.startswith(HTTP) else "[?][^/?]*=.*"  # else it is a part of a name
+    return f"{head}://{re.sub('^[^/]*@', '', re.sub(query, '', rest, flags=re.DOTALL))}"

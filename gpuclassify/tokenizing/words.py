@@ -1,0 +1,462 @@
+"""Words: where a text can be cut so that both sides keep their tokens, and tokens kept by word.
+
+A cut is made in a gap: before white space between characters of which no rule reaches across it.
+Neither normal forms nor graphemes or letter case do. So what works character by character leaves
+both sides as they are alone, what finds words ends one there, and a model sees one word at a time.
+`ends_words_in_gaps` and `read_gaps` hold a tokenizer's steps against that; where they say no, or an
+added token that takes white space stands in a text, the library reads the text whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import string
+import sys
+import threading
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pyarrow as pa
+
+# Of words that are kept for a tokenizer. Those of more bytes seldom come again.
+CACHE_BYTES = 64 << 20
+LONGEST_WORD = 48
+# A word that is new costs up to three times as much by itself as in its text: no text is cut while
+# new ones have more than a share of the bytes of all words. It is larger for the first texts, as
+# most of their words come again later. What is new is counted in the first bytes of some texts,
+# less and less often while it is too much.
+_MOST_NEW_AT_FIRST, _MOST_NEW = 0.65, 0.35
+_FIRST_BYTES = 8 << 20
+_COUNTED_BYTES = 1 << 18
+_LEAST_PATIENCE, _MOST_PATIENCE = 4, 64
+_ENTRY_BYTES = 100  # of a place in a dictionary
+
+_GAP = re.compile("[!-~](?= [!-~])")
+_PRINTABLE = " ".join(map(chr, range(ord("!"), ord("~") + 1)))
+_SPACES = "\t\n\r "
+
+_LOCAL_NORMALIZERS = {
+    *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
+    *("Strip", "StripAccents"),
+}
+# Patterns that match white space only, and no single space.
+_WHITE_SPACE_RUNS = {r"\s{2,}|[\n\r\t]", " {2,}"}
+_LOCAL_SPLITTERS = {"Digits", "Punctuation"}
+_WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}  # they drop white space
+# As Llama 3 and Qwen split texts: a match has a space at its beginning, or runs of white space.
+_LETTERS_OR_DIGITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORD_PATTERNS = {_LETTERS_OR_DIGITS % digits for digits in (r"\p{N}", r"\p{N}{1,3}")}
+# Of an added token that could be found across a gap.
+_ACROSS = re.compile(r"\S[\s▁]")
+
+# Characters beside which there are gaps, if the tokenizer's normalizer leaves them to themselves:
+# Latin, Greek, Cyrillic, Armenian, Hebrew, Arabic, Devanagari, punctuation and currencies. Letters
+# of these join no white space in a grapheme; a mark does, so it may stand before a gap only.
+_RANGES = ((0xA1, 0x700), (0x900, 0x980), (0x1E00, 0x2000), (0x2010, 0x2028), (0x2030, 0x205F),
+           (0x20A0, 0x20C1))  # fmt: skip
+_BASES = {*("Lu", "Ll", "Lt", "Lo", "Nd", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"),
+          *("Sc", "Sm", "So")}  # fmt: skip
+_MARKS = {"Mn", "Mc"}
+_ASCII = range(0x21, 0x7F)
+_PUNCTUATION = np.isin(np.arange(256), list(string.punctuation.encode()))
+
+
+def prefix_end(text: str, chars: int) -> int:
+    """Return where to cut `text`: in the first gap behind `chars` characters, or at its end."""
+    gap = _GAP.search(text, chars)
+    return len(text) if gap is None else gap.end()
+
+
+def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
+    """Tell whether a ``tokenizers.Tokenizer`` is known to tokenize both sides of a gap apart.
+
+    The gaps meant are single spaces between printable characters of ASCII. The tokens of a text
+    then begin with those of what is before any of them.
+    """
+    _, splitters = _split_steps(description)
+    return (
+        all(map(_is_local, steps_of(description["normalizer"], "normalizers")))
+        and _keeps_ascii(backend.normalizer)
+        and bool(splitters)
+        and _ends_words(splitters[0])
+        and not any(_ACROSS.search(token["content"]) for token in description["added_tokens"])
+    )
+
+
+def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the splitters before the one that ends words, and that one with those behind it."""
+    steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
+    is_first = (step["type"] not in _LOCAL_SPLITTERS for step in steps)
+    count = next((number for number, is_it in enumerate(is_first) if is_it), len(steps))
+    return steps[:count], steps[count:]
+
+
+def steps_of(step: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a normalizer or pre-tokenizer, those of sequences too."""
+    if step is not None and step["type"] == "Sequence":
+        for part in step[name]:
+            yield from steps_of(part, name)
+    elif step is not None:
+        yield step
+
+
+def _is_local(normalizer: dict[str, Any]) -> bool:
+    if normalizer["type"] != "Replace":
+        return normalizer["type"] in _LOCAL_NORMALIZERS
+    [(kind, pattern)] = normalizer["pattern"].items()
+    if kind == "Regex":
+        return pattern in _WHITE_SPACE_RUNS
+    replacing = pattern + normalizer["content"]
+    return bool(normalizer["content"]) and not re.search(r"[\s▁]", replacing)
+
+
+def _keeps_ascii(normalizer: Any) -> bool:
+    """Tell whether printable ASCII stays what it is, but for letter case."""
+    return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
+
+
+def _ends_words(splitter: dict[str, Any]) -> bool:
+    kind = splitter["type"]
+    if kind == "Metaspace":
+        return splitter["split"]
+    if kind == "Split":
+        is_whole = splitter["behavior"] == "Isolated" and not splitter["invert"]
+        return is_whole and splitter["pattern"].get("Regex") in _WORD_PATTERNS
+    return splitter["use_regex"] if kind == "ByteLevel" else kind in _WORD_SPLITTERS
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Tables of what stands in gaps and beside them, by byte or by code point below 0x10000."""
+
+    spaces: np.ndarray  # bytes of white space that part words
+    before: np.ndarray  # characters before a gap
+    before_lines: np.ndarray  # the same where it begins with the end of a line
+    after: np.ndarray  # characters behind a gap
+    # Characters before which a run of white space is cut once more, before its last space.
+    after_space: np.ndarray
+    ends_lines: bool  # and behind its last end of a line
+    unsafe: tuple[bytes, ...]  # what no text may contain that is cut
+    # Added tokens, without which punctuation of ASCII is cut out too; None: it never is.
+    tokens: tuple[bytes, ...] | None
+
+    def cut(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return where words begin in texts end to end, and their end, int64, ascending."""
+        begins = np.zeros(len(data) + 1, dtype=bool)
+        begins[offsets] = True
+        is_space = self.spaces[data]
+        edges = np.flatnonzero(is_space[1:] != is_space[:-1]) + 1
+        edges = edges[int(is_space[:1].any()) :]  # white space that the first text begins with
+        first, last = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
+        last_bytes, after = data[last - 1], _code_points(data, last)
+        is_whole = np.ones(len(first), dtype=bool)
+        runs = np.searchsorted(first, offsets, side="right") - 1
+        runs, edges = runs[runs >= 0], offsets[runs >= 0]
+        is_whole[runs[last[runs] >= edges]] = False  # at an end of a text
+        place = first - 1
+        for _ in range(3):
+            place = place - ((data[place] & 0xC0) == 0x80)
+        before, opening = _code_points(data, place), data[first]
+        is_line = (opening == ord("\n")) | (opening == ord("\r"))
+        has_before = np.where(is_line, self.before_lines[before], self.before[before])
+        begins[first[is_whole & has_before & self.after[after]]] = True
+        is_whole &= self.after_space[after]
+        begins[last[is_whole & (last_bytes == ord(" ")) & (last - first > 1)] - 1] = True
+        if self.ends_lines:
+            lines = np.flatnonzero((data == ord("\n")) | (data == ord("\r")))
+            ends = np.append(-1, lines)[np.searchsorted(lines, last)]
+            begins[ends[is_whole & (ends >= first)] + 1] = True
+        if self.tokens is not None and not any(map(data.tobytes().__contains__, self.tokens)):
+            is_printable = (data > ord(" ")) & (data <= ord("~"))
+            is_mark = _PUNCTUATION[data]
+            begins[1:-1] |= (is_mark[1:] & is_printable[:-1]) | (is_mark[:-1] & is_printable[1:])
+        return np.flatnonzero(begins)
+
+
+def _code_points(data: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the code points of characters that begin at these places; 0 for those of 4 bytes."""
+    codes = data[places].astype(np.int64)
+    wide = np.flatnonzero(codes >= 0x80)
+    lead, at = codes[wide], places[wide]
+    second, third = (data[np.minimum(at + n, len(data) - 1)] & 0x3F for n in (1, 2))
+    two = (lead & 0x1F) << 6 | second
+    three = (lead & 0x0F) << 12 | second.astype(np.int64) << 6 | third
+    codes[wide] = np.where(lead < 0xE0, two, np.where(lead < 0xF0, three, 0))
+    return codes
+
+
+def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
+    """Return where a tokenizer's texts fall into words; None if that is not known."""
+    if not ends_words_in_gaps(backend, description) or description["model"].get("dropout"):
+        return None
+    normalize = (
+        (lambda text: text) if backend.normalizer is None else backend.normalizer.normalize_str
+    )
+    steps = list(steps_of(description["normalizer"], "normalizers"))
+    local, (ender, *behind) = _split_steps(description)
+    drops, is_metaspace = ender["type"] in _WORD_SPLITTERS, ender["type"] == "Metaspace"
+    strips = any(step.get("strip_left") for step in steps)
+    if (
+        strips
+        and not drops
+        and not (is_metaspace and ender["prepend_scheme"] == "always" and not local)
+    ):
+        return None
+    if not drops and any(step.get("prepend_scheme") == "first" for step in behind):
+        return None  # what a word begins with is not what its text begins with
+    unsafe: list[bytes] = []
+    firsts: set[str] = set()
+    has_space = False
+    for token in description["added_tokens"]:
+        content = token["content"]
+        forms = {content, normalize(content)}
+        is_edged = any(form != form.strip() for form in forms)
+        if any(map(_ACROSS.search, forms)):
+            return None
+        if content and (token["lstrip"] or token["rstrip"] or (token["single_word"] and is_edged)):
+            if token["normalized"] and steps:
+                return None
+            unsafe.append(content.encode())
+        has_space |= any(re.search(r"\s", form) for form in forms)
+        firsts |= {form[:1] for form in forms}
+    has_prefix = ender.get("add_prefix_space", False)
+    if has_space and any(step["type"] == "Strip" for step in steps):
+        return None
+    spaces = next(
+        (one for one in (_SPACES, " ") if _are_gaps(normalize, one, drops, is_metaspace, strips)),
+        "",
+    )
+    spaces = spaces and (" " if has_prefix else spaces)
+    if not spaces:
+        return None
+    # Runs of white space are cut where the splitter's own pattern is known to end a match in them.
+    tail = [] if ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
+    rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in behind]
+    is_plain = not (drops or is_metaspace or has_prefix or local or has_space) and rest == tail
+    is_plain &= all(step["type"] == "NFC" for step in steps)
+    before, before_lines, after, after_space = (np.zeros(0x10000, dtype=bool) for _ in range(4))
+    for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
+        char = chr(code)
+        category = unicodedata.category(char)
+        form = normalize(char)
+        if category not in _BASES | _MARKS | ({"Sk"} if code < 0x80 else set()) or not form.strip():
+            continue
+        before[code] = normalize(f"{char} x") == f"{form} x" and form[-1] != " "
+        is_word = unicodedata.category(form[-1])[0] in "LN"
+        before_lines[code] = before[code] and (is_word or ender["type"] != "Split")
+        is_mark = category in _MARKS or unicodedata.category(form[0])[0] == "M"
+        is_first = not firsts.isdisjoint({char, form[0]})  # white space before a token may stay
+        after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
+        after[code] &= not (is_mark or (strips and is_first))
+        after_space[code] = after[code] and is_plain and not is_first
+    tokens = [token["content"].encode() for token in description["added_tokens"]]
+    has_marks = ender["type"] == "BertPreTokenizer" and not (local or behind)
+    has_marks &= all(step["type"] == "BertNormalizer" for step in steps)
+    has_marks &= not any(token["normalized"] for token in description["added_tokens"])
+    return Gaps(
+        np.isin(np.arange(256), list(spaces.encode())),
+        before,
+        before_lines,
+        after,
+        after_space,
+        is_plain and ender["type"] == "Split",
+        tuple(unsafe),
+        tuple(filter(None, tokens)) if has_marks else None,
+    )
+
+
+def _are_gaps(normalize: Any, spaces: str, drops: bool, is_metaspace: bool, strips: bool) -> bool:
+    """Tell whether runs of white space are the same before a word alone and in its text."""
+    for length in (1, 2, 3):
+        for run in map("".join, itertools.product(spaces, repeat=length)):
+            within, alone = normalize(f"x{run}y"), normalize(f"{run}y")
+            kept = within[1:-1]
+            if within[0] + within[-1] + alone.strip() != "xyy" or not kept.isspace():
+                return False
+            if not drops and (alone != "y" or kept != " " if strips else alone != f"{kept}y"):
+                return False
+            if not drops and (set(kept) != {" "} if is_metaspace else kept != run):
+                return False
+    return True
+
+
+class Words:
+    """Tokens of many texts by their words, without special ones, copied when they are taken."""
+
+    def __init__(self, rows: Sequence[bytes], which: np.ndarray, bounds: np.ndarray) -> None:
+        self._flat = np.frombuffer(b"".join(rows), np.int32)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows)) // self._flat.itemsize
+        self._starts = (np.cumsum(lengths) - lengths)[which]  # of each word's tokens in `_flat`
+        self._ends = np.append(0, np.cumsum(lengths[which]))  # of those of all words end to end
+        self._first, self._last = bounds[:-1], bounds[1:]  # word of each text, and behind its last
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, int64 (texts,)."""
+        return self._ends[self._last] - self._ends[self._first]
+
+    def replace(self, places: Sequence[int], words: Words) -> None:
+        """Put other texts in the places of some."""
+        starts, ends = words._starts + len(self._flat), words._ends[1:] + self._ends[-1]
+        self._first, self._last = self._first.copy(), self._last.copy()
+        self._first[places] = words._first + len(self._starts)
+        self._last[places] = words._last + len(self._starts)
+        self._flat = np.concatenate([self._flat, words._flat])
+        self._starts = np.concatenate([self._starts, starts])
+        self._ends = np.concatenate([self._ends, ends])
+
+    def take(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Return the tokens of each text from start to stop, end to end, int32."""
+        words = self._last - self._first
+        index, begins = _ranges(self._first, words), self._ends[self._first]
+        low = np.maximum(self._ends[index], np.repeat(begins + starts, words))
+        high = np.minimum(self._ends[1:][index], np.repeat(begins + stops, words))
+        places = self._starts[index] - self._ends[index] + low
+        return self._flat[_ranges(places, np.maximum(high - low, 0))]
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the numbers from each of `starts` on, as many as `counts` says, end to end."""
+    numbers = np.repeat(starts - np.cumsum(counts) + counts, counts)
+    numbers += np.arange(len(numbers))
+    return numbers
+
+
+class WordCache:
+    """Tokens of words that a tokenizer has had, for all threads of the process.
+
+    Without a lock: what two threads find out at once is the same. Words that come again outlive
+    others: what is looked up in the older half of what is kept joins the younger one, and the older
+    half is dropped when the younger one is full.
+    """
+
+    def __init__(self, backend: Any, description: dict[str, Any]) -> None:
+        self._backend = backend
+        self.ends_words = ends_words_in_gaps(backend, description)  # so prefixes can be read
+        self._gaps = read_gaps(backend, description)
+        self._younger: dict[str, bytes] = {}
+        self._older: dict[str, bytes] = {}
+        self._younger_bytes = 0
+        self._pays = False  # to cut texts
+        self._whole_bytes = 0  # of texts that are not cut before some are tried again
+        self._cut_bytes = 0
+        self._patience = _LEAST_PATIENCE  # how many times as many as those that were counted
+
+    def __call__(self, texts: Sequence[str]) -> Words:
+        """Return the tokens that the library gives these texts."""
+        _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
+        offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
+        data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
+        self._whole_bytes -= len(data)
+        bounds = np.unique(offsets)
+        if self._gaps is not None and (self._pays or self._whole_bytes < 0):
+            cut = self._bounds(self._gaps, data, offsets)
+            self._pays = self._pays or self._would_pay(data, cut)
+            bounds = cut if self._pays else bounds
+        rows, which = self._look_up(data, bounds)
+        return Words(rows, which, np.searchsorted(bounds, offsets))
+
+    def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
+        """Tell whether few enough of the first words are new; none gets its tokens for it."""
+        counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
+        distinct = _coded(data, counted).dictionary.to_pylist()
+        new = [w for w in distinct if w not in self._younger and w not in self._older]
+        pays = self._are_few(new, counted)
+        self._patience = _LEAST_PATIENCE if pays else min(2 * self._patience, _MOST_PATIENCE)
+        self._whole_bytes = self._patience * int(counted[-1])
+        return pays
+
+    def _bounds(self, gaps: Gaps, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return where words begin; texts with much that has no gaps are words as a whole."""
+        bounds = gaps.cut(data, offsets)
+        first = np.searchsorted(bounds, offsets)
+        lengths = np.diff(bounds)
+        long = np.append(0, np.cumsum(lengths * (lengths > LONGEST_WORD)))[first]
+        is_whole = 2 * np.diff(long) > np.diff(offsets)
+        content = data.tobytes() if gaps.unsafe else b""
+        for token in gaps.unsafe:
+            place = content.find(token)
+            while place >= 0:
+                text = np.searchsorted(offsets, place, side="right") - 1
+                is_whole[text] = True
+                place = content.find(token, offsets[text + 1])
+        is_kept = np.repeat(~is_whole, np.diff(first))
+        is_kept[first[:-1][np.diff(first) > 0]] = True
+        return bounds[np.append(is_kept, True)]
+
+    def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+        """Return the tokens of distinct words between bounds, and which of them each word is."""
+        coded = _coded(data, bounds)
+        distinct = coded.dictionary.to_pylist()
+        rows: list[Any] = list(map(self._younger.get, distinct))
+        missing = [number for number, row in enumerate(rows) if row is None]
+        older = [self._older.get(distinct[number]) for number in missing]
+        new = [number for number, row in zip(missing, older, strict=True) if row is None]
+        encodings = self._backend.encode_batch_fast(
+            [distinct[number] for number in new], add_special_tokens=False
+        )
+        for number, row in zip(missing, older, strict=True):
+            rows[number] = row
+        for number, encoding in zip(new, encodings, strict=True):
+            rows[number] = array("i", encoding.ids).tobytes()
+        short = [number for number in missing if len(distinct[number]) <= LONGEST_WORD]
+        self._keep((distinct[number], rows[number]) for number in short)
+        if self._pays:
+            self._pays = self._are_few([distinct[number] for number in new], bounds)
+            self._cut_bytes += int(bounds[-1])
+        return rows, coded.indices.to_numpy()
+
+    def _are_few(self, new: list[str], bounds: np.ndarray) -> bool:
+        """Tell whether new words are so small a part of all that cutting them out pays.
+
+        Long ones cost the same within their texts and alone.
+        """
+        lengths, new_lengths = np.diff(bounds), [len(word.encode()) for word in new]
+        most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
+        new_bytes = sum(length for length in new_lengths if length <= LONGEST_WORD)
+        return new_bytes < most * int(lengths[lengths <= LONGEST_WORD].sum())
+
+    def _keep(self, words: Iterable[tuple[str, bytes]]) -> None:
+        for word, row in words:
+            self._younger[word] = row
+            self._younger_bytes += sys.getsizeof(word) + sys.getsizeof(row) + _ENTRY_BYTES
+            if 2 * self._younger_bytes > CACHE_BYTES:
+                self._younger, self._older, self._younger_bytes = {}, self._younger, 0
+
+
+def _coded(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
+    """Return the words between bounds of UTF-8 bytes, each distinct one once."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(data)]
+    words = pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
+    return words.dictionary_encode()
+
+
+_caches: WeakValueDictionary[tuple[str, bool], WordCache] = WeakValueDictionary()
+_caching = threading.Lock()
+
+
+def word_cache(backend: Any) -> WordCache:
+    """Return the process's only cache of a ``tokenizers.Tokenizer``, or of one that equals it.
+
+    It lasts as long as anyone holds it. The tokenizer must not cut or pad.
+    """
+    description = json.loads(backend.to_str())
+    steps = [description[name] for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
+    digest = hashlib.sha256(json.dumps(steps).encode()).hexdigest()
+    key = (digest, backend.encode_special_tokens)
+    with _caching:
+        cache = _caches.get(key)
+        if cache is None:
+            cache = _caches[key] = WordCache(backend, description)
+        return cache

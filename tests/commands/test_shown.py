@@ -1,0 +1,99 @@
+"""What others have named is shown, and commands no terminal and no page."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from gpuclassify.commands.cli import Visible, main
+from gpuclassify.pages import markdown, text_table, visible
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+RED = "\x1b[31mred\x1b]0;title\x07"
+# Escapes of 7 and of 8 bits, a title, back over what was written, from right to left, unseen, half.
+CONTROLS = [RED, "\x9b2J", "a\rb", "a\x08b", "\u202egnp.exe", "zero\u200bwidth", "\ud800", "\x00"]
+
+
+@pytest.mark.parametrize("text", CONTROLS, ids=ascii)
+def test_what_controls_a_terminal_is_written_as_an_escape(text):
+    shown = visible(f"one\n\ttwo {text} é 漢\u3000字\u00a0🙂")
+    assert shown.startswith("one\n\ttwo ") and shown.endswith(" é 漢\u3000字\u00a0🙂")
+    assert shown[:9].isspace() is False and shown[9:-8].isprintable()
+    assert visible(text, "").isprintable()
+    assert text_table([("name", text)]).isprintable()
+    record = logging.LogRecord("x", 30, "x", 1, "%s", (text,), None)
+    assert Visible("%(message)s").format(record).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("[a](javascript:b)", r"\[a\](javascript:b)"),
+        ("![](x) `b` | c *d*", r"!\[\](x) \`b\` \| c \*d\*"),
+        ("a\n# b", r"a\\n# b"),
+        ("__label__hq & co", "__label__hq &amp; co"),
+    ],
+)
+def test_markdown_shows_a_text_as_it_stands(text, shown):
+    assert markdown(text) == shown
+
+
+@pytest.fixture
+def model(sequence_classifier, tmp_path):
+    """A classifier with controls and letters of several alphabets in each of its labels."""
+    folder = tmp_path / "model"
+    shutil.copytree(sequence_classifier("bert"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = {
+        place: f"Ökologie 漢字 {RED} \u202egnp{place}" for place in range(len(config["id2label"]))
+    }
+    config |= {"id2label": names, "label2id": {name: place for place, name in names.items()}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    texts = pd.DataFrame({"text": [f"{RED} text {n} {'word ' * n}" for n in range(40)] * 2})
+    texts.to_json(tmp_path / "in.jsonl", orient="records", lines=True)
+    return str(tmp_path / "in.jsonl")
+
+
+def commands(model, inputs, out):
+    named = ["--classifier", "checkpoint", "--model", str(model)]
+    yield ["classify", inputs, f"{out}/labels", *named]
+    yield ["compare", inputs, *named, "--with", "max_seq_length=8"]
+    yield ["preview", inputs, *named]
+    yield ["dedup", inputs, f"{out}/clean", "--method", "exact"]
+    yield ["classify", f"{out}/{RED}.jsonl", f"{out}/none", *named]
+    yield ["classify", inputs, f"{out}/none", *named, "--filter-by", RED[:-2]]
+    yield ["report", f"{out}/{RED}"]
+
+
+def test_commands_print_no_controls(model, inputs, tmp_path):
+    codes = []
+    for words in commands(model, inputs, tmp_path):
+        done = CliRunner().invoke(main, words)
+        assert not set(done.output) & {"\x1b", "\x07", "\u202e"}, done.output
+        assert r"\x1b" in done.output, words
+        codes.append(done.exit_code)
+    assert codes == [0, 0, 0, 0, 2, 2, 2]
+
+
+def test_letters_that_the_terminal_lacks_end_no_command(model, inputs, tmp_path):
+    encodings = ["ascii", "latin-1", "ascii"]
+    for encoding, words in zip(encodings, commands(model, inputs, tmp_path), strict=False):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuclassify", *words],
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "?" in done.stdout.decode(encoding)

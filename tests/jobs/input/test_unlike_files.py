@@ -1,0 +1,119 @@
+"""Files whose columns differ in the fields of objects, or how values are stored, are one input."""
+
+from decimal import Decimal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpuclassify import FileReader, ParquetWriter, Pipeline
+from gpuclassify.jobs.input.readers import first_rows, read_files
+from gpuclassify.stores.store import UnreadableInputError
+
+TEXT, NUMBER = pa.string(), pa.int64()
+URL = pa.struct([("url", TEXT)])
+PAGE = pa.struct([("title", TEXT), ("url", TEXT)])
+A_URL, A_PAGE = {"url": "u"}, {"title": "t", "url": "v"}
+BIG = pa.struct([pa.field("n", NUMBER, nullable=False), ("url", pa.large_string())])
+EMPTY = {"__dummy_field_in_empty_struct": None}  # what Parquet has for {}
+CODES = pa.dictionary(pa.int8(), TEXT)
+NO_NUMBERS = ([None] * 3, pa.float64())  # what pandas writes for a column without values
+# Values and types of a column of several files.
+COLUMNS = {
+    "fields in another order": [([A_PAGE], PAGE), ([A_PAGE], pa.struct([*PAGE][::-1]))],
+    "more fields in most": [([A_URL, None], URL), ([A_PAGE], PAGE), ([A_PAGE], PAGE)],
+    "other fields": [([A_URL], URL), ([{"n": 1, "url": "w"}, None], BIG)],
+    "objects in lists": [([[A_URL, None], []], pa.list_(URL)), ([[A_PAGE]], pa.large_list(PAGE))],
+    "objects in lists in objects": [
+        ([{"a": [[A_URL, None]]}], pa.struct([("a", pa.list_(pa.list_(URL)))])),
+        ([{"b": 1, "a": [[A_PAGE]]}], pa.struct([("b", NUMBER), ("a", pa.list_(pa.list_(PAGE)))])),
+    ],
+    "objects in maps": [
+        ([[("k", A_URL)], None], pa.map_(TEXT, URL)),
+        ([[("l", A_PAGE), ("m", None)]], pa.map_(TEXT, PAGE)),
+    ],
+    "no fields": [([EMPTY, None], pa.struct([(*EMPTY, pa.null())])), ([A_PAGE], PAGE)],
+    "codes": [(["a", None], CODES), (["b"], TEXT)],
+    "codes of long texts": [(["a"], pa.dictionary(pa.int32(), pa.large_string())), (["b"], TEXT)],
+    "codes in objects": [([{"url": "x"}], pa.struct([("url", CODES)])), ([A_PAGE], PAGE)],
+    "views": [(["a", None], pa.string_view()), (["b"], TEXT)],
+    "nothing but views": [(["a", None], pa.string_view())],
+    "views in lists": [([["a"], [None]], pa.list_(pa.string_view())), ([["b"]], pa.list_(TEXT))],
+    "views of bytes": [([b"a"], pa.binary_view()), ([b"b"], pa.binary())],
+    "a size": [([["a", "b"], None], pa.list_(TEXT, 2)), ([["c"]], pa.list_(TEXT))],
+    "two sizes": [([["a", "b"]], pa.list_(TEXT, 2)), ([["c"] * 3], pa.list_(TEXT, 3))],
+    "a size of bytes": [([b"ab"], pa.binary(2)), ([b"c"], pa.binary())],
+    "a size in objects": [
+        ([{"a": [1, 2]}], pa.struct([("a", pa.list_(NUMBER, 2))])),
+        ([{"a": [1.5]}], pa.struct([("a", pa.list_(pa.float64()))])),
+    ],
+    "nulls": [([None], pa.null()), (["a"], TEXT)],
+    "nulls for objects": [([None], pa.null()), ([A_PAGE], PAGE)],
+    "nulls in objects": [([{"url": None}], pa.struct([("url", pa.null())])), ([A_PAGE], PAGE)],
+    "no numbers for texts": [NO_NUMBERS, NO_NUMBERS, (["a", None], TEXT)],
+    "no numbers for objects": [NO_NUMBERS, NO_NUMBERS, ([A_PAGE], PAGE)],
+    "no numbers for lists": [NO_NUMBERS, ([["a"]], pa.list_(TEXT))],
+    "no numbers in objects": [
+        ([{"url": None, "n": 1}], pa.struct([("url", pa.float64()), ("n", NUMBER)])),
+        ([{"url": ["a"]}], pa.struct([("url", pa.list_(TEXT))])),
+    ],
+    "no numbers in lists": [
+        ([[None], [], None] * 2, pa.list_(pa.float64())),
+        ([["a"]], pa.list_(TEXT)),
+    ],
+    "text of JSON": [(['{"a":1}', None], pa.json_()), (["b"], TEXT)],
+}  # fmt: skip
+
+
+def write(folder, files):
+    (folder / "in").mkdir()
+    for number, (values, kind) in enumerate(files):
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        storage = plain.storage_type if isinstance(plain, pa.BaseExtensionType) else plain
+        column = pa.array(values, storage).cast(kind)
+        pq.write_table(
+            pa.table({"text": ["a"] * len(values), "x": column}), folder / f"in/{number}.parquet"
+        )
+    return folder / "in"
+
+
+def without_nulls(value):
+    """The value, where a field that is null is as one that is not there."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    is_many = isinstance(value, (list, tuple))
+    return [without_nulls(item) for item in value] if is_many else value
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_every_value_comes_out_as_it_was_in_its_file(tmp_path, kind):
+    folder = write(tmp_path, COLUMNS[kind])
+    wanted = [without_nulls(value) for values, _ in COLUMNS[kind] for value in values]
+    Pipeline([FileReader(folder), lambda frame: frame, ParquetWriter(f"{tmp_path}/out")]).run()
+    rows = pa.concat_tables(map(pq.read_table, sorted((tmp_path / "out").glob("*.parquet"))))
+    found = [without_nulls(value) for value in rows["x"].to_pylist()]
+    assert found == wanted
+    ddf = read_files(folder)
+    for part in ddf.to_delayed():
+        pd.testing.assert_series_equal(part.compute().dtypes, ddf.dtypes)
+    few = first_rows([str(folder)], 100)
+    assert few["x"].isna().tolist() == [value is None for value in wanted]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [([1.5, None], pa.float64()), (["a"], TEXT)],
+        [([{"url": b"a"}], pa.struct([("url", pa.binary())])), ([A_URL], URL)],
+        [([[1]], pa.list_(NUMBER)), ([1], NUMBER)],
+        [([1], NUMBER), ([Decimal("1.5")], pa.decimal128(5, 2))],
+        [([A_URL], URL), ([[("url", "u")]], pa.map_(TEXT, TEXT))],
+    ],
+)
+def test_values_of_other_kinds_are_refused_with_their_column(tmp_path, kinds):
+    folder = write(tmp_path, kinds)
+    for read in (lambda: FileReader(folder).find_parts(), lambda: first_rows([str(folder)], 100)):
+        with pytest.raises(UnreadableInputError, match=r"do not fit together: x is "):
+            read()
+    assert len(read_files(folder, fields=["text"]).compute()) == sum(len(rows) for rows, _ in kinds)

@@ -1,0 +1,235 @@
+"""A model's tokens are those of its own file, whatever class its configuration names."""
+
+import importlib.util
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from tests.replicas.tokenizers import published_files
+
+FILES = published_files()
+TEXTS = json.loads(FILES["deberta/texts.json"])
+IDS = json.loads(FILES["deberta/ids.json"])
+TRANSFORMERS_4 = json.loads(FILES["transformers_4.json"])
+CLASSES = [
+    *("DebertaV2Tokenizer", "DebertaV2TokenizerFast", "BertTokenizer", "AlbertTokenizer"),
+    *("XLMRobertaTokenizer", "XLNetTokenizer", "T5Tokenizer", "CamembertTokenizer"),
+    *("RobertaTokenizer", "GPT2Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer"),
+    *("PreTrainedTokenizerFast", "TokenizersBackend", "BigBirdTokenizer", "RemBertTokenizer"),
+    *("MBartTokenizer", "MPNetTokenizer", "DistilBertTokenizer", "FunnelTokenizer"),
+    *("BertJapaneseTokenizer", "ByT5Tokenizer", "XLMTokenizer", "TokenizerOfSomebody", None),
+]
+LLAMA = {"add_bos_token": True, "add_eos_token": True, "tokenizer_class": "LlamaTokenizer"}
+needs_sentencepiece = pytest.mark.skipif(
+    importlib.util.find_spec("sentencepiece") is None, reason="sentencepiece is not installed"
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes files of the DeBERTa tokenizer, and a configuration with other settings."""
+
+    def write(*names, **settings):
+        for name in names:
+            (tmp_path / name).write_bytes(FILES[f"deberta/{name}"])
+        config = json.loads(FILES["deberta/tokenizer_config.json"]) | settings
+        kept = {name: value for name, value in config.items() if value is not None}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(kept))
+        return tmp_path
+
+    return write
+
+
+def ids_of(directory, texts=TEXTS, **settings):
+    """By this package, special tokens included."""
+    tokenizer = TextTokenizer(read_tokenizer("acme/model", directory, **settings), 512)
+    return [tokens.windows[0].tolist() for tokens in tokenizer.encode(texts)]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_tokens_are_those_of_the_file_whatever_class_is_named(write, name):
+    directory = write("tokenizer.json", "special_tokens_map.json", tokenizer_class=name)
+
+    assert ids_of(directory) == IDS["fast"]
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    assert [plain.encode(text).ids for text in TEXTS] == IDS["fast"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_special_tokens_that_the_file_does_not_know_are_not_declared(write, name):
+    directory = write("tokenizer.json")
+    config = {} if name is None else {"tokenizer_class": name}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<none>"}))
+    (directory / "config.json").write_text(json.dumps({"model_type": "xlnet"}))
+
+    tokenizer = read_tokenizer("acme/model", directory)
+
+    assert ids_of(directory) == IDS["fast"]
+    assert tokenizer.pad_token_id is None
+    assert {*tokenizer.all_special_ids} <= {*range(901), None}
+
+
+@pytest.mark.parametrize("names", [None, ["input_ids"], ["input_ids", "token_type_ids"]])
+@pytest.mark.parametrize("name", ["XLNetTokenizer", "BertTokenizer", "PreTrainedTokenizerFast"])
+def test_segment_ids_are_those_of_the_file_unless_the_model_takes_none(write, name, names):
+    directory = write("tokenizer.json", tokenizer_class=name, model_input_names=names)
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    plain.post_processor = TemplateProcessing(single="$A:0 [SEP]:2", special_tokens=[("[SEP]", 2)])
+    plain.save(str(directory / "tokenizer.json"))
+
+    batch = TextTokenizer(read_tokenizer("acme/model", directory), 64)(TEXTS)
+
+    if names == ["input_ids"]:
+        assert batch.type_ids is None
+    else:
+        assert batch.type_ids.tolist() == [n for t in TEXTS for n in plain.encode(t).type_ids]
+
+
+@pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "xlm-roberta", "llama", "mistral"])
+@pytest.mark.parametrize("name", ["BertTokenizer", "LlamaTokenizerFast", None])
+def test_tokens_are_those_of_the_file_of_every_architecture(write, model_type, name):
+    directory = write("tokenizer.json", tokenizer_class=name)
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+    assert ids_of(directory) == IDS["fast"]
+
+
+def set_truncation(tokenizer):
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=40, pad_token="[PAD]")
+
+
+def set_end(tokenizer):
+    tokenizer.post_processor = TemplateProcessing(
+        single="$A [SEP] [MASK]", special_tokens=[("[SEP]", 2), ("[MASK]", 900)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        (set_truncation, {}),
+        (set_end, {}),
+        (set_end, LLAMA),
+        (set_end, {"tokenizer_class": "XLMRobertaTokenizer"}),
+        (lambda t: t.add_tokens([AddedToken("market", single_word=True)]), {}),
+        (lambda t: t, {"do_lower_case": True, "split_by_punct": True}),
+        (lambda t: t, {"tokenizer_class": "BertTokenizer", "strip_accents": True}),
+        (lambda t: t, {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}),
+        (lambda t: t, {"pad_token": "<nothing>", "additional_special_tokens": ["river"]}),
+        (lambda t: t, {"auto_map": {"AutoTokenizer": ["tokenization_acme.Acme", None]}}),
+    ],
+)  # fmt: skip
+def test_what_the_file_says_counts_and_what_it_cuts_and_pads_does_not(write, change, settings):
+    directory = write("tokenizer.json", **settings)
+    file = str(directory / "tokenizer.json")
+    plain = Tokenizer.from_file(file)
+    change(plain)
+    plain.save(file)
+    plain.no_truncation()
+    plain.no_padding()
+
+    texts = [*TEXTS, "a [MASK] b [SEP]", "market marketing"]
+    assert ids_of(directory, texts) == [plain.encode(text).ids for text in texts]
+
+
+def test_what_a_configuration_declares_is_kept(write):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+    directory = write(
+        "tokenizer.json",
+        tokenizer_class="BertTokenizer",
+        model_max_length=77,
+        padding_side="left",
+        truncation_side="left",
+        chat_template=template,
+    )
+
+    tokenizer = read_tokenizer("acme/model", directory)
+
+    assert (tokenizer.model_max_length, tokenizer.padding_side) == (77, "left")
+    assert (tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.eos_token_id) == (0, 900, 2)
+    chat = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "hello[SEP]"
+    kept = TextTokenizer(tokenizer, 4)(["The river kept a small market"]).ids
+    assert kept.tolist() == [1, *IDS["fast"][0][5:7], 2] or len(kept) == 4
+    assert read_tokenizer("acme/model", directory, model_max_length=9).model_max_length == 9
+
+
+@needs_sentencepiece
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id="-".join([case["class"], *map(str, case["settings"].values())]))
+        for case in TRANSFORMERS_4["cases"]
+    ],
+)
+def test_without_the_file_tokens_are_those_that_transformers_4_gave(tmp_path, case):
+    for name, source in case["files"].items():
+        content = FILES.get(f"deberta/{source}") or FILES[f"other/{source}"]
+        (tmp_path / name).write_bytes(content)
+    config = {"tokenizer_class": case["class"], **case["settings"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": case["model_type"]}))
+
+    tokenizer = TextTokenizer(read_tokenizer("acme/model", tmp_path), 512)
+    found = tokenizer.encode(TRANSFORMERS_4["texts"])
+
+    assert [text.windows[0].tolist() for text in found] == case["ids"]
+    types = [[ids.tolist() for ids in text.type_ids or []] for text in found]
+    assert types == [[ids] for ids in case["types"]] if "types" in case else not any(types)
+
+
+@needs_sentencepiece
+def test_sentencepiece_models_keep_their_normalisation(write):
+    directory = write("spm.model", "special_tokens_map.json", "added_tokens.json")
+
+    assert ids_of(directory) == IDS["fast"]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"tokenizer.json": b"{}"}, r"tokenizer of acme/model loads from .*because of \w+: .*"),
+        ({"tokenizer.json": b"[", "spm.model": b""}, r"because of \w+: .*(EOF|Expecting)"),
+        ({"spm.model": b"none"}, r"because of \w+: .*([Pp]ars|not|Extra)"),
+        ({"vocab.json": b"[1]", "merges.txt": b""}, r"because of \w+: "),
+        ({}, r"none of \[.*.*\] is there"),
+    ],
+    ids=["wrong", "cut", "no model", "list", "none"],
+)
+@needs_sentencepiece
+def test_a_tokenizer_that_does_not_load_says_why(tmp_path, files, words):
+    names = {"spm.model": "DebertaV2Tokenizer", "vocab.json": "GPT2Tokenizer"}
+    config = {"tokenizer_class": names.get(next(iter(files), ""), "BertTokenizer")}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=words):
+        read_tokenizer("acme/model", tmp_path)
+
+
+def test_a_configuration_that_is_refused_is_named(write):
+    directory = write("tokenizer.json")
+    (directory / "tokenizer_config.json").write_text("{")
+
+    with pytest.raises(CheckpointError, match="JSONDecodeError: Expecting property name"):
+        read_tokenizer("acme/model", directory)
+
+
+@pytest.mark.parametrize("missing", ["sentencepiece", "protobuf"])
+def test_the_libraries_for_sentencepiece_models_are_named_where_they_are_missing(
+    write, missing, monkeypatch
+):
+    monkeypatch.setattr(f"transformers.utils.is_{missing}_available", lambda: False)
+
+    with pytest.raises(
+        CheckpointError, match=r"spm.model and no tokenizer.json.*\[sentencepiece\]"
+    ):
+        read_tokenizer("acme/model", write("spm.model"))
+    assert ids_of(write("spm.model", "tokenizer.json")) == IDS["fast"]
