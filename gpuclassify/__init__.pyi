@@ -40,6 +40,7 @@ from .jobs.input.readers import JsonlReader as JsonlReader
 from .jobs.input.readers import ParquetReader as ParquetReader
 from .jobs.input.readers import read_files as read_files
 from .jobs.output.hub_writer import HubWriter as HubWriter
+from .jobs.output.writers import AnnotationWriter as AnnotationWriter
 from .jobs.output.writers import JsonlWriter as JsonlWriter
 from .jobs.output.writers import ParquetWriter as ParquetWriter
 from .jobs.output.writers import to_parquet as to_parquet

@@ -17,6 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, name_row
+from gpuclassify.jobs.input.annotations import ANNOTATED, FILE, PLACE
 from gpuclassify.jobs.input.files import InputFile
 from gpuclassify.jobs.input.parts import InputSchema, Part
 from gpuclassify.jobs.input.quarantine import (
@@ -28,6 +29,7 @@ from gpuclassify.jobs.input.quarantine import (
 )
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.input.sources import read_pieces
+from gpuclassify.jobs.output.annotations import annotation_table, extents
 from gpuclassify.jobs.output.encoding import (
     Encoding,
     UnnamedFolderError,
@@ -80,6 +82,7 @@ class TaskSpec:
     source_field: str | None = None  # by whose values rows of input and output are counted
     examples: int = 0  # texts at each end of a group of examples, at most
     run_began: float = 0.0  # see `Record`
+    annotations: pa.Schema | None = None  # of what is written beside the input, instead of rows
     # What is done with a part before the stages: a function of its frame and its number.
     before: Callable[[Frame, int], Frame] | None = None
 
@@ -127,10 +130,13 @@ def run_part(
         schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
         text_fields = spec.chain.main_text_fields
         table, problems, source = read_pieces(part, files, schema, spec.on_error, text_fields)
+        places = None
+        if spec.annotations is not None:
+            places, table = table.select([FILE, PLACE]), table.drop_columns([FILE, PLACE])
         frame = to_frame(table, spec.part_backend)
         counted = frame if spec.part_backend == "pandas" else table  # which no GPU gives back
         read_seconds = time.perf_counter() - started
-        return _run(frame, counted, problems, source, number, name, spec, read_seconds)
+        return _run(frame, counted, problems, source, number, name, spec, read_seconds, places)
 
 
 @on_sound_device
@@ -167,6 +173,7 @@ def _run(
     name: str,
     spec: TaskSpec,
     read_seconds: float,
+    places: pa.Table | None = None,
 ) -> Record:
     started = time.perf_counter()
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
@@ -179,12 +186,16 @@ def _run(
     for run_stats in context.stats or ():
         add_up(stats, run_stats.as_dict())
     names = spec.encoding.partition_by
+    if spec.annotations is not None and places is not None:
+        failed = [_placed(problem, places) for problem in failed]
+        table = annotation_table(table, places, [*problems, *failed], spec.annotations)
+        source = {**source, ANNOTATED: extents(table)}
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*problems, *failed]
     record = Record(
         name=name,
         source=source,
-        rows_in=len(frame),
+        rows_in=len(frame) if places is None else len(table),
         rows_out=len(table),
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
@@ -225,7 +236,10 @@ def _map_rows(
     def run(start: int, stop: int) -> pa.Table:
         stages = StageCounts(spec.examples)
         with run_context(stages=stages), as_errors():
-            mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
+            rows = frame.iloc[start:stop]
+            mapped = spec.chain.map_frame(rows, spec.meta_dtypes)
+            if spec.annotations is not None:
+                mapped = _beside(rows, mapped, spec.schema.names)
             table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
             check_values(table, spec.encoding.partition_by)
         add_counts(done.counts, stages.counts)  # now that nothing has failed
@@ -241,6 +255,21 @@ def _map_rows(
         else:
             tables.append(result)
     return pa.concat_tables(tables or [run(0, 0)]), problems, done
+
+
+def _beside(rows: Frame, mapped: Frame, names: list[str]) -> Any:
+    """Return the new columns; raise ValueError if a stage has dropped, made or moved rows."""
+    if not mapped.index.equals(rows.index):
+        raise ValueError(
+            "a stage has dropped, made or moved rows, and annotations stand beside all of them: "
+            "let it add a column instead"
+        )
+    return mapped[names]
+
+
+def _placed(problem: Problem, places: pa.Table) -> Problem:
+    row = problem.row or 0
+    return replace(problem, file=places[FILE][row].as_py(), place=places[PLACE][row].as_py())
 
 
 def row_errors() -> tuple[type[Exception], ...]:
@@ -278,7 +307,7 @@ def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str,
     column, sources = spec.source_field, {}
     if column is not None:
         values = _columns(read, [column])[column]
-        sources = {column: count_sources(values, kept[column])}
+        sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
     first_labels = [labels[0] for labels in fields if labels]
     return {
