@@ -66,7 +66,7 @@ BUDGETS = {
     "settings": 1300,
     "workers": 1100,
     "stores": 1400,
-    "jobs": 8500,
+    "jobs": 8700,
     "dedup": 3200,
     "scores": 1300,
     "training": 2200,

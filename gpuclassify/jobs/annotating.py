@@ -8,13 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuclassify.jobs.input.annotations import (
-    AnnotationError,
-    AnnotationSet,
-    later_folders,
-    some_names,
-)
+from gpuclassify.jobs.input.annotations import AnnotationSet, later_folders, some_names
 from gpuclassify.jobs.input.files import find_files, states_like
+from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.manifest import RunOptions

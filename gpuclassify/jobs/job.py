@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from gpuclassify.frames import is_text
 from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files, run_tasks
-from gpuclassify.jobs.input.annotations import FILE
 from gpuclassify.jobs.input.jsonl import json_columns
+from gpuclassify.jobs.input.notes import FILE
 from gpuclassify.jobs.input.parts import InputSchema
 from gpuclassify.jobs.input.sources import FileSource, Source
 from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema

@@ -17,8 +17,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, name_row
-from gpuclassify.jobs.input.annotations import ANNOTATED, FILE, PLACE
 from gpuclassify.jobs.input.files import InputFile
+from gpuclassify.jobs.input.notes import ANNOTATED, FILE, PLACE
 from gpuclassify.jobs.input.parts import InputSchema, Part
 from gpuclassify.jobs.input.quarantine import (
     ROW,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import DomainClassifier, QualityClassifier
-from gpuclassify.jobs.input.annotations import AnnotationError
+from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
 from gpuclassify.jobs.output.manifest import JobChangedError, manifest_of

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from dask.tokenize import normalize_token
 
-from gpuclassify.jobs.input.annotations import PLACE, AnnotationColumns, NotedRows, Notes
 from gpuclassify.jobs.input.arrow_types import changed, changed_schema, restored
 from gpuclassify.jobs.input.files import BrokenInputError, InputFile, decompressed, open_parquet
 from gpuclassify.jobs.input.jsonl import (
@@ -34,6 +33,7 @@ from gpuclassify.jobs.input.jsonl import (
     parse_good,
     read_range,
 )
+from gpuclassify.jobs.input.notes import PLACE, AnnotationColumns, NotedRows, Notes
 from gpuclassify.jobs.input.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
 from gpuclassify.jobs.input.schema import (
     common_schema,

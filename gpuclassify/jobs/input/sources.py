@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import dask
 import pyarrow as pa
 
-from gpuclassify.jobs.input.annotations import FILE as FILE_FIELD
-from gpuclassify.jobs.input.annotations import Notes
 from gpuclassify.jobs.input.files import (
     InputFile,
     check_all_unchanged,
@@ -24,6 +22,8 @@ from gpuclassify.jobs.input.files import (
     with_digests,
     with_linked,
 )
+from gpuclassify.jobs.input.notes import FILE as FILE_FIELD
+from gpuclassify.jobs.input.notes import Notes
 from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_part, read_table
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.readers import FileReader

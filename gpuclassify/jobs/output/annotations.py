@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.jobs.input.annotations import FILE, LEFT_OUT, PLACE
+from gpuclassify.jobs.input.notes import FILE, LEFT_OUT, PLACE
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.schema import to_pandas
 from gpuclassify.jobs.output.encoding import arrow_table

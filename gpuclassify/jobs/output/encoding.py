@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpuclassify.frames import Frame, is_text, plain_type
-from gpuclassify.jobs.input.annotations import FILE, PLACE
 from gpuclassify.jobs.input.arrow_types import cast, changed, stored
+from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import COMPRESSIONS, PARQUET
