@@ -49,6 +49,7 @@ from .jobs.pipeline import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
 from .mapping.chain import classify as classify
 from .mapping.route import Route as Route
+from .mapping.select import Select as Select
 from .models.deberta import Deberta as Deberta
 from .questions.answers import Choice as Choice
 from .questions.answers import Free as Free

@@ -54,7 +54,7 @@ EXCUSED = "commands/doctor.py"
 # The rooms as a reader takes them, and the lines that each may have: a commit that needs more
 # raises the budget and says why, and one that leaves a whole hundred free lowers it.
 BUDGETS = {
-    "mapping": 3950,
+    "mapping": 4100,
     "classifiers": 2000,
     "frames": 700,
     "tokenizing": 1900,
@@ -66,7 +66,7 @@ BUDGETS = {
     "settings": 1300,
     "workers": 1100,
     "stores": 1400,
-    "jobs": 8700,
+    "jobs": 8900,
     "dedup": 3200,
     "scores": 1300,
     "training": 2200,

@@ -8,12 +8,14 @@ import itertools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, name_row
@@ -54,6 +56,7 @@ from gpuclassify.jobs.report.summary import (
 )
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.select import Select
 from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
@@ -102,6 +105,17 @@ class TaskSpec:
         )
         return "pandas" if reads_texts else self.backend
 
+    def first_select(self) -> tuple[CountedSelect | None, TaskSpec]:
+        """Return the first stage, if reading can do what it does, and the spec of the others.
+
+        Not where rows read are counted by a column, of those that it drops, too.
+        """
+        first = next(iter(self.chain.mappers), None)
+        if not isinstance(first, Select) or self.source_field is not None:
+            return None, self
+        chain = Chain(self.chain.mappers[1:])
+        return CountedSelect(first), replace(self, chain=chain, meta_dtypes=self.meta_dtypes[1:])
+
     def pack(self) -> bytes:
         """Pickle the spec: a scheduler unpickles tasks, and need not have the modules of stages."""
         return cloudpickle.dumps(self)
@@ -110,6 +124,23 @@ class TaskSpec:
     def unpack(packed: bytes) -> TaskSpec:
         """Unpickle the spec on a worker, which has the modules of stages."""
         return cloudpickle.loads(packed)
+
+
+class CountedSelect:
+    """Condition that pieces of a part are read by, several at a time, and its counts in all."""
+
+    def __init__(self, select: Select) -> None:
+        self.fields = select.read_fields
+        self.counts: dict[str, Any] = {}
+        self._select, self._lock = select, threading.Lock()
+
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows meet it, bool (rows,)."""
+        with run_context(stages=StageCounts()) as context:
+            chosen = self._select.chosen(columns)
+        with self._lock:
+            add_counts(self.counts, context.stages.counts if context.stages else {})
+        return chosen
 
 
 @on_sound_device
@@ -129,14 +160,19 @@ def run_part(
         assert spec.input_schema is not None
         schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
         text_fields = spec.chain.main_text_fields
-        table, problems, source = read_pieces(part, files, schema, spec.on_error, text_fields)
+        select, spec = spec.first_select()
+        read = (part, files, schema, spec.on_error, text_fields, select)
+        table, problems, source = read_pieces(*read)
+        first = {} if select is None else select.counts
+        rows = next((counts["read"] for counts in first.values()), len(table))
         places = None
         if spec.annotations is not None:
             places, table = table.select([FILE, PLACE]), table.drop_columns([FILE, PLACE])
         frame = to_frame(table, spec.part_backend)
         counted = frame if spec.part_backend == "pandas" else table  # which no GPU gives back
         read_seconds = time.perf_counter() - started
-        return _run(frame, counted, problems, source, number, name, spec, read_seconds, places)
+        known = (frame, counted, problems, source, number, name, spec, read_seconds)
+        return _run(*known, places=places, rows=rows, first=first)
 
 
 @on_sound_device
@@ -174,7 +210,10 @@ def _run(
     spec: TaskSpec,
     read_seconds: float,
     places: pa.Table | None = None,
+    rows: int | None = None,
+    first: dict[str, Any] | None = None,
 ) -> Record:
+    """Map and publish what was read of `rows`, of which the counts of `first` stages tell."""
     started = time.perf_counter()
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
@@ -195,12 +234,12 @@ def _run(
     record = Record(
         name=name,
         source=source,
-        rows_in=len(frame) if places is None else len(table),
+        rows_in=len(table) if places is not None else len(frame) if rows is None else rows,
         rows_out=len(table),
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
-        stages=stages.counts,
+        stages={**(first or {}), **stages.counts},
         examples=stages.examples,
         **_counts(counted, table, spec),
         seconds={

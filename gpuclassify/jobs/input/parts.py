@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import math
 import re
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import pandas as pd
@@ -327,6 +328,64 @@ def _read_file(
     if problems and on_error != "quarantine":
         raise unreadable(part, problems[0], on_error)
     return table, problems, share
+
+
+class RowChoice(Protocol):
+    """Choice of rows by columns of theirs."""
+
+    fields: tuple[str, ...]
+
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows are chosen, bool (rows,)."""
+
+
+def read_chosen(
+    part: Part,
+    schema: InputSchema,
+    on_error: str,
+    notes: Notes,
+    choice: RowChoice,
+) -> tuple[pa.Table, list[Problem], float]:
+    """Read the rows of a piece that are chosen by some of their columns; see `read_table`.
+
+    Of Parquet nothing else is read of row groups of which no row is taken, nor of JSON lines where
+    annotations alone decide and take none. Rows that cannot be read must all be looked at where
+    columns of files decide and they are left out.
+    """
+    names = [name for name in schema.arrow.names if name in choice.fields]
+    reads_files = not {*names} <= {*schema.annotation_fields} or notes.places(part) is None
+    if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
+        table, problems, share = read_table(part, schema, on_error, notes=notes)
+        return table.filter(pa.array(choice.choose(table))), problems, share
+    known = replace(schema.projected(names), has_places=True)
+    known, _, share = read_table(part, known, on_error, notes=notes)
+    places = known[PLACE].to_numpy()[choice.choose(known)]
+    tables, problems = [schema.arrow.empty_table()], []
+    for piece in _pieces_with(part, places, schema.storage_options) if len(places) else ():
+        read = replace(schema, has_places=True)
+        table, bad, _ = read_table(piece, read, on_error, notes=notes)
+        taken = pa.array(np.isin(table[PLACE].to_numpy(), places))
+        tables.append(table.filter(taken).drop_columns([PLACE]))
+        problems += bad
+    return pa.concat_tables(tables), problems, share
+
+
+def _pieces_with(part: Part, places: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
+    """Yield the runs of row groups of a piece that have these places; lines are one piece."""
+    if part.row_groups is None or part.share is not None:
+        yield part
+        return
+    with open_store(part.path, storage_options).reading(part.file_bytes) as file:
+        metadata = pq.read_metadata(file)
+    counts = [metadata.row_group(number).num_rows for number in part.row_groups]
+    ends = np.cumsum(counts) + (part.rows or (0, 0))[0]
+    has_some = np.isin(np.arange(len(ends)), np.searchsorted(ends, places, side="right"))
+    for is_taken, run in itertools.groupby(range(len(ends)), key=has_some.__getitem__):
+        if is_taken:
+            numbers = [*run]
+            first, end = numbers[0], int(ends[numbers[-1]])
+            groups = tuple(part.row_groups[number] for number in numbers)
+            yield replace(part, row_groups=groups, rows=(int(ends[first]) - counts[first], end))
 
 
 def read_lines(

@@ -24,7 +24,15 @@ from gpuclassify.jobs.input.files import (
 )
 from gpuclassify.jobs.input.notes import FILE as FILE_FIELD
 from gpuclassify.jobs.input.notes import Notes
-from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_part, read_table
+from gpuclassify.jobs.input.parts import (
+    InputParts,
+    InputSchema,
+    Part,
+    RowChoice,
+    read_chosen,
+    read_part,
+    read_table,
+)
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.schema import is_textless, to_frame
@@ -282,18 +290,23 @@ def read_pieces(
     schema: InputSchema,
     on_error: str,
     text_fields: Sequence[str] = (),
+    select: RowChoice | None = None,
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
     """Read the good rows of a part, its problems, and the description of where all are from.
 
-    The description names the files in which no row has a text in one of `text_fields`. Raises
-    ChangedInputError if one of the `files` is not what it was when the job began.
+    With `select` only those that it chooses, and as little of others as tells that. The description
+    names the files in which no row has a text in one of `text_fields`. Raises ChangedInputError if
+    one of the `files` is not what it was when the job began.
     """
     notes = Notes.of(part, schema)
 
     def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
         known = file if piece.problem is None else None
         with _noticing_changes(known, schema.storage_options):
-            table, problems, share = read_table(piece, schema, on_error, notes=notes)
+            if select is not None:
+                table, problems, share = read_chosen(piece, schema, on_error, notes, select)
+            else:
+                table, problems, share = read_table(piece, schema, on_error, notes=notes)
         if schema.has_places and file is not None:
             name = redacted(file.real)
             table = table.append_column(FILE_FIELD, pa.repeat(name, len(table)))
