@@ -353,6 +353,8 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
         if name in schema.names and is_text(schema.field(name).type):
             schema = schema.set(schema.names.index(name), pa.field(name, pa.json_()))
     beside, read = None, source.input_schema
+    noted = read.annotations if read else ()
+    counted = {*chain.schema().names, *(read.annotation_fields if read else ())}
     if writer.annotates:
         if not isinstance(source, FileSource):
             raise TypeError(
@@ -360,7 +362,8 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
                 "begin with a ParquetReader or JsonlReader"
             )
         schema = _beside_input(schema, source, chain)
-        beside, read = annotation_schema(schema), _read_beside(source, chain, settings["on_error"])
+        beside = annotation_schema(schema, label_fields(chain.mappers))
+        read = _read_beside(source, chain, settings["on_error"])
     spec = TaskSpec(
         chain=chain,
         meta_dtypes=chain.meta_dtypes(meta),
@@ -368,8 +371,8 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
         directory=writer.directory,
         encoding=writer.encoding,
         keep_index=keep_index,
-        label_fields=label_fields(chain.mappers),
-        number_fields=tuple(new.name for new in chain.schema() if new.type == pa.float32()),
+        label_fields=(*label_fields(chain.mappers), *(n for each in noted for n in each.labels)),
+        number_fields=tuple(f.name for f in schema if f.type == pa.float32() and f.name in counted),
         text_fields=chain.text_fields,
         input_schema=read,
         annotations=beside,

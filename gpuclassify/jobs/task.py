@@ -348,6 +348,7 @@ def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str,
         values = _columns(read, [column])[column]
         sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
+    fields += [each.labels for each in spec.input_schema.annotations] if spec.input_schema else []
     first_labels = [labels[0] for labels in fields if labels]
     return {
         "labels": count_labels(kept, spec.label_fields),

@@ -32,6 +32,7 @@ from gpuclassify.jobs.input.notes import (
 from gpuclassify.jobs.input.parts import InputParts, Part
 from gpuclassify.jobs.output.manifest import SUCCESS, manifest_of, read_job
 from gpuclassify.jobs.output.records import Record
+from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import BrokenContentError, Store, UnreadableInputError
@@ -183,6 +184,11 @@ def later_folders(store: Store) -> list[str]:
     return sorted(name for name in store.folders() if LATER.fullmatch(name))
 
 
+def job_folders(store: Store) -> list[Store]:
+    """Return the folders of an output's jobs: itself, and of a set those of later files."""
+    return [store, *map(store.below, later_folders(store))]
+
+
 def some_names(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     more = len(names) - MOST_NAMED
@@ -226,7 +232,9 @@ def with_annotations(
             owners[shown] = each.shown
             fields.append(column.with_name(shown).remove_metadata().with_nullable(True))
         key = "-".join(str(job["key"]) for job in each.jobs.values())
-        columns.append(AnnotationColumns(each.store.address, each.names, key, is_whole))
+        marked = [f.name for f in each.columns if LABEL.items() <= (f.metadata or {}).items()]
+        labels = tuple(each.names[name] for name in marked)
+        columns.append(AnnotationColumns(each.store.address, each.names, key, is_whole, labels))
     real = {file.path: redacted(file.real) for file in plan.files}
     parts = tuple(_noted(part, sets, real) for part in plan.parts)
     schema = replace(plan.schema, arrow=pa.schema(fields), annotations=tuple(columns))

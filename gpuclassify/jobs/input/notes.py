@@ -53,6 +53,7 @@ class AnnotationColumns:
     fields: Mapping[str, str]
     key: str  # another one whenever anything of the set is
     is_complete: bool  # whether every row of the input has its annotations
+    labels: tuple[str, ...] = ()  # names in frames of those that reports count
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return (self.address, sorted(self.fields.items()), self.key, self.is_complete)

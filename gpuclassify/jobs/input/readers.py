@@ -370,13 +370,19 @@ def first_rows(
     return to_pandas(table)
 
 
-def first_rows_lazily(
-    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
-) -> dd.DataFrame:
-    """Return the `first_rows` as a Dask frame, whose key follows from their content."""
+def first_rows_lazily(reader: FileReader, most: int) -> dd.DataFrame:
+    """Return the first rows of a reader as a Dask frame, whose key follows from their content."""
     import dask.dataframe as dd
 
-    frame = first_rows(inputs, most, fields)
+    if reader.annotations:
+        plan, frames, rows = reader.find_parts(), [], 0
+        parts = iter(plan.parts)
+        while rows < most and (part := next(parts, None)) is not None:
+            frames.append(read_part(part, plan.schema))
+            rows += len(frames[-1])
+        frame = pd.concat(frames, ignore_index=True).head(most)
+    else:
+        frame = first_rows(reader.paths, most, reader.fields)
     if frame.empty:
         raise UnreadableInputError("the input has no rows: its files are empty")
     return dd.from_pandas(frame, npartitions=-(-len(frame) // FIRST_ROWS_A_PART))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,18 @@ from gpuclassify.jobs.input.notes import FILE, LEFT_OUT, PLACE
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.schema import to_pandas
 from gpuclassify.jobs.output.encoding import arrow_table
+from gpuclassify.mapping.stage_counts import LABEL
 
 BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa.string())])
 
 
-def annotation_schema(new: Iterable[pa.Field]) -> pa.Schema:
-    """Return the columns of a set with these new ones, as plain readers take them."""
-    schema = pa.schema([*BOOKKEEPING, *new]).remove_metadata()
+def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
+    """Return the columns of a set with these new ones, as plain readers take them.
+
+    Those that reports count as labels are marked so.
+    """
+    marked = [f.with_metadata(LABEL if f.name in labels else {}) for f in new]
+    schema = pa.schema([*BOOKKEEPING, *marked])
     frame = to_pandas(schema.empty_table())
     return schema.with_metadata(arrow_table(frame, keep_index=False).schema.metadata)
 
