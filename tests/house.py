@@ -67,7 +67,7 @@ BUDGETS = {
     "workers": 1100,
     "stores": 1400,
     "jobs": 8900,
-    "dedup": 3200,
+    "dedup": 3300,
     "scores": 1300,
     "training": 2200,
     "cluster": 2300,

@@ -256,6 +256,11 @@ def setting_options(*groups: str) -> list[GroupedOption]:
     ]
 
 
+def annotate_option() -> GroupedOption:
+    """Make the option by which a recipe writes annotations."""
+    return next(option for option in setting_options(NOTES) if option.name == "annotate")
+
+
 def file_options() -> list[GroupedOption]:
     """Make the options for input, output, the cluster, and how to run a job."""
     return [*setting_options(FILES, CLUSTER), *run_options()]

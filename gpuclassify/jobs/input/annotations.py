@@ -47,6 +47,7 @@ class FileNotes:
     """Annotations of one file: of which state of it, and where they are."""
 
     state: str
+    job: str  # its key
     rows: list[NotedRows] = field(default_factory=list)
 
 
@@ -90,13 +91,18 @@ class AnnotationSet:
             if not opened.store.has(posixpath.join(folder, SUCCESS)):
                 opened.unfinished = opened.unfinished or folder or "."
             for file, state in job["identity"]["input file"].items():
-                opened.files[file] = FileNotes(state)  # in place of an earlier state's
+                opened.files[file] = FileNotes(state, job["key"])  # in place of an earlier state's
         return opened
 
     @property
     def states(self) -> dict[str, str]:
         """State in which each file was annotated last."""
         return {name: notes.state for name, notes in self.files.items()}
+
+    def key_of(self, files: Collection[str]) -> str:
+        """Return the keys of the jobs that annotated these files last."""
+        keys = {self.files[name].job: None for name in sorted(files) if name in self.files}
+        return "-".join(keys)
 
     def next_folder(self) -> str:
         """Return the folder for what is annotated next."""
@@ -231,7 +237,7 @@ def with_annotations(
                 _refuse_twice(shown, owners[shown], each)
             owners[shown] = each.shown
             fields.append(column.with_name(shown).remove_metadata().with_nullable(True))
-        key = "-".join(str(job["key"]) for job in each.jobs.values())
+        key = each.key_of(states)
         marked = [f.name for f in each.columns if LABEL.items() <= (f.metadata or {}).items()]
         labels = tuple(each.names[name] for name in marked)
         columns.append(AnnotationColumns(each.store.address, each.names, key, is_whole, labels))
