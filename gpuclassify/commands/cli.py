@@ -42,6 +42,7 @@ COMMANDS = {
     "models": ("models", "List the classifiers, or the labels of one."),
     "plan": ("plan", "Forecast the work of `classify`."),
     "preview": ("preview", "Show a few texts with their labels."),
+    "show": ("show", "Show a few random texts with their annotations."),
     "select": ("annotate", "Write the rows that meet a condition."),
     "report": ("classify", "Rewrite the report of a job."),
     "slurm-script": ("slurm_script", "Write a file for sbatch that runs a job."),

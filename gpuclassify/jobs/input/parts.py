@@ -333,7 +333,9 @@ def _read_file(
 class RowChoice(Protocol):
     """Choice of rows by columns of theirs."""
 
-    fields: tuple[str, ...]
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that tell."""
 
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return which rows are chosen, bool (rows,)."""
@@ -355,8 +357,10 @@ def read_chosen(
     names = [name for name in schema.arrow.names if name in choice.fields]
     reads_files = not {*names} <= {*schema.annotation_fields} or notes.places(part) is None
     if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
-        table, problems, share = read_table(part, schema, on_error, notes=notes)
-        return table.filter(pa.array(choice.choose(table))), problems, share
+        placed = replace(schema, has_places=True)
+        table, problems, share = read_table(part, placed, on_error, notes=notes)
+        chosen = table.filter(pa.array(choice.choose(table)))
+        return chosen.drop_columns([PLACE]), problems, share
     known = replace(schema.projected(names), has_places=True)
     known, _, share = read_table(part, known, on_error, notes=notes)
     places = known[PLACE].to_numpy()[choice.choose(known)]

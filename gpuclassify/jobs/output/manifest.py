@@ -180,7 +180,11 @@ class Manifest:
         """Raise JobChangedError unless another job did the same, if with other files."""
 
         def settings(whole: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-            return {name: of for name, of in whole.items() if not name.startswith("input")}
+            return {
+                name: of
+                for name, of in whole.items()
+                if not name.startswith(("input", "annotations "))
+            }
 
         mine, theirs = replace(self, identity=settings(self.identity)), settings(identity)
         if not mine._is_same({"identity": theirs}, but_code=self.options.accept_changed_code):
