@@ -62,6 +62,8 @@ from .scores.buckets import score_edges as score_edges
 from .scores.comparison import Comparison as Comparison
 from .scores.comparison import compare as compare
 from .scores.job import AssignBuckets as AssignBuckets
+from .scores.threshold_filter import ApplyThresholds as ApplyThresholds
+from .scores.thresholds import Thresholds as Thresholds
 from .training.trained_head import Head as Head
 
 __version__: str

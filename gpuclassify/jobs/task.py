@@ -56,7 +56,7 @@ from gpuclassify.jobs.report.summary import (
 )
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.select import Select
+from gpuclassify.mapping.select import RowChoice
 from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
@@ -106,15 +106,22 @@ class TaskSpec:
         return "pandas" if reads_texts else self.backend
 
     def first_select(self) -> tuple[CountedSelect | None, TaskSpec]:
-        """Return the first stage, if reading can do what it does, and the spec of the others.
+        """Return the first stages, if reading can do what they do, and the spec of the others.
 
-        Not where rows read are counted by a column, of those that it drops, too.
+        Not where rows read are counted by a column, of those that they drop, too.
         """
-        first = next(iter(self.chain.mappers), None)
-        if not isinstance(first, Select) or self.source_field is not None:
+        choices: list[RowChoice] = []
+        for mapper in self.chain.mappers:
+            if not isinstance(mapper, RowChoice) or mapper.schema().names or not mapper.drops_rows:
+                break
+            choices.append(mapper)
+        if not choices or self.source_field is not None:
             return None, self
-        chain = Chain(self.chain.mappers[1:])
-        return CountedSelect(first), replace(self, chain=chain, meta_dtypes=self.meta_dtypes[1:])
+        count = len(choices)
+        rest = replace(
+            self, chain=Chain(self.chain.mappers[count:]), meta_dtypes=self.meta_dtypes[count:]
+        )
+        return CountedSelect(choices), rest
 
     def pack(self) -> bytes:
         """Pickle the spec: a scheduler unpickles tasks, and need not have the modules of stages."""
@@ -127,20 +134,23 @@ class TaskSpec:
 
 
 class CountedSelect:
-    """Condition that pieces of a part are read by, several at a time, and its counts in all."""
+    """Choices that pieces of a part are read by, several at a time, and their counts in all."""
 
-    def __init__(self, select: Select) -> None:
-        self.fields = select.read_fields
+    def __init__(self, choices: Sequence[RowChoice]) -> None:
+        fields = (name for choice in choices for name in choice.read_fields)
+        self.fields = tuple(dict.fromkeys(fields))
         self.counts: dict[str, Any] = {}
-        self._select, self._lock = select, threading.Lock()
+        self._choices, self._lock = choices, threading.Lock()
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows meet it, bool (rows,)."""
+        """Return which rows all choose, bool (rows,)."""
+        kept = np.ones(len(columns), dtype=bool)
         with run_context(stages=StageCounts()) as context:
-            chosen = self._select.chosen(columns)
+            for choice in self._choices:
+                kept[kept] = choice.chosen(columns.filter(pa.array(kept)))
         with self._lock:
             add_counts(self.counts, context.stages.counts if context.stages else {})
-        return chosen
+        return kept
 
 
 @on_sound_device

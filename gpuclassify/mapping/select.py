@@ -1,9 +1,11 @@
-"""Select: the rows that meet a condition on columns."""
+"""Rows that are kept by what their columns hold; `Select`, by a condition."""
 
 from __future__ import annotations
 
 import functools
 import time
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +20,41 @@ from gpuclassify.settings.checks import check_text
 from gpuclassify.workers.run_context import current_run
 
 
+class RowChoice(PartitionMap):
+    """Mapper that keeps rows by some of their columns, of a frame or of a table that is read."""
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether each row stays or goes whatever is beside it: always."""
+        return True
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether rows may be dropped: they may."""
+        return True
+
+    @abstractmethod
+    def chosen(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows of a table of the `read_fields` stay, bool (rows,); a job counts."""
+
+    def meta(self, frame: Frame) -> Any:
+        """Return the empty frame, whose columns stay."""
+        return frame.iloc[:0]
+
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
+        """Return the rows of a plain frame that stay."""
+        kept = self.chosen(columns_of(frame, self.read_fields))
+        return backend_of(frame).take_rows(frame, kept)
+
+
+def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
+    """Return some columns of a plain frame as a table of Arrow."""
+    array = backend_of(frame).list_array
+    return pa.table({name: array(frame, name) for name in names})
+
+
 @dataclass(frozen=True)
-class Select(PartitionMap):
+class Select(RowChoice):
     """Rows of which a condition is true; rows, columns and the index of the rest stay as they are.
 
     Parameters
@@ -67,16 +102,6 @@ class Select(PartitionMap):
         """Columns that the condition names."""
         return self.condition.columns
 
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether each row stays or goes whatever is beside it: always."""
-        return True
-
-    @property
-    def drops_rows(self) -> bool:
-        """Whether rows may be dropped: they may."""
-        return True
-
     def describe(self) -> dict[str, Any]:
         """Return the condition."""
         return {"where": self.where}
@@ -91,19 +116,10 @@ class Select(PartitionMap):
         """Raise unless the columns are there, and can be compared as the condition does."""
         self._refuse_repeated(frame)
         there = [name for name in self.read_fields if name in frame.columns]
-        columns = self._columns(frame.iloc[:0], there)
+        columns = columns_of(frame.iloc[:0], there)
         others = [str(name) for name in frame.columns if name not in there]
         schema = pa.schema([*columns.schema, *((name, pa.null()) for name in others)])
         self.condition.check(schema)
-
-    def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame, whose columns stay."""
-        return frame.iloc[:0]
-
-    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the rows of a plain frame that meet the condition."""
-        kept = self.chosen(self._columns(frame, self.read_fields))
-        return backend_of(frame).take_rows(frame, kept)
 
     def chosen(self, columns: pa.Table) -> np.ndarray:
         """Return which rows of a table meet the condition, bool (rows,); a running job counts."""
@@ -117,10 +133,6 @@ class Select(PartitionMap):
                 stages.add_condition(term, kept, is_met, unknown, seconds)
             kept &= is_met
         return kept
-
-    def _columns(self, frame: Frame, names: Any) -> pa.Table:
-        array = backend_of(frame).list_array
-        return pa.table({name: array(frame, name) for name in names})
 
     def _refuse_repeated(self, frame: Frame) -> None:
         for name in self.read_fields:

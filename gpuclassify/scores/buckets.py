@@ -7,20 +7,17 @@ weight, and a document's bucket is the largest of these.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import dask
 import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of
-from gpuclassify.hub.saving import replace_file
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.scores.quantiles import (
     Compute,
@@ -28,6 +25,7 @@ from gpuclassify.scores.quantiles import (
     compute_here,
     weighted_quantiles,
 )
+from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import (
     check_choice,
     check_count,
@@ -39,13 +37,12 @@ from gpuclassify.settings.checks import (
 
 Combine = Literal["max", "min"]  # which of its scores' buckets is a row's
 UNKNOWN = -1
-_DIGEST = "digest"  # in the file
 MOST_BUCKETS = 1_000
 SETTINGS = ("combine", "bucket_field", "overwrite")  # of `ScoreBuckets` beside its edges
 
 
 @dataclass(frozen=True)
-class ScoreEdges:
+class ScoreEdges(Saved):
     """Bounds at which buckets of scores begin.
 
     Attributes
@@ -66,58 +63,14 @@ class ScoreEdges:
     by: str | None = None
     weight: str | None = None
 
-    def save(self, path: str | Path) -> None:
-        """Write the edges to a JSON file, in place of an earlier one."""
-        replace_file(Path(path), self.as_json().encode())
+    what: ClassVar[str] = "edges of buckets"
 
-    @classmethod
-    def load(cls, path: str | Path) -> ScoreEdges:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file.
-        ValueError
-            It holds no edges, or others than were saved.
-        """
-        try:
-            return cls.from_json(Path(path).read_bytes())
-        except ValueError as err:
-            raise ValueError(
-                f"{path} holds no edges of buckets ({err}): give a file that ScoreEdges.save() "
-                "wrote"
-            ) from err
-
-    def as_json(self) -> str:
-        """Return the content of the file that `save` writes."""
-        return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
-
-    def digest(self) -> str:
-        """Return the SHA-256 of all edges and settings."""
-        content = json.dumps(asdict(self), sort_keys=True).encode()
-        return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-    @classmethod
-    def from_json(cls, content: bytes) -> ScoreEdges:
-        """Return the edges in the content of a file of `save`; ValueError if it holds none."""
-        try:
-            values = json.loads(content)
-            saved = values.pop(_DIGEST, None)
-            edges = cls(**values)
-            numbers = [row for groups in edges.edges.values() for row in groups.values()]
-            rows = np.array(numbers, np.float64)
-            is_whole = rows.shape == (len(numbers), edges.n - 1)
-        except (TypeError, AttributeError) as err:
-            raise ValueError(str(err)) from err
-        if not is_whole or not (np.sort(rows) == rows).all():
-            raise ValueError(f"{edges.n} buckets have {edges.n - 1} ascending edges in each group")
-        if saved not in (None, edges.digest()):
-            raise ValueError(
-                f"they have another digest than was saved; if you changed them on purpose, remove "
-                f'"{_DIGEST}" from the file'
-            )
-        return edges
+    def check_values(self) -> None:
+        """Raise ValueError or TypeError unless each group has ascending edges, one less than n."""
+        numbers = [row for groups in self.edges.values() for row in groups.values()]
+        rows = np.array(numbers, np.float64)
+        if rows.shape != (len(numbers), self.n - 1) or not (np.sort(rows) == rows).all():
+            raise ValueError(f"{self.n} buckets have {self.n - 1} ascending edges in each group")
 
 
 @with_plain_values

@@ -57,13 +57,7 @@ class ScoreColumns:
 
     def check(self, frame: Frame) -> None:
         """Raise unless the frame, which may be empty, has these columns, of these kinds."""
-        columns = list(map(str, frame.columns))
-        for name in self.needed:
-            if (count := columns.count(name)) != 1:
-                raise ValueError(
-                    f"{count or 'no'} column {name!r}; columns are {columns}."
-                    f"{nearest(name, set(columns) - {name})}"
-                )
+        require_columns(frame, self.needed)
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
                 raise TypeError(
@@ -113,6 +107,17 @@ class ScoreColumns:
                 "such as the language"
             ) from err
         return codes, [group_key(value) for value in values]
+
+
+def require_columns(frame: Frame, names: Iterable[str]) -> None:
+    """Raise ValueError unless the frame has each of the columns once."""
+    columns = list(map(str, frame.columns))
+    for name in names:
+        if (count := columns.count(name)) != 1:
+            raise ValueError(
+                f"{count or 'no'} column {name!r}; columns are {columns}."
+                f"{nearest(name, set(columns) - {name})}"
+            )
 
 
 def group_key(value: Any) -> str:
@@ -250,7 +255,7 @@ def part_sums(
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
-    _refuse_many(groups)
+    refuse_many(groups)
     sums = {}
     for name in columns.names:
         values = columns.values(frame, name)
@@ -272,7 +277,7 @@ def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     for part in parts:
         for key, sums in part.of_width(width).by_key.items():
             apart.setdefault(key, []).append(sums)
-    _refuse_many({group for _, group in apart})
+    refuse_many({group for _, group in apart})
     by_key = {
         key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
         for key, several in apart.items()
@@ -280,7 +285,8 @@ def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     return _Pass(width, by_key).bounded(most_sums)
 
 
-def _refuse_many(groups: Collection[str]) -> None:
+def refuse_many(groups: Collection[str]) -> None:
+    """Raise ValueError for more groups than a column by which rows are grouped may have."""
     if len(groups) > MOST_GROUPS:
         raise ValueError(
             f"the column by= has more than {MOST_GROUPS:,} groups, such as {min(groups)}: name one "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuclassify.pages import LINE_WIDTH, markdown
+from gpuclassify.scores.intervals import wilson_interval
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.options import StrPath
 from gpuclassify.training.tasks import Task, grades_of
@@ -322,8 +323,6 @@ def _intervals(
     E. L. Korn and B. I. Graubard, Survey Methodology 24 (1998), 193-201. None for a figure that no
     draw changes, and for all of a single group.
     """
-    from scipy.stats import binomtest
-
     group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     count, random = len(sizes), np.random.default_rng(0)
     if count < 2:
@@ -343,8 +342,8 @@ def _intervals(
         if count < rows:
             independent = accuracy * (1 - accuracy) / variance if variance else count
             rows = min(rows, max(1, round(independent)))
-        ends = binomtest(round(accuracy * rows), rows).proportion_ci(method="wilson")
-        intervals["accuracy"] = [float(ends.low), float(ends.high)]
+        ends = wilson_interval(round(accuracy * rows) / rows, rows)
+        intervals["accuracy"] = [*map(float, ends)]
     return intervals
 
 

@@ -1,0 +1,498 @@
+"""Thresholds: the score from which on rows are kept, for each group, by what labelled rows tell."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any, ClassVar, Literal, Self
+
+import dask
+import numpy as np
+
+from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.jobs.execution import as_dask
+from gpuclassify.scores.calibration import Calibration, Labelled, fit_calibration, reliability
+from gpuclassify.scores.intervals import effective_rows, wilson_interval
+from gpuclassify.scores.quantiles import ScoreColumns, refuse_many, require_columns
+from gpuclassify.scores.saved import Saved
+from gpuclassify.settings.checks import (
+    check_count,
+    check_number,
+    check_text,
+    check_values,
+    with_plain_values,
+)
+
+logger = logging.getLogger(__name__)
+
+SmallGroups = Literal["refuse", "pool"]
+TARGETS = ("precision", "recall", "keep_share")
+POOLED = "all others"  # in tables
+MOST_NAMED = 10  # groups, or labels, of an error
+_COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
+            "kept")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GroupThreshold:
+    """Threshold of one group of rows.
+
+    Attributes
+    ----------
+    rows, positives : int
+        Rows with a score and a label, and those among them with the label sought.
+    threshold : float, optional
+        Least score that is kept; None where no score reaches the target.
+    interval : list of float or None
+        Scores between which the threshold of all rows, labelled or not, lies 95 times of 100; an
+        end is None where labels are too few to tell it.
+    figures : dict of str to [float, float, float]
+        At the threshold ``precision``, ``recall`` and ``keep_share``, each with its interval.
+    best_precision : float
+        The highest precision from any score on.
+    calibration : dict, optional
+        Probability of the label by score, if asked for: points between which it is linear, or slope
+        and intercept of a sigmoid.
+    reliability : list of [float, float, float, float, int]
+        Of ten bins of rows: mean probability, which other rows have told, share of rows with the
+        label, both ends of its interval, and rows.
+    """
+
+    rows: int
+    positives: int
+    threshold: float | None
+    interval: list[float | None]
+    figures: dict[str, list[float]]
+    best_precision: float
+    calibration: dict[str, Any] | None = None
+    reliability: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Thresholds(Saved):
+    """Thresholds of a score, one for each group of rows.
+
+    Attributes
+    ----------
+    score, label : str
+        Columns of the score and of the label.
+    target : {"precision", "recall", "keep_share"}
+    value : float
+        What the target is to be, at least.
+    groups : dict of str to GroupThreshold
+        By group, as JSON values such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    by : str, optional
+        Column of groups.
+    positive : list, optional
+        Labels that are sought; None for labels that are true or false.
+    weight : str, optional
+        Column by which rows were weighted.
+    cautious : bool
+        Whether thresholds are the careful ends of their intervals.
+    pooled : GroupThreshold, optional
+        Threshold of all rows, for groups that have too few labels, or none.
+    few : dict of str to [int, int]
+        Groups that had too few, with their rows and those that have the label.
+    left_out : int
+        Rows without a score, a label or a weight.
+    """
+
+    what: ClassVar[str] = "thresholds"
+
+    score: str
+    label: str
+    target: str
+    value: float
+    groups: Mapping[str, GroupThreshold]
+    by: str | None = None
+    positive: list[Any] | None = None
+    weight: str | None = None
+    cautious: bool = False
+    pooled: GroupThreshold | None = None
+    few: Mapping[str, list[int]] = field(default_factory=dict)
+    left_out: int = 0
+
+    @classmethod
+    @with_plain_values
+    def fit(
+        cls,
+        labelled: Frame | LazyFrame,
+        *,
+        score: str,
+        label: str,
+        by: str | None = None,
+        precision: float | None = None,
+        recall: float | None = None,
+        keep_share: float | None = None,
+        positive: str | Sequence[Any] | None = None,
+        weight: str | None = None,
+        cautious: bool = False,
+        min_labels: int = 100,
+        small_groups: SmallGroups = "refuse",
+        calibration: Calibration | None = None,
+    ) -> Self:
+        """Find the threshold of each group by labelled rows, in one pass.
+
+        Rows are kept whose score is at least the threshold. It is the lowest score with at least
+        that `precision`, or the highest with at least that `recall` or `keep_share`, exactly,
+        whatever the partitions and the order of rows are. Scores and labels alone are read, and
+        come to this process: some ten bytes a row.
+
+        Parameters
+        ----------
+        labelled : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        score : str
+            Column of numbers, of which high ones speak for the label.
+        label : str
+            Column of labels, by people or a larger model: true or false, or see `positive`.
+        by : str, optional
+            Column, such as the language, each of whose values has a threshold.
+        precision : float, optional
+            Share of kept rows that have the label, at least. Give this, `recall` or `keep_share`.
+        recall : float, optional
+            Share of rows with the label that are kept, at least.
+        keep_share : float, optional
+            Share of rows that are kept, at least.
+        positive : str or list, optional
+            Labels that are sought, such as ``"High"``, or ``[3, 4, 5]`` of grades. Default: the
+            column holds true and false, or 1 and 0.
+        weight : str, optional
+            Column of numbers: how many rows a row stands for, if some were likelier to be labelled.
+            Default: rows count alike.
+        cautious : bool
+            Take the careful end of each interval, the higher one for a precision and the lower one
+            for a recall, so that the target is held 97.5 times of 100 instead of about half.
+        min_labels : int
+            Rows with a label that a group needs; one also needs rows with and without the label
+            sought.
+        small_groups : {"refuse", "pool"}
+            How to handle groups with too few labels: raise ValueError, or give them, and groups
+            that have no labels at all, the threshold of all rows together, as `few` tells.
+        calibration : {"isotonic", "sigmoid"}, optional
+            Also fit the probability of the label by score, and judge how reliable it is.
+
+        Returns
+        -------
+        Thresholds
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is wrong, a column is missing, no row has both a score and a label, all
+            labels are alike, groups have too few, or no group reaches the precision.
+
+        Examples
+        --------
+        >>> thresholds = Thresholds.fit(
+        ...     labelled, score="edu_score", label="is_good", by="language", precision=0.9
+        ... )  # doctest: +SKIP
+        >>> ddf = ApplyThresholds(thresholds)(ddf)  # doctest: +SKIP
+        """
+        targets = {"precision": precision, "recall": recall, "keep_share": keep_share}
+        target, value = _only(targets)
+        check_values(cls.fit.__wrapped__, {  # type: ignore[attr-defined]
+            "score": score, "label": label, "by": by, "weight": weight, "cautious": cautious,
+            "min_labels": min_labels, "small_groups": small_groups, "calibration": calibration,
+        })  # fmt: skip
+        if cautious and target == "keep_share":
+            raise ValueError("cautious=True: a share of rows has no careful end; leave it out")
+        sought = [positive] if isinstance(positive, str) else positive
+        columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
+        groups, left_out = columns.read(labelled)
+        fit = functools.partial(
+            _fit_group, target=target, value=value, cautious=cautious, calibration=calibration
+        )
+        few = {
+            group: [len(rows.scores), int(rows.is_positive.sum())]
+            for group, rows in groups.items()
+            if len(rows.scores) < min_labels or not 0 < rows.is_positive.sum() < len(rows.scores)
+        }
+        if few and small_groups == "refuse":
+            raise ValueError(
+                f"too few labels in {_counts(few)}: a group needs {min_labels} (min_labels=), some "
+                'with the label and some without. Label more, or pool such groups '
+                '(small_groups="pool")'
+            )
+        is_pooled = small_groups == "pool" and (few or by is not None)
+        pooled = fit(_joined(groups.values())) if is_pooled else None
+        fitted = {group: fit(rows) for group, rows in groups.items() if group not in few}
+        every = [*fitted.values(), *([pooled] if pooled else [])]
+        if all(each.threshold is None for each in every):
+            best = max(every, key=lambda each: each.best_precision).best_precision
+            raise ValueError(
+                f"no threshold has a precision of {value}{' with such confidence' * cautious}: the "
+                f"best is {best:.3f}, of the highest scores. Ask for less, or label more"
+            )
+        if never := [group for group, each in fitted.items() if each.threshold is None]:
+            logger.warning("no row is kept of %s: no score reaches %s %s", never, target, value)
+        return cls(
+            score, label, target, float(value), fitted, by, sought, weight, cautious, pooled, few,
+            left_out,
+        )  # fmt: skip
+
+    @classmethod
+    def of_values(cls, values: dict[str, Any]) -> Self:
+        """Return thresholds of JSON values, as `as_dict` gives them."""
+        groups = {name: GroupThreshold(**each) for name, each in values.pop("groups").items()}
+        pooled = values.pop("pooled")
+        return cls(groups=groups, pooled=pooled and GroupThreshold(**pooled), **values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return asdict(self)
+
+    def check_values(self) -> None:
+        """Raise ValueError or TypeError unless each threshold is a number or None."""
+        check_text("score", self.score, "a column name")
+        for each in self.of_groups().values():
+            if each.threshold is not None:
+                check_number("threshold", each.threshold)
+
+    def of_groups(self) -> dict[str, GroupThreshold]:
+        """Return the threshold of each group, and last that of all others, if there is one."""
+        return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
+
+    def of_group(self, group: str) -> GroupThreshold | None:
+        """Return the threshold of a group as `groups` names it; None if it has none."""
+        return self.groups.get(group, self.pooled)
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return a line of text for each group, below the names of columns."""
+        return [_COLUMNS, *(_line(*pair) for pair in self.of_groups().items())]
+
+    def notes(self) -> list[str]:
+        """Return sentences about what people should know beside the table."""
+        notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
+                 f"{', with 97.5% confidence' * self.cautious}."]  # fmt: skip
+        if self.few:
+            notes.append(f"Too few labels, so that the threshold of all holds: {_counts(self.few)}.")
+        for group, each in self.of_groups().items():
+            if each.threshold is None:
+                notes.append(
+                    f"No row of {group} is kept: its best precision is {each.best_precision:.3f}."
+                )
+        if self.left_out:
+            notes.append(f"{self.left_out:,} rows without a score, label or weight took no part.")
+        return notes
+
+    def html(self) -> str:
+        """Render the page: one file without script, font or picture from elsewhere."""
+        from gpuclassify.pages import page_template
+
+        template = page_template("gpuclassify", "scores", "thresholds.html.j2")
+        return template.render(
+            title=f"{self.score}: {self.target} {self.value:g}",
+            table=self.table(),
+            notes=self.notes(),
+            pictures={name: each.reliability for name, each in self.of_groups().items()},
+        )
+
+    def __repr__(self) -> str:
+        lines = self.table()
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = (
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+        return "\n".join([*shown, *self.notes()])
+
+    def _repr_html_(self) -> str:
+        return (
+            '<iframe title="Thresholds" style="width: 100%; height: 640px; border: 0" '
+            f'srcdoc="{escape(self.html())}"></iframe>'
+        )
+
+
+@dataclass(frozen=True)
+class _LabelColumns:
+    """Columns that thresholds are found by."""
+
+    scores: ScoreColumns
+    label: str
+    positive: list[Any] | None
+    weight: str | None
+
+    def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
+        """Return the sorted rows of each group, and how many rows lack a number or label."""
+        frame = as_dask(labelled)
+        names = [*filter(None, [self.label, self.weight])]
+        require_columns(frame._meta, names)
+        self.scores.check(frame._meta)
+        self.part(frame._meta.iloc[:0])
+        part = dask.delayed(self.part, pure=True)
+        wanted = frame[[*dict.fromkeys([*self.scores.needed, *names])]]
+        parts = dask.compute(*(part(each) for each in wanted.to_delayed()))
+        apart: dict[str, list[Labelled]] = {}
+        for groups, _, _ in parts:
+            for group, rows in groups.items():
+                apart.setdefault(group, []).append(rows)
+        refuse_many(apart)
+        left_out = sum(count for _, count, _ in parts)
+        groups = {group: _joined(apart.pop(group)) for group in sorted(apart)}
+        if not groups:
+            raise ValueError(f"none of {left_out:,} rows has a score and a label: give labelled rows")
+        positives = sum(int(rows.is_positive.sum()) for rows in groups.values())
+        count = sum(len(rows.scores) for rows in groups.values())
+        if positives in (0, count):
+            labels = sorted({str(label) for _, _, some in parts for label in some})[:MOST_NAMED]
+            raise ValueError(
+                f"{positives:,} of {count:,} labels are those sought, which tells nothing about a "
+                f"threshold; there are labels such as {labels}: name those sought (positive=), or "
+                "label other rows"
+            )
+        return groups, left_out
+
+    def part(self, frame: Frame) -> tuple[dict[str, Labelled], int, list[Any]]:
+        """Return the rows of each group in one partition, how many lack something, and labels."""
+        codes, groups = self.scores.groups(frame)
+        refuse_many(groups)
+        scores = self.scores.values(frame, *self.scores.names)
+        column = to_pandas(frame[[self.label]])[self.label]
+        is_used = column.notna().to_numpy(bool) & np.isfinite(scores)
+        if self.positive is not None:
+            is_positive = column.isin(self.positive).to_numpy(bool)
+        else:
+            self._refuse_others(column)
+            is_positive = column.fillna(False).to_numpy(dtype=bool)
+        weights = None
+        if self.weight is not None:
+            weights = self._weights(frame)
+            is_used &= weights > 0
+        rows = Labelled(scores, is_positive, weights)
+        chosen = ((group, is_used & (codes == code)) for code, group in enumerate(groups))
+        apart = {group: rows.take(these) for group, these in chosen if these.any()}
+        return apart, int((~is_used).sum()), column.dropna().unique()[:MOST_NAMED].tolist()
+
+    def _refuse_others(self, column: Any) -> None:
+        """Raise TypeError unless labels are true and false, or 1 and 0."""
+        known = column.dropna()
+        others = known[~known.isin([0, 1])].unique()[:MOST_NAMED].tolist()
+        if others or (column.dtype.kind in "OU" and column.dtype != object):
+            raise TypeError(
+                f"label={self.label!r} holds {others or column.dtype}, not true and false: name "
+                'the labels that are sought, such as positive="High"'
+            )
+
+    def _weights(self, frame: Frame) -> np.ndarray:
+        column = to_pandas(frame[[self.weight]])[self.weight]
+        if column.dtype.kind not in "fiu":
+            raise TypeError(f"weight={self.weight!r} holds {column.dtype}: weights are numbers")
+        weights = column.to_numpy(dtype=np.float64, na_value=0.0)
+        if (weights < 0).any() or np.isinf(weights).any():
+            raise ValueError(f"weight={self.weight!r} has numbers below 0, or infinite ones")
+        return np.nan_to_num(weights)
+
+
+def _fit_group(
+    rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
+) -> GroupThreshold:
+    """Find the threshold of sorted rows.
+
+    An end of the interval is where the target's share leaves what 95% of samples would tell of it,
+    which makes the threshold of all rows one that the labels do not refute.
+    """
+    last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))  # of equal scores
+    scores = rows.scores[last]  # descending: of each, all rows that score as much are counted
+    weights = rows.weight()
+    kept, right = (
+        np.cumsum(values)[last] for values in (weights, np.where(rows.is_positive, weights, 0.0))
+    )
+    squares, right_squares = kept, right
+    if rows.weights is not None:
+        squares = np.cumsum(weights**2)[last]
+        right_squares = np.cumsum(np.where(rows.is_positive, weights**2, 0.0))[last]
+    trials = {
+        "precision": effective_rows(kept, squares),
+        "recall": effective_rows(right[-1], right_squares[-1]),
+        "keep_share": effective_rows(kept[-1], squares[-1]),
+    }
+    shares = {"precision": right / kept, "recall": right / right[-1] if right[-1] else kept * 0,
+              "keep_share": kept / kept[-1]}  # fmt: skip
+    low, high = wilson_interval(shares[target], trials[target])
+    if target == "precision":  # the lowest score that holds it, so that the recall is the highest
+        place, careful, other = (_last(values >= value) for values in (shares[target], low, high))
+        ends = [other, careful]
+    else:
+        place, careful, other = (_first(values >= value) for values in (shares[target], low, high))
+        ends = [careful, other]
+    chosen = careful if cautious else place
+    figures = {}
+    if chosen is not None:
+        for name, share in shares.items():
+            count = trials[name] if np.ndim(trials[name]) == 0 else trials[name][chosen]
+            ends_of_share = wilson_interval(share[chosen], count)
+            figures[name] = [float(share[chosen]), *map(float, ends_of_share)]
+    return GroupThreshold(
+        len(rows.scores),
+        int(rows.is_positive.sum()),
+        None if chosen is None else float(scores[chosen]),
+        [None if end is None else float(scores[end]) for end in ends],
+        figures,
+        float(shares["precision"].max()),
+        fit_calibration(calibration, rows) if calibration else None,
+        reliability(calibration, rows) if calibration else [],
+    )
+
+
+def _first(holds: np.ndarray) -> int | None:
+    return int(holds.argmax()) if holds.any() else None
+
+
+def _last(holds: np.ndarray) -> int | None:
+    return len(holds) - 1 - int(holds[::-1].argmax()) if holds.any() else None
+
+
+def _joined(parts: Any) -> Labelled:
+    parts = [*parts]
+    weights = [part.weights for part in parts]
+    return Labelled.of(
+        np.concatenate([part.scores for part in parts]),
+        np.concatenate([part.is_positive for part in parts]),
+        None if weights[0] is None else np.concatenate(weights),
+    )
+
+
+def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
+    """Return the only target that is asked for, and its share."""
+    asked = {name: value for name, value in targets.items() if value is not None}
+    if len(asked) != 1:
+        raise ValueError(
+            f"{' and '.join(asked) or 'no target'} asked for: pass one of precision=, recall= and "
+            "keep_share=, such as precision=0.9"
+        )
+    ((name, value),) = asked.items()
+    check_number(name, value, "a share such as 0.9")
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r} must be above 0 and at most 1, such as 0.9")
+    return name, value
+
+
+def _counts(few: Mapping[str, Sequence[int]]) -> str:
+    """Return groups with their rows and rows with the label, the smallest first."""
+    ordered = sorted(few.items(), key=lambda pair: (pair[1][0], pair[0]))
+    shown = ", ".join(
+        f"{group} ({rows:,} labelled, {positives:,} with the label)"
+        for group, (rows, positives) in ordered[:MOST_NAMED]
+    )
+    more = len(ordered) - MOST_NAMED
+    return shown + (f" and {more:,} more groups" if more > 0 else "")
+
+
+def _line(group: str, each: GroupThreshold) -> tuple[str, ...]:
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.4g}"
+
+    figures = (
+        f"{each.figures[name][0]:.3f} ({each.figures[name][1]:.3f} to {each.figures[name][2]:.3f})"
+        if name in each.figures
+        else "–"
+        for name in TARGETS
+    )
+    shown = group if group == POOLED else str(json.loads(group))
+    ends = " to ".join(map(number, each.interval))
+    counts = (f"{each.rows:,}", f"{each.positives:,}")
+    return (shown, *counts, number(each.threshold), ends, *figures)
