@@ -68,10 +68,10 @@ BUDGETS = {
     "stores": 1400,
     "jobs": 8950,
     "dedup": 3300,
-    "scores": 1300,
+    "scores": 2200,
     "training": 2200,
     "cluster": 2300,
-    "commands": 3750,
+    "commands": 3850,
     "curator": 1000,
     "pages": 100,
 }

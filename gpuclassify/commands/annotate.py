@@ -63,8 +63,9 @@ def _select_options() -> list[click.Option]:
 def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Write the rows of INPUT that meet a condition into OUTPUT, with their annotations.
 
-    Paths are those of `classify`. Where annotations alone decide, the text of row groups without
-    such a row is not read. The same command continues a job that was interrupted.
+    Paths are those of `classify`. Where annotations alone decide, by a condition or by thresholds,
+    the text of row groups without such a row is not read. The same command continues a job that was
+    interrupted.
 
     \b
     gpuclassify select 'crawl/*.parquet' final/ --annotations notes/quality \\
@@ -76,7 +77,10 @@ def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> No
     quiet_dask()
     with wrong_call_exits():
         values = {**settings_from_options(options), **split_paths(paths, options)}
-        if not values.get("where") and not values.get("annotations"):
-            raise ValueError("name the rows: --where CONDITION, or --annotations DIRECTORY for all")
+        if not any(values.get(name) for name in ("where", "threshold_files", "annotations")):
+            raise ValueError(
+                "name the rows: --where CONDITION, --thresholds FILE, or --annotations DIRECTORY "
+                "for all"
+            )
         settings = JobSettings.of(values)
     run_job(context, settings.job, vars(settings), options)

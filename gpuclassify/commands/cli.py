@@ -46,6 +46,7 @@ COMMANDS = {
     "select": ("annotate", "Write the rows that meet a condition."),
     "report": ("classify", "Rewrite the report of a job."),
     "slurm-script": ("slurm_script", "Write a file for sbatch that runs a job."),
+    "thresholds": ("thresholds", "Find the score to keep rows from, for each group."),
     "train": ("train", "Train a classifier's head on annotated texts."),
     "verify": ("classify", "Check that a job's output is complete and unchanged."),
 }

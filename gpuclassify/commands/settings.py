@@ -96,6 +96,11 @@ class JobSettings:
         "a condition such as quality_pred != 'Low'", SELECTION, metavar="CONDITION",
         help="Keep only rows of which this is true, such as \"quality_pred != 'Low' and "
         "score > 0.5\"; columns are those of the input and of --annotations."))
+    threshold_files: list[str] | None = field(default=None, metadata=_about(
+        "a list of files, such as [thresholds.json]", SELECTION, metavar="FILE",
+        flags=["--thresholds"],
+        help="Keep only rows whose score reaches the threshold of their group, as `gpuclassify "
+        "thresholds` found it; repeatable."))
     annotations: list[str] | None = field(default=None, metadata=_about(
         "a list of directories, such as [notes/quality]", FILES, metavar="DIRECTORY[=PREFIX_]",
         flags=["--annotations"],
@@ -210,7 +215,8 @@ class JobSettings:
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        if not (settings.get("buckets") or settings.get("where") or settings.get("annotations")):
+        without = ("buckets", "where", "threshold_files", "annotations")
+        if not any(settings.get(name) for name in without):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if not settings.get(name)]
         if missing:
@@ -246,8 +252,10 @@ class JobSettings:
     def _stages(self) -> list[Any]:
         from gpuclassify.mapping.select import Select
         from gpuclassify.scores.buckets import ScoreBuckets
+        from gpuclassify.scores.threshold_filter import ApplyThresholds
 
         stages: list[Any] = [] if self.where is None else [Select(self.where)]
+        stages += map(ApplyThresholds, self.threshold_files or ())
         stages += self.mappers()
         if self.buckets is not None and EDGES in self.buckets:
             stages.append(ScoreBuckets(**self.buckets))
@@ -330,14 +338,15 @@ class JobSettings:
     def fields_read(self, stages: list[Any]) -> list[str] | None:
         """Return the columns to read: those that stages need or `fields` name; None for all."""
         from gpuclassify.jobs.stages import as_chain
+        from gpuclassify.mapping.select import RowChoice
         from gpuclassify.scores.job import AssignBuckets
 
         if self.fields is None:
             return None
         chain = as_chain(stages)
         names = [*chain.text_fields, *self.fields, self.source_field]
-        if self.where is not None:
-            names += chain.mappers[0].read_fields
+        choices = (mapper for mapper in chain.mappers if isinstance(mapper, RowChoice))
+        names += [name for choice in choices for name in choice.read_fields]
         if self.buckets is not None:
             buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)
             written = as_chain(stages).schema().names

@@ -65,12 +65,15 @@ class ScoreEdges(Saved):
 
     what: ClassVar[str] = "edges of buckets"
 
-    def check_values(self) -> None:
-        """Raise ValueError or TypeError unless each group has ascending edges, one less than n."""
-        numbers = [row for groups in self.edges.values() for row in groups.values()]
+    @classmethod
+    def of_values(cls, values: dict[str, Any]) -> ScoreEdges:
+        """Return the edges; ValueError unless groups have ascending ones, one less than n."""
+        made = cls(**values)
+        numbers = [row for groups in made.edges.values() for row in groups.values()]
         rows = np.array(numbers, np.float64)
-        if rows.shape != (len(numbers), self.n - 1) or not (np.sort(rows) == rows).all():
-            raise ValueError(f"{self.n} buckets have {self.n - 1} ascending edges in each group")
+        if rows.shape != (len(numbers), made.n - 1) or not (np.sort(rows) == rows).all():
+            raise ValueError(f"{made.n} buckets have {made.n - 1} ascending edges in each group")
+        return made
 
 
 @with_plain_values

@@ -18,7 +18,9 @@ def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
     extra = _DEVIATIONS**2 / np.maximum(trials, np.finfo(float).tiny)
     middle = (share + extra / 2) / (1 + extra)
     half = np.sqrt(extra * share * (1 - share) + extra**2 / 4) / (1 + extra)
-    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
+    # Rounded, they would not always have shares of 0 and 1 between them.
+    low, high = np.minimum(middle - half, share), np.maximum(middle + half, share)
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
 def effective_rows(weights: np.ndarray | float, squares: np.ndarray | float) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ from gpuclassify.hub.saving import replace_file
 _DIGEST = "digest"  # in the file
 
 
+@dataclass(frozen=True)
 class Saved:
     """Base of frozen dataclasses of JSON values that a file keeps."""
 
@@ -42,15 +43,11 @@ class Saved:
 
     def as_json(self) -> str:
         """Return the content of the file that `save` writes."""
-        return json.dumps(self.as_dict() | {_DIGEST: self.digest()}, indent=1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        return asdict(self)  # type: ignore[call-overload]
+        return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
 
     def digest(self) -> str:
         """Return the SHA-256 of all values and settings."""
-        content = json.dumps(self.as_dict(), sort_keys=True).encode()
+        content = json.dumps(asdict(self), sort_keys=True).encode()
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
@@ -60,7 +57,6 @@ class Saved:
             values = json.loads(content)
             saved = values.pop(_DIGEST, None)
             made = cls.of_values(values)
-            made.check_values()
         except (TypeError, AttributeError, KeyError) as err:
             raise ValueError(str(err)) from err
         if saved not in (None, made.digest()):
@@ -72,8 +68,5 @@ class Saved:
 
     @classmethod
     def of_values(cls, values: dict[str, Any]) -> Self:
-        """Return the result of these values."""
+        """Return the result of these values; ValueError or TypeError if they are of none."""
         return cls(**values)
-
-    def check_values(self) -> None:
-        """Raise ValueError or TypeError unless the values can be those of a result."""

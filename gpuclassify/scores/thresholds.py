@@ -6,8 +6,7 @@ import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from html import escape
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import dask
@@ -20,9 +19,7 @@ from gpuclassify.scores.intervals import effective_rows, wilson_interval
 from gpuclassify.scores.quantiles import ScoreColumns, refuse_many, require_columns
 from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import (
-    check_count,
     check_number,
-    check_text,
     check_values,
     with_plain_values,
 )
@@ -170,8 +167,8 @@ class Thresholds(Saved):
             Rows with a label that a group needs; one also needs rows with and without the label
             sought.
         small_groups : {"refuse", "pool"}
-            How to handle groups with too few labels: raise ValueError, or give them, and groups
-            that have no labels at all, the threshold of all rows together, as `few` tells.
+            How to handle groups with too few labels: refuse them, or give them, and groups that
+            have no labels at all, the threshold of all rows together, which is said.
         calibration : {"isotonic", "sigmoid"}, optional
             Also fit the probability of the label by score, and judge how reliable it is.
 
@@ -200,7 +197,9 @@ class Thresholds(Saved):
         })  # fmt: skip
         if cautious and target == "keep_share":
             raise ValueError("cautious=True: a share of rows has no careful end; leave it out")
-        sought = [positive] if isinstance(positive, str) else positive
+        sought: list[Any] | None = None
+        if positive is not None:
+            sought = [positive] if isinstance(positive, str) else [*positive]
         columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
         groups, left_out = columns.read(labelled)
         fit = functools.partial(
@@ -214,7 +213,7 @@ class Thresholds(Saved):
         if few and small_groups == "refuse":
             raise ValueError(
                 f"too few labels in {_counts(few)}: a group needs {min_labels} (min_labels=), some "
-                'with the label and some without. Label more, or pool such groups '
+                "with the label and some without. Label more, or pool such groups "
                 '(small_groups="pool")'
             )
         is_pooled = small_groups == "pool" and (few or by is not None)
@@ -239,18 +238,11 @@ class Thresholds(Saved):
         """Return thresholds of JSON values, as `as_dict` gives them."""
         groups = {name: GroupThreshold(**each) for name, each in values.pop("groups").items()}
         pooled = values.pop("pooled")
-        return cls(groups=groups, pooled=pooled and GroupThreshold(**pooled), **values)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        return asdict(self)
-
-    def check_values(self) -> None:
-        """Raise ValueError or TypeError unless each threshold is a number or None."""
-        check_text("score", self.score, "a column name")
-        for each in self.of_groups().values():
+        made = cls(groups=groups, pooled=pooled and GroupThreshold(**pooled), **values)
+        for each in made.of_groups().values():
             if each.threshold is not None:
                 check_number("threshold", each.threshold)
+        return made
 
     def of_groups(self) -> dict[str, GroupThreshold]:
         """Return the threshold of each group, and last that of all others, if there is one."""
@@ -262,14 +254,17 @@ class Thresholds(Saved):
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a line of text for each group, below the names of columns."""
-        return [_COLUMNS, *(_line(*pair) for pair in self.of_groups().items())]
+        every = self.of_groups() if self.by is not None else {"all": self.of_group("null")}
+        return [_COLUMNS, *(_line(name, each) for name, each in every.items() if each)]
 
     def notes(self) -> list[str]:
         """Return sentences about what people should know beside the table."""
         notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
                  f"{', with 97.5% confidence' * self.cautious}."]  # fmt: skip
         if self.few:
-            notes.append(f"Too few labels, so that the threshold of all holds: {_counts(self.few)}.")
+            notes.append(
+                f"Too few labels, so that the threshold of all holds: {_counts(self.few)}."
+            )
         for group, each in self.of_groups().items():
             if each.threshold is None:
                 notes.append(
@@ -300,12 +295,6 @@ class Thresholds(Saved):
         )
         return "\n".join([*shown, *self.notes()])
 
-    def _repr_html_(self) -> str:
-        return (
-            '<iframe title="Thresholds" style="width: 100%; height: 640px; border: 0" '
-            f'srcdoc="{escape(self.html())}"></iframe>'
-        )
-
 
 @dataclass(frozen=True)
 class _LabelColumns:
@@ -334,7 +323,9 @@ class _LabelColumns:
         left_out = sum(count for _, count, _ in parts)
         groups = {group: _joined(apart.pop(group)) for group in sorted(apart)}
         if not groups:
-            raise ValueError(f"none of {left_out:,} rows has a score and a label: give labelled rows")
+            raise ValueError(
+                f"none of {left_out:,} rows has a score and a label: give labelled rows"
+            )
         positives = sum(int(rows.is_positive.sum()) for rows in groups.values())
         count = sum(len(rows.scores) for rows in groups.values())
         if positives in (0, count):
@@ -492,7 +483,7 @@ def _line(group: str, each: GroupThreshold) -> tuple[str, ...]:
         else "–"
         for name in TARGETS
     )
-    shown = group if group == POOLED else str(json.loads(group))
+    shown = json.loads(group) if group.startswith('"') else group
     ends = " to ".join(map(number, each.interval))
     counts = (f"{each.rows:,}", f"{each.positives:,}")
     return (shown, *counts, number(each.threshold), ends, *figures)

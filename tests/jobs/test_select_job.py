@@ -8,8 +8,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpuclassify import AnnotationWriter, JsonlWriter, ParquetWriter, Pipeline, Select, read_files
+from gpuclassify import (
+    AnnotationWriter,
+    ApplyThresholds,
+    JsonlWriter,
+    ParquetWriter,
+    Pipeline,
+    Select,
+    Thresholds,
+    read_files,
+)
 from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.scores.thresholds import GroupThreshold
 from gpuclassify.stores.store import WatchedFile
 
 ROWS, FILES, GROUP = 3_000, 3, 100
@@ -166,3 +176,22 @@ def test_rows_read_are_counted_by_source_all_the_same(corpus, tmp_path):
     stages = [reader(corpus), Select("rank < 30"), ParquetWriter(str(tmp_path / "out"))]
     summary = run(stages, source_field="label")
     assert summary.sources["label"]["a"] == {"read": 1_000, "kept": 10}
+
+
+def test_text_is_not_read_where_thresholds_keep_no_row(corpus, tmp_path, bytes_read):
+    low = GroupThreshold(100, 50, 2_990 / ROWS, [None, None], {}, 1.0)
+    stage = ApplyThresholds(Thresholds("score", "good", "recall", 0.5, {"null": low}))
+    select = Select("label == 'a'")
+    size = sum(path.stat().st_size for path in (corpus / "crawl").iterdir())
+    source = reader(corpus).find_parts()
+    prepared = Pipeline([reader(corpus), stage, select, ParquetWriter(str(tmp_path / "out"))])
+    prepared = prepared.prepare()
+    bytes_read.clear()
+    summary = prepared.run(report=lambda *_: None)
+    is_parquet = source.parts[0].row_groups is not None
+    least = size / ROWS * GROUP if is_parquet else 120_000
+    assert bytes_read["crawl"] < 1.5 * least + 150_000  # footers are of 64 KiB
+    found = read_files(str(tmp_path / "out")).compute()
+    assert found["id"].tolist() == [row for row in range(2_990, ROWS) if row % 3 == 0]
+    assert [*summary.stages] == ["Select score >= its threshold", "Select label == 'a'"]
+    assert (summary.rows_in, summary.rows_out) == (ROWS, len(found))

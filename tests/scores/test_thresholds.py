@@ -1,4 +1,4 @@
-"""Thresholds equal a search over sorted scores, their intervals cover, and rows are kept by them."""
+"""Thresholds equal a search over sorted scores, and their intervals cover."""
 
 import json
 
@@ -139,6 +139,9 @@ def test_calibration_is_that_of_scikit_learn(kind):
         def decision_function(self, x):
             return x[:, 0]
 
+        def predict(self, x):
+            return x[:, 0] > 0
+
     rng = np.random.default_rng(1)
     scores = rng.normal(size=1_000)
     is_positive = rng.uniform(size=1_000) < 1 / (1 + np.exp(-3 * scores))
@@ -196,7 +199,7 @@ def test_small_groups_are_refused_or_pooled_and_said():
         ({}, {"keep_share": 0.9, "cautious": True}, "no careful end"),
         ({}, {"recall": 0.9, "label": "language"}, 'such as positive="High"'),
         ({}, {"recall": 0.9, "label": "language", "positive": "fr"}, "'de', 'en'"),
-        ({"good": True}, {"recall": 0.9}, "1,901 of 1,901 labels are those sought|labels are such"),
+        ({"good": True}, {"recall": 0.9}, "1,900 of 1,900 labels are those.*such as .'True'"),
         ({"good": None}, {"recall": 0.9}, "none of 2,000 rows has a score and a label"),
         ({"score": np.nan}, {"recall": 0.9}, "none of 2,000 rows has a score and a label"),
         ({}, {"precision": 1.0, "cautious": True}, "no threshold has a precision of 1.0"),
@@ -224,7 +227,7 @@ def test_a_group_that_never_reaches_the_precision_keeps_no_row(caplog):
     options = {"score": "score", "label": "good", "by": "language", "precision": 0.7}
     found = Thresholds.fit(frame, **options)
     assert found.groups['"de"'].threshold is None
-    assert 'no row is kept of [\'"de"\']' in caplog.text
+    assert "no row is kept of ['\"de\"']" in caplog.text
     assert 'No row of "de" is kept' in str(found)
     kept = ApplyThresholds(found)(frame)
     assert set(kept["language"].dropna()) == {"en"}

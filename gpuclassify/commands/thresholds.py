@@ -1,0 +1,90 @@
+"""The command ``gpuclassify thresholds``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import JobCommand, options_of, setting_options
+from gpuclassify.commands.settings import FILES
+from gpuclassify.settings.paths import is_directory
+
+COLUMNS, READ = ("score", "label", "by", "weight"), ("annotations", "annotations_complete")
+TARGETS = ("precision", "recall", "keep_share")
+OTHERS = ("positive", "cautious", "min_labels", "small_groups", "calibration")
+
+
+def _options() -> list[click.Option]:
+    from gpuclassify.scores.thresholds import Thresholds
+
+    attributes: dict[str, Any] = {name: {"metavar": "COLUMN"} for name in COLUMNS}
+    attributes |= {name: {"metavar": "SHARE", "type": float} for name in TARGETS}
+    attributes["positive"] = {
+        "metavar": "LABEL",
+        "multiple": True,
+        "type": str,
+        "help": "A label that is sought, such as High, or a number as JSON; repeatable. Default: "
+        "the column holds true and false, or 1 and 0.",
+    }
+    fit = Thresholds.fit
+    return [
+        *options_of(fit, "Options", *COLUMNS[:2], has_defaults=True, **attributes),
+        *options_of(fit, "Options", *COLUMNS[2:], *TARGETS, *OTHERS, **attributes),
+        *(option for option in setting_options(FILES) if option.name in READ),
+    ]
+
+
+@click.command(cls=JobCommand, options=_options)
+@click.argument("inputs", nargs=-1, required=True, metavar="LABELLED...")
+@click.argument("output")
+@click.option("--page", metavar="FILE", help="Write a page of HTML, with pictures.")
+@click.option("--json", "as_json", is_flag=True, help="Print the thresholds as JSON.")
+def thresholds(
+    inputs: tuple[str, ...], output: str, page: str | None, as_json: bool, **options: Any
+) -> None:
+    """Find thresholds of a score by LABELLED files (Parquet or JSON lines), and save them.
+
+    OUTPUT is a file of JSON, which `select --thresholds OUTPUT` keeps rows by. Exactly one of
+    --precision, --recall and --keep-share is given. Only scores, labels and groups are read.
+
+    \b
+    gpuclassify thresholds labelled.jsonl thresholds.json --score edu_score --label is_good \\
+        --by language --precision 0.9
+
+    Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
+    """
+    from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.scores.thresholds import Thresholds
+
+    quiet_dask()
+    with wrong_call_exits(), open_console(stderr=True).status("Reading labels"):
+        for path in filter(None, (output, page)):
+            if not is_directory(Path(path).absolute().parent):
+                raise FileNotFoundError(f"{path}: make its directory first")
+        settings = {name: options[name] for name in (*COLUMNS, *TARGETS, *OTHERS)}
+        settings["positive"] = [*map(_value, options["positive"])] or None
+        settings = {name: value for name, value in settings.items() if value is not None}
+        columns = {settings[name] for name in COLUMNS if name in settings}
+        notes: dict[str, Any] = {name: options[name] for name in READ if options[name] is not None}
+        labelled = read_files(inputs, fields=sorted(columns), **notes)
+        found = Thresholds.fit(labelled, **settings)
+    found.save(output)
+    if page:
+        Path(page).write_text(found.html(), encoding="utf-8")
+    if as_json:
+        click.echo(found.as_json())
+        return
+    lines = [str(found), f"Thresholds: {output}", *([f"Page: {page}"] if page else [])]
+    open_console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _value(text: str) -> Any:
+    """Return a label as JSON has it, or the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
