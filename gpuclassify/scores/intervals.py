@@ -28,4 +28,4 @@ def effective_rows(weights: np.ndarray | float, squares: np.ndarray | float) -> 
 
     L. Kish, Survey Sampling (1965).
     """
-    return np.square(weights) / np.maximum(squares, np.finfo(float).tiny)
+    return np.square(weights, dtype=float) / np.maximum(squares, np.finfo(float).tiny)

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import dask
 import numpy as np
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 SmallGroups = Literal["refuse", "pool"]
 TARGETS = ("precision", "recall", "keep_share")
 POOLED = "all others"  # in tables
+_BLOCK = 1 << 18  # scores
 MOST_NAMED = 10  # groups, or labels, of an error
 _COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
             "kept")  # fmt: skip
@@ -321,6 +322,8 @@ class _LabelColumns:
                 apart.setdefault(group, []).append(rows)
         refuse_many(apart)
         left_out = sum(count for _, count, _ in parts)
+        labels = sorted({str(label) for _, _, some in parts for label in some})[:MOST_NAMED]
+        del parts  # so that a group's rows go once they are joined
         groups = {group: _joined(apart.pop(group)) for group in sorted(apart)}
         if not groups:
             raise ValueError(
@@ -329,7 +332,6 @@ class _LabelColumns:
         positives = sum(int(rows.is_positive.sum()) for rows in groups.values())
         count = sum(len(rows.scores) for rows in groups.values())
         if positives in (0, count):
-            labels = sorted({str(label) for _, _, some in parts for label in some})[:MOST_NAMED]
             raise ValueError(
                 f"{positives:,} of {count:,} labels are those sought, which tells nothing about a "
                 f"threshold; there are labels such as {labels}: name those sought (positive=), or "
@@ -378,6 +380,26 @@ class _LabelColumns:
         return np.nan_to_num(weights)
 
 
+class _Sums(NamedTuple):
+    """Weights and squared weights of the rows down to each score, cumulated."""
+
+    weights: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, weights: np.ndarray | None, chosen: np.ndarray | None, last: np.ndarray) -> _Sums:
+        """Sum the weights of rows that are `chosen`, or of all; without weights, each is 1."""
+        if weights is None:
+            counts = last + 1 if chosen is None else np.cumsum(chosen)[last]
+            return cls(counts, counts)
+        some = weights if chosen is None else np.where(chosen, weights, 0.0)
+        return cls(np.cumsum(some)[last], np.cumsum(some**2)[last])
+
+    def rows(self, at: Any) -> Any:
+        """Return how many rows without weights would tell as much."""
+        return effective_rows(self.weights[at], self.squares[at])
+
+
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
@@ -388,42 +410,37 @@ def _fit_group(
     """
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))  # of equal scores
     scores = rows.scores[last]  # descending: of each, all rows that score as much are counted
-    weights = rows.weight()
-    kept, right = (
-        np.cumsum(values)[last] for values in (weights, np.where(rows.is_positive, weights, 0.0))
-    )
-    squares, right_squares = kept, right
-    if rows.weights is not None:
-        squares = np.cumsum(weights**2)[last]
-        right_squares = np.cumsum(np.where(rows.is_positive, weights**2, 0.0))[last]
-    trials = {
-        "precision": effective_rows(kept, squares),
-        "recall": effective_rows(right[-1], right_squares[-1]),
-        "keep_share": effective_rows(kept[-1], squares[-1]),
-    }
-    shares = {"precision": right / kept, "recall": right / right[-1] if right[-1] else kept * 0,
-              "keep_share": kept / kept[-1]}  # fmt: skip
-    low, high = wilson_interval(shares[target], trials[target])
-    if target == "precision":  # the lowest score that holds it, so that the recall is the highest
-        place, careful, other = (_last(values >= value) for values in (shares[target], low, high))
-        ends = [other, careful]
-    else:
-        place, careful, other = (_first(values >= value) for values in (shares[target], low, high))
-        ends = [careful, other]
+    kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
+
+    def share(name: str, places: Any) -> tuple[Any, Any]:
+        """Return a share of rows, from some scores on, and of how many rows it is one."""
+        part = kept if name == "keep_share" else right
+        whole, at = (kept, places) if name == "precision" else (part, -1)
+        return part.weights[places] / whole.weights[at], whole.rows(at)
+
+    # Whether share, careful end and other end reach the value, from each score on.
+    reached = np.zeros((3, len(last)), dtype=bool)
+    for start in range(0, len(last), _BLOCK):  # so that millions of scores need little memory
+        places = slice(start, start + _BLOCK)
+        shares, trials = share(target, places)
+        for row, values in enumerate((shares, *wilson_interval(shares, trials))):
+            reached[row, places] = values >= value
+    # For a precision the lowest score that reaches it, which has the highest recall.
+    place, careful, other = map(_last if target == "precision" else _first, reached)
+    ends = [other, careful] if target == "precision" else [careful, other]
     chosen = careful if cautious else place
     figures = {}
-    if chosen is not None:
-        for name, share in shares.items():
-            count = trials[name] if np.ndim(trials[name]) == 0 else trials[name][chosen]
-            ends_of_share = wilson_interval(share[chosen], count)
-            figures[name] = [float(share[chosen]), *map(float, ends_of_share)]
+    for name in TARGETS if chosen is not None else ():
+        at_threshold, trials = share(name, chosen)
+        ends_of_share = wilson_interval(at_threshold, trials)
+        figures[name] = [float(at_threshold), *map(float, ends_of_share)]
     return GroupThreshold(
         len(rows.scores),
         int(rows.is_positive.sum()),
         None if chosen is None else float(scores[chosen]),
         [None if end is None else float(scores[end]) for end in ends],
         figures,
-        float(shares["precision"].max()),
+        float((right.weights / kept.weights).max()),
         fit_calibration(calibration, rows) if calibration else None,
         reliability(calibration, rows) if calibration else [],
     )
