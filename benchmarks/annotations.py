@@ -259,10 +259,11 @@ def table(result: dict[str, Any]) -> str:
             f"{found['files']:7,} files: {found['seconds']['with a set']:.2f} s to plan, "
             f"{found['more_bytes'] / 2**20:.1f} MiB for the set"
         )
-    times = {name: of["median_seconds"] for name, of in result["zip"]["variants"].items()}
+    zipped = result["zip"]
+    times = {name: of["median_seconds"] for name, of in zipped["variants"].items()}
     lines.append(
-        f"{result['zip']['rows']:,} rows of {result['zip']['sets']} sets: {times['together']:.2f} s "
-        f"together, {times['apart']:.2f} s apart"
+        f"{zipped['rows']:,} rows of {zipped['sets']} sets: {times['together']:.2f} s together, "
+        f"{times['apart']:.2f} s apart"
     )
     return "\n".join(lines)
 
