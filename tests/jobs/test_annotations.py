@@ -456,6 +456,14 @@ def test_other_settings_are_refused_for_new_files(crawl, tmp_path):
         annotate(root, notes, with_last)
 
 
+def test_rewrites_refuse_new_files_and_name_what_does_them(crawl, tmp_path):
+    root = crawl()
+    rewrite(root, tmp_path / "out", with_length)
+    missing(root, None)
+    with pytest.raises(JobChangedError, match="annotations of new files are written alone"):
+        rewrite(root, tmp_path / "out", with_length)
+
+
 def test_a_start_over_leaves_one_generation(crawl, tmp_path):
     root, notes = crawl(), tmp_path / "notes"
     annotate(root, notes, with_length)
