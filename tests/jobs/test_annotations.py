@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -435,6 +436,21 @@ def test_changed_files_are_refused_and_redone_alone(crawl, tmp_path):
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
     annotate(root, notes, with_length, redo_changed=True)
+
+
+def test_a_file_that_is_as_before_again_has_its_rows_once(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    path = root / "lang=en/d.parquet"
+    content, stamp = path.read_bytes(), path.stat()
+    changed(root, notes)
+    annotate(root, notes, with_length, redo_changed=True)
+    path.write_bytes(content)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    annotate(root, notes, with_length, redo_changed=True)
+    frame = read_files(str(root), annotations=str(notes)).compute()
+    assert len(frame) == len(read_files(str(root), annotations=str(notes))[["length"]]) == 71
+    assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
 
 
 def test_files_that_are_gone_are_named_and_kept(crawl, tmp_path, caplog):
