@@ -146,8 +146,12 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
         readable: list[tuple[Part, float]] = []
         for piece in part.pieces:
             if piece.row_groups is not None:
-                groups = [(replace(piece, row_groups=(n,)), n) for n in piece.row_groups]
                 counts = rows[piece.path]
+                starts = np.cumsum((0, *counts)).tolist()
+                groups = [
+                    (replace(piece, row_groups=(n,), rows=(starts[n], starts[n + 1])), n)
+                    for n in piece.row_groups
+                ]
                 readable += [(group, len(range(*piece.bounds(counts[n])))) for group, n in groups]
             elif piece.problem is None:
                 size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))
@@ -180,7 +184,7 @@ def sample_rows(
     tables = [schema.arrow.empty_table()]
     for number in sorted({number for _, number, _ in drawn}):
         choice = Drawn(fields, [place for _, n, place in drawn if n == number])
-        notes = Notes.of(pieces[number], schema)
+        notes = Notes(pieces[number], schema)
         tables.append(read_chosen(pieces[number], schema, "raise", notes, choice)[0])
     return to_pandas(pa.concat_tables(tables))
 
