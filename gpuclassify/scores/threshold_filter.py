@@ -51,8 +51,9 @@ class ApplyThresholds(RowChoice):
         probability_field: str | None = None,
         overwrite: bool = False,
     ) -> None:
+        self._file = None
         if not isinstance(thresholds, Thresholds):
-            thresholds = Thresholds.load(thresholds)
+            self._file, thresholds = str(thresholds), Thresholds.load(thresholds)
         names = {"keep_field": keep_field, "probability_field": probability_field}
         for argument, name in names.items():
             if name is not None:
@@ -70,6 +71,19 @@ class ApplyThresholds(RowChoice):
         self.keep_field = keep_field
         self.probability_field = probability_field
         self.overwrite = overwrite
+
+    def __repr__(self) -> str:
+        names = ("keep_field", "probability_field", "overwrite")
+        settings = {name: getattr(self, name) for name in names if getattr(self, name)}
+        shown = (
+            f"<thresholds of {self.thresholds.score}>" if self._file is None else repr(self._file)
+        )
+        return (
+            f"ApplyThresholds({', '.join([shown, *(f'{k}={v!r}' for k, v in settings.items())])})"
+        )
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return ("ApplyThresholds", *self.describe().values(), self.overwrite)
 
     @property
     def columns(self) -> ScoreColumns:

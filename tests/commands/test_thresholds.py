@@ -84,6 +84,9 @@ def test_decisions_are_written_beside_the_input(crawl):
             AnnotationWriter("kept"),
         ]
     ).run(report=lambda *_: None)
+    dropping = [FileReader("crawl", annotations="notes"), ApplyThresholds(found)]
+    with pytest.raises(ValueError, match="annotations drop no row, and ApplyThresholds would"):
+        Pipeline([*dropping, AnnotationWriter("never")]).prepare()
     whole = read_files("crawl", annotations=["notes", "kept"]).compute()
     least = np.float32(found.groups["null"].threshold)
     assert whole["is_good"].tolist() == (crawl["score"] >= least).tolist()

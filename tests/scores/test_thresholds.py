@@ -1,11 +1,13 @@
 """Thresholds equal a search over sorted scores, and their intervals cover."""
 
 import json
+import pickle
 
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask.base import tokenize
 
 from gpuclassify import ApplyThresholds, Thresholds
 from gpuclassify.scores.calibration import Labelled, calibrated, fit_calibration, reliability
@@ -300,6 +302,26 @@ def test_rows_are_kept_by_the_threshold_of_their_group(npartitions):
     assert marked["p"].dtype == np.float32
     is_unknown = (frame["score"].isna() | (frame["language"] == "xx")).to_numpy(dtype=bool)
     assert marked["p"].isna().tolist() == is_unknown.tolist()
+
+
+def test_the_mapper_is_lazy_small_and_known_by_its_thresholds(tmp_path):
+    frame = labelled()
+    found = Thresholds.fit(frame, score="score", label="good", by="language", recall=0.6)
+    found.save(tmp_path / "thresholds.json")
+    mapper = ApplyThresholds(tmp_path / "thresholds.json", keep_field="keep")
+    again = pickle.loads(pickle.dumps(mapper))
+    assert repr(again) == f"ApplyThresholds('{tmp_path}/thresholds.json', keep_field='keep')"
+    assert tokenize(again) == tokenize(ApplyThresholds(found, keep_field="keep"))
+    assert tokenize(again) != tokenize(ApplyThresholds(found))
+    assert mapper.describe()["thresholds"] == found.digest()
+    scores = dd.from_pandas(frame, npartitions=3).assign(text="x")
+    lazy = ApplyThresholds(found)(scores)[["text"]]  # without the columns that decide
+    kept = ApplyThresholds(found)(frame)
+    assert lazy.compute().index.tolist() == kept.index.tolist()
+    for rows in (frame.iloc[:0], frame.assign(score=np.float32(np.nan))):
+        assert len(ApplyThresholds(found)(rows)) == 0
+        pd.testing.assert_series_equal(mapper(rows).dtypes, mapper(frame).dtypes)
+        assert not mapper(rows)["keep"].any()
 
 
 def test_columns_that_are_there_or_missing_are_refused():
