@@ -23,7 +23,7 @@ from gpuclassify.mapping.columns import (
     check_is_there,
     check_room,
 )
-from gpuclassify.mapping.heads import Columns, Head, labelling_head, take
+from gpuclassify.mapping.heads import SPANS, Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
 from gpuclassify.mapping.partition_map import PartitionMap
@@ -93,6 +93,8 @@ class TextMapper(PartitionMap, Generic[Settings]):
     new_columns: ClassVar[Mapping[str, str]] = {}
     build_module: Callable[[dict[str, Any]], nn.Module] | None = None
     columns: Callable[[np.ndarray], Columns] | None = None
+    # The setting that may be passed without its name.
+    first_setting: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -109,7 +111,9 @@ class TextMapper(PartitionMap, Generic[Settings]):
     @takes(ModelOptions)
     def __init__(self, *unnamed: Any, **arguments: Any) -> None:
         owner = type(self).__qualname__
-        if unnamed:
+        if len(unnamed) == 1 and self.first_setting and not hasattr(unnamed[0], "columns"):
+            arguments = {self.first_setting: unnamed[0], **arguments}
+        elif unnamed:
             refuse_unnamed(owner, unnamed[0])
         settings = modern_spellings(owner, self.family, arguments)
         token = settings.pop("token", None)  # before anything could show or keep it
@@ -390,7 +394,9 @@ class TextMapper(PartitionMap, Generic[Settings]):
         if self.options.shows_read_share:
             arrays |= read_share_columns(self.options, texts.to_list(), positions, *read)
         if (stages := current_run().stages) is not None:
-            counts = {"truncated_texts": stats.truncated_texts}
+            counts: dict[str, Any] = {"truncated_texts": stats.truncated_texts}
+            if spans := [field.name for field in self.schema() if field.type == SPANS]:
+                counts["chars"] = dict.fromkeys(spans, int(texts.char_counts.sum()))
             seconds = time.perf_counter() - started
             stages.add(self, outcomes, positions, arrays, **counts, seconds=seconds)
         keep = None
@@ -409,7 +415,7 @@ class TextMapper(PartitionMap, Generic[Settings]):
         fields = (field for head in self.heads for field in head.fields())
         arrays = {field.name: pa.array([], field.type) for field in fields}
         passed: dict[str, np.ndarray] = {}
-        certainties = None
+        certainties = spans = None
         labelling = labelling_head(self.heads)
         if len(texts):
             self.model.check_directories()  # also where the model is in memory already
@@ -422,10 +428,10 @@ class TextMapper(PartitionMap, Generic[Settings]):
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing
                 if head is labelling:
-                    certainties = head.certainties(values)
+                    certainties, spans = head.certainties(values), head.spans(values)
         labels = arrays.get(labelling.label_field or "")
         filtered = passed if self.options.filters else None
-        outcomes = TextOutcomes(texts, filtered, labels, certainties)
+        outcomes = TextOutcomes(texts, filtered, labels, certainties, spans)
         return arrays, read, outcomes
 
 

@@ -47,7 +47,7 @@ ARCHITECTURES = [
 ]
 FAMILIES = ["domain", "fineweb-edu", "prompt-task-complexity", "topic"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FETCH = "fetched = torch.cat(outputs).cpu().numpy()"  # where a run waits, once and at its end
+FETCH = "return torch.cat(outputs).cpu().numpy()"  # where a run waits, once and at its end
 FAULTS = (WaitError, MixedTypesError, DataDependentOutputException, RuntimeError)
 
 
