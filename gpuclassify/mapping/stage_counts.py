@@ -72,8 +72,10 @@ class TextOutcomes:
         reasons = self.reasons
         shown = [*enumerate(REASONS)][WITHOUT_TEXT:]
         dropped = {name: np.flatnonzero(reasons == place) for place, name in shown}
-        picked = {"labels": self._pick(groups, most), "dropped": self._pick(dropped, most)}
-        return picked if self.spans is None else picked | {"labels": self.spans.examples(self.texts, most)}
+        labelled = self._pick(groups, most)
+        if self.spans is not None:
+            labelled = self.spans.examples(self.texts, most)
+        return {"labels": labelled, "dropped": self._pick(dropped, most)}
 
     def _pick(self, groups: Mapping[str, np.ndarray], most: int) -> dict[str, list[list[Any]]]:
         picked = {}

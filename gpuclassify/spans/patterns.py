@@ -52,14 +52,17 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return where the parts before an ``@`` begin, at an edge of a word; None without any."""
+    """Return where the parts before an ``@`` begin, at an edge of a word; None without any.
+
+    Behind another address is one, which would show once that one is cut out.
+    """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
     local = local[local.rfind("..") + 2 :] if ".." in local else local
     if local.endswith("."):
         return None
     for place in range(at - len(local), at):
-        before = place > 0 and _is_word(text[place - 1])
+        before = place > first and _is_word(text[place - 1])
         if text[place] != "." and before != _is_word(text[place]):
             return place
     return None

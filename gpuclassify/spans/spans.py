@@ -40,7 +40,8 @@ class Spans:
             for kind, column in zip(kinds, columns, strict=True)
         ]
         order = np.lexsort((joined[2], joined[1], joined[0]))
-        return cls(*(column[order] for column in joined), tuple(names), texts)
+        text_of, starts, ends, labels, scores = (column[order] for column in joined)
+        return cls(text_of, starts, ends, labels, scores, tuple(names), texts)
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
@@ -69,6 +70,11 @@ class Spans:
         """Spans of each text, int64 (texts,)."""
         return np.bincount(self.text_of, minlength=self.texts)
 
+    def keys(self) -> list[tuple[int, int, int, str]]:
+        """Return text, start, end and label of each span."""
+        columns = (self.text_of.tolist(), self.starts.tolist(), self.ends.tolist())
+        return [*zip(*columns, self.arrow_labels.to_pylist(), strict=True)]
+
     @property
     def arrow_labels(self) -> pa.Array:
         """Label of each span."""
@@ -76,8 +82,8 @@ class Spans:
 
     def take(self, which: np.ndarray) -> Spans:
         """Return some of the spans, by a mask or by rising places."""
-        parts = (self.text_of, self.starts, self.ends, self.labels, self.scores)
-        return Spans(*(part[which] for part in parts), self.names, self.texts)
+        columns = ("text_of", "starts", "ends", "labels", "scores")
+        return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
     def kept(
         self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None

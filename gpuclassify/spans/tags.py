@@ -77,7 +77,7 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
     kind = scheme or scheme_of(labels)
     check_choice("scheme", kind, tuple(_LETTERS))
     starting, ending = _LETTERS[kind]
-    pairs = [(match[1], match[2]) if (match := _match(name, kind)) else ("", name) for name in labels]
+    pairs = [_split(name, kind) for name in labels]
     if kind != "plain" and not any(letter for letter, _ in pairs):
         raise ValueError(
             f'scheme="{kind}" needs labels such as B-PER, and the model\'s are '
@@ -94,10 +94,12 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
     )
 
 
-def _match(label: str, kind: str) -> re.Match[str] | None:
-    match = None if kind == "plain" else _TAG.fullmatch(label)
-    is_known = match is not None and match[1] in {"I", *"".join(_LETTERS[kind])}
-    return match if is_known else None
+def _split(label: str, scheme: str) -> tuple[str, str]:
+    """Return the letter before a label, "" if there is none of the scheme, and the rest."""
+    match = None if scheme == "plain" else _TAG.fullmatch(label)
+    if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
+        return "", label
+    return match[1], match[2]
 
 
 def scheme_of(labels: Sequence[str]) -> str:
