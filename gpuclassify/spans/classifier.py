@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import LongText, ModelOptions
 from gpuclassify.settings.signatures import takes
-from gpuclassify.spans.columns import SpanHead, SpanOptions
+from gpuclassify.spans.columns import SpanOptions
 from gpuclassify.spans.tags import Aggregation, Scheme
-from gpuclassify.spans.token_runner import TokenClassifier, TokenRunner
+from gpuclassify.spans.token_runner import TokenClassifier, TokenHead, TokenRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class SpanClassifier(TextMapper[TokenClassifierOptions]):
     Options = TokenClassifierOptions
     model_type = TokenClassifier
     runner_type = TokenRunner
-    head_type = SpanHead
+    head_type = TokenHead
     family = "spans"
     purpose = "spans that any token classification checkpoint finds"
     licence = "the checkpoint's"

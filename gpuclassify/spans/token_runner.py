@@ -13,7 +13,7 @@ from gpuclassify.frames import Texts
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import EncoderRunner
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, read_token_classifier
-from gpuclassify.spans.columns import SpanOutputs
+from gpuclassify.spans.columns import SpanHead, SpanOutputs
 from gpuclassify.spans.spans import Spans
 from gpuclassify.spans.tags import Predictions, TagSet, tags_of, words_of
 from gpuclassify.workers.run_context import RunStats
@@ -37,6 +37,22 @@ class TokenClassifier(PinnedModel):
         """Meanings of the labels."""
         is_raw = self.options.aggregation == "none"
         return tags_of(self.checkpoint.labels, self.options.scheme, is_raw)
+
+
+class TokenHead(SpanHead):
+    """Columns of spans that a token classifier finds."""
+
+    model: TokenClassifier
+
+    @property
+    def labels(self) -> list[Any]:
+        """Labels that spans can have; those asked for if the model is out of reach."""
+        is_known = self.model.is_readable()
+        return list(self.model.tags.names if is_known else self.options.labels)
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise ValueError unless the model has the labels that are asked for."""
+        self.check_settings()
 
 
 class TokenRunner(EncoderRunner):
