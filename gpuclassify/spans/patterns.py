@@ -258,6 +258,7 @@ class PatternSpans(TextMapper[PatternOptions]):
     family = "patterns"
     purpose = "e-mail and public IP addresses, by rules"
     licence = "none: there is no model"
+    published_labels = tuple(PATTERNS)
 
     if TYPE_CHECKING:
 
