@@ -264,8 +264,8 @@ def test_the_probability_of_one_label_of_fasttext(fasttext_model):
     [
         ("ner-base", "bert", ("O", "B-MISC", "I-MISC", "B-PER", "I-PER", "B-ORG", "I-ORG",
                               "B-LOC", "I-LOC")),
-        ("multilingual-ner-large", "xlm-roberta", ("O", "B-DATE", "I-DATE", "B-PER", "I-PER", "B-ORG",
-                                          "I-ORG", "B-LOC", "I-LOC")),
+        ("multilingual-ner-large", "xlm-roberta", ("O", "B-DATE", "I-DATE", "B-PER", "I-PER",
+                                                   "B-ORG", "I-ORG", "B-LOC", "I-LOC")),
         ("piiranha", "deberta-v2", ("I-CITY", "I-EMAIL", "O")),
         ("stanford-deidentifier", "bert", ("O", "VENDOR", "DATE", "HCW", "HOSPITAL", "ID",
                                            "PATIENT", "PHONE")),

@@ -322,6 +322,8 @@ def write_token_classifier(
     seed: int = 0,
     padding_side: str = "right",
     outside: float = 1.0,
+    texts: Sequence[str] | None = None,
+    initializer_range: float = 0.3,
     **config_overrides: Any,
 ) -> Path:
     """Write a small random model for ``AutoModelForTokenClassification``.
@@ -332,10 +334,10 @@ def write_token_classifier(
     import torch
     from transformers import AutoModelForTokenClassification
 
-    documents, path = documents_of(None), empty_directory(directory)
-    name = _TABLE[architecture].tokenizer
+    documents, path = documents_of(texts), empty_directory(directory)
+    name, spread = _TABLE[architecture].tokenizer, initializer_range
     tokenizer = trained_tokenizer(name, documents)
-    config = _model_config(architecture, tokenizer, tuple(labels), 0.3, config_overrides)
+    config = _model_config(architecture, tokenizer, tuple(labels), spread, config_overrides)
     max_tokens = config.max_position_embeddings
     if architecture in _OFFSET_POSITIONS:
         max_tokens -= config.pad_token_id + 1
