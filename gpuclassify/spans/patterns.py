@@ -13,11 +13,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gpuclassify.frames import Texts
+from gpuclassify.hub import Identity
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import Runner
 from gpuclassify.mapping.text_mapper import TextMapper
@@ -129,46 +130,14 @@ class PatternOptions(SpanOptions):
             check_choice("patterns", pattern, tuple(PATTERNS))
         object.__setattr__(self, "patterns", patterns)
 
-    @property
-    def plans_without_model(self) -> bool:
-        """Whether a client can plan alone: always."""
-        return True
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Rules in place of a checkpoint."""
-
-    version: int = 1  # another one where the same text may get other spans
-    base: None = None
-
 
 class PatternModel(PinnedModel):
-    """The rules, which are in no file."""
+    """The rules, which are in no file; they have another number where a text gets other spans."""
 
-    checkpoint: Rules = Rules()  # type: ignore[assignment]
-    repositories: Sequence[str] = ()  # type: ignore[assignment]
-    identities: Sequence[Any] = ()  # type: ignore[assignment]
+    identity = checkpoint = Identity("rules", "1", is_directory=False)  # type: ignore[assignment]
+    repositories = identities = ()  # type: ignore[assignment]
+    weights_files: ClassVar[dict[Identity, str]] = {}
     unpinned = ""
-
-    def describe(self) -> dict[str, Any]:
-        """Return the version of the rules."""
-        return {"model_revision": f"rules {self.checkpoint.version}"}
-
-    def key(self) -> Any:
-        """Return the rules."""
-        return self.checkpoint
-
-    def is_readable(self) -> bool:
-        """Return True: there is nothing to read."""
-        return True
-
-    def check_tokenizer(self) -> None:
-        """Accept that there is none."""
-
-    def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return nothing: there are no weights."""
-        return {}
 
 
 class PatternRunner(Runner):
@@ -205,14 +174,6 @@ class PatternRunner(Runner):
     def batch_bytes(self) -> int:
         """Return 0: a text at a time takes nothing."""
         return 0
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether rules are in memory: always."""
-        return True
-
-    def evict(self) -> None:
-        """Do nothing: there is no memory to give back."""
 
 
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -258,7 +219,6 @@ class PatternSpans(TextMapper[PatternOptions]):
     family = "patterns"
     purpose = "e-mail and public IP addresses, by rules"
     licence = "none: there is no model"
-    published_labels = tuple(PATTERNS)
 
     if TYPE_CHECKING:
 

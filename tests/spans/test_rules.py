@@ -91,7 +91,7 @@ def test_redacting_a_second_time_changes_nothing():
     once = mapper(pd.DataFrame({"text": TEXTS}))
     twice = mapper(pd.DataFrame({"text": once["redacted"]}))
     assert twice["redacted"].tolist() == once["redacted"].tolist()
-    assert twice["pattern_spans"].str.len().sum() == 0
+    assert not any(map(len, twice["pattern_spans"]))
 
 
 def test_a_pattern_that_is_not_known_and_settings_of_models_are_refused():
