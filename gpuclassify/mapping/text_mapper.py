@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.frames import Frame, HostTexts, Texts, backend_of, name_row
-from gpuclassify.mapping.code_digest import value_digest
+from gpuclassify.mapping.code_digest import json_setting, value_digest
 from gpuclassify.mapping.columns import (
     DeclaredColumns,
     check_are_new,
@@ -43,7 +43,6 @@ from gpuclassify.settings.options import (
     refuse_unnamed,
 )
 from gpuclassify.settings.signatures import (
-    as_json,
     call_text,
     changed_settings,
     short,
@@ -199,7 +198,7 @@ class TextMapper(PartitionMap, Generic[Settings]):
     def describe(self) -> dict[str, Any]:
         """Return the settings as JSON values, and the model's commit or digest if in reach."""
         described = {
-            name: as_json(getattr(self.options, name)) for name in setting_names(self.options)
+            name: json_setting(getattr(self.options, name)) for name in setting_names(self.options)
         }
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None

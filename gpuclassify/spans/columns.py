@@ -85,6 +85,17 @@ class SpanOptions(TextOptions):
         """Whether labels are passed, so that the client need not reach the model."""
         return self.labels is not None
 
+    def __dask_tokenize__(self) -> Any:
+        return definition(self)
+
+
+def definition(settings: object) -> list[Any]:
+    """Return what tells settings from others in every process, of a function its code."""
+    return [
+        type(settings).__name__,
+        *((k, described(v)) for k, v in sorted(vars(settings).items())),
+    ]
+
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
     """Return the column of redacted texts, if there is one; raise unless it has a replacement."""

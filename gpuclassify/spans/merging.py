@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Frame, backend_of
+from gpuclassify.mapping.code_digest import json_setting
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import check_flag, check_text, label_tuple
-from gpuclassify.settings.signatures import as_json
-from gpuclassify.spans.columns import check_redaction
+from gpuclassify.spans.columns import check_redaction, definition
 from gpuclassify.spans.spans import Redact, Spans
 
 
@@ -81,6 +81,9 @@ class MergedSpans(PartitionMap):
     redacted_field: str | None
     overwrite: bool
 
+    def __dask_tokenize__(self) -> Any:
+        return definition(self)
+
     @property
     def text_fields(self) -> tuple[str, ...]:
         """Column of the text, if it is read."""
@@ -110,7 +113,7 @@ class MergedSpans(PartitionMap):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings."""
-        return {name: as_json(value) for name, value in vars(self).items()}
+        return {name: json_setting(value) for name, value in vars(self).items()}
 
     def check(self, frame: Frame) -> None:
         """Raise unless the columns that are read are there, and the new ones are not."""

@@ -84,6 +84,26 @@ def test_a_function_of_text_and_label_redacts(spans):
     assert found["redacted"][0] == "".join(pieces) + "some text of several words"[reached:]
 
 
+def test_a_function_is_known_by_its_code_in_every_process(run_python, tmp_path):
+    probe = """
+import json
+import dask.dataframe as dd, pandas as pd
+from gpuclassify import PatternSpans, merge_spans
+
+ddf = dd.from_pandas(pd.DataFrame({"text": ["a@b.co"]}), npartitions=1)
+def redact(text, label):
+    return f"<{label}>"
+mapper = PatternSpans(redact=redact)
+merged = merge_spans(["pattern_spans"], redact=redact, redacted_field="r")
+found = merged(mapper(ddf))
+print(found._name, json.dumps([mapper.describe(), merged.describe()]), found.compute()["r"][0])
+"""
+    one, other = run_python(probe), run_python(f"\n\n\n{probe}")
+    assert one == other
+    assert one.split()[-1] == "<email>"
+    assert run_python(probe.replace("<{label}>", "({label})")).split()[0] != one.split()[0]
+
+
 def test_filters_drop_rows_or_write_their_decision(spans):
     whole = spans(count_field="n", share_field="share")(TEXTS)
     wanted = ((whole["n"] >= 2) & (whole["share"] <= 0.5)).fillna(False)
