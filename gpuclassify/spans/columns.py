@@ -91,10 +91,8 @@ class SpanOptions(TextOptions):
 
 def definition(settings: object) -> list[Any]:
     """Return what tells settings from others in every process, of a function its code."""
-    return [
-        type(settings).__name__,
-        *((k, described(v)) for k, v in sorted(vars(settings).items())),
-    ]
+    named = sorted(vars(settings).items())
+    return [type(settings).__name__, *((name, json_setting(value)) for name, value in named)]
 
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
