@@ -26,7 +26,7 @@ from gpuclassify.mapping.columns import (
 from gpuclassify.mapping.heads import SPANS, Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap, plain_token
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import read_share_columns, read_share_fields
 from gpuclassify.mapping.runners import EncoderRunner, Runner
@@ -171,7 +171,7 @@ class TextMapper(PartitionMap, Generic[Settings]):
         return {name: value for name, value in vars(self).items() if name not in made_anew}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (*self._definition(), self.model.key())
+        return plain_token((*self._definition(), self.model.key()))
 
     def _definition(self) -> tuple[Any, ...]:
         """Return what tells this mapper from another of any class, whatever the model says."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Texts
+from gpuclassify.mapping.code_digest import json_setting
 from gpuclassify.mapping.heads import FLOAT32, SPANS, Columns, Head, named_fields
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.stage_counts import COUNT
