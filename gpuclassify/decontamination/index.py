@@ -38,6 +38,7 @@ ABOUT, ITEMS = "index.json", "items.arrow"
 MOST = 2**32 - 1  # words, and bytes of words
 ALL_BITS = 2**64 - 1
 _EMPTY = np.uint32(MOST)
+_LONG = np.uint64(0)
 _SHORT = np.uint64(0x9E3779B97F4A7C15)  # keys of short items, by their first words, are others
 _BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
 
@@ -47,8 +48,8 @@ class Ngrams(NamedTuple):
 
     ``text`` has the words of all items, each with a space behind it, and ``starts`` where each word
     begins. An n-gram is ``widths`` words that stand at word ``places``; its key is in ``keys``, by
-    which ``slots``, a hash table of n-grams, finds it where ``bits``, a Bloom filter of one hash,
-    lets it. Its items are ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the
+    which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it:
+    ``bits``, or ``short_bits`` for items that are one n-gram of fewer than n words. Its items are ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the
     n-grams that weigh something of each item. ``settings``: n, the least words of an item, and the
     bits of a key that count.
     """
@@ -60,6 +61,7 @@ class Ngrams(NamedTuple):
     widths: np.ndarray
     slots: np.ndarray
     bits: np.ndarray
+    short_bits: np.ndarray
     owner_starts: np.ndarray
     owners: np.ndarray
     counts: np.ndarray
@@ -113,13 +115,13 @@ class ItemIndex:
         is_long = counts >= min_words
         coded = words.filter(pa.array(is_long)).dictionary_encode()
         codes = coded.indices.to_numpy()
-        _, first = np.unique(codes, return_index=True)
-        distinct = read.filter(pa.array(is_long)).take(pa.array(first))
+        first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+        unique = read.filter(pa.array(is_long)).take(pa.array(first))
         data, offsets = buffers(coded.dictionary)
         settings = np.array([ngram, min_words, key_bits], np.uint64)
-        index = cls(_collect(data, offsets, settings), distinct, {})
+        index = cls(_collect(data, offsets, settings), unique, {})
         per_source: dict[str, dict[str, int]] = {}
-        for name, texts in (("items", items), ("distinct", distinct)):
+        for name, texts in (("items", items), ("distinct", unique)):
             for pair in pc.value_counts(texts["source"]).to_pylist():
                 per_source.setdefault(pair["values"], {})[name] = pair["counts"]
         short = read.filter(pa.array(~is_long))["source"]
@@ -127,7 +129,7 @@ class ItemIndex:
             per_source[pair["values"]]["too_short"] = pair["counts"]
         about |= {"format": FORMAT, "unicode": UNICODE, "sources": per_source, "boilerplate": {}}
         often = index.document_counts(coded.dictionary) > max_items
-        return cls(index.ngrams, distinct, about).without(often, f"in over {max_items} items")
+        return cls(index.ngrams, unique, about).without(often, f"in over {max_items} items")
 
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
         """Return the index without some n-grams, bool (ngrams,), which weigh nothing from now on."""
@@ -148,10 +150,10 @@ class ItemIndex:
             owners=owners,
             counts=np.bincount(owners, minlength=len(self.items)).astype(np.uint32),
         )
-        slots, bits = _table(new.keys, len(kept))
+        table = _table(new.keys, new.widths < int(ngrams.settings[0]))
         about["ngrams"] = len(kept)
         about["weightless_items"] = int((new.counts == 0).sum())
-        return ItemIndex(_frozen(new._replace(slots=slots, bits=bits)), self.items, about)
+        return ItemIndex(_frozen(new._replace(**table)), self.items, about)
 
     def ngram_text(self, number: int) -> str:
         """Return the words of an n-gram."""
@@ -170,7 +172,7 @@ class ItemIndex:
         counts = np.zeros(ngrams, np.int64)
         for start in range(0, len(texts) if ngrams else 0, _BLOCK):
             hits = self.hits(texts[start : start + _BLOCK])
-            pairs = np.unique(hits.documents * ngrams + hits.ngrams)
+            pairs = distinct(hits.documents * ngrams + hits.ngrams)
             counts += np.bincount(pairs % ngrams, minlength=ngrams)
         return counts
 
@@ -276,6 +278,12 @@ def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndar
     return pa.Array.from_buffers(pa.large_string(), len(texts), buffer), counts
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return the distinct values, sorted; NumPy's own way hashes, and takes ten times as long."""
+    values = np.sort(values)
+    return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+
+
 def _large(texts: pa.ChunkedArray) -> pa.LargeStringArray:
     return texts.cast(pa.large_string()).combine_chunks()
 
@@ -296,13 +304,24 @@ def _collect(data: np.ndarray, offsets: np.ndarray, settings: np.ndarray) -> Ngr
     of_positions, keys, places, widths = _insert(
         data, starts, sums, bounds, n, least, settings[2], slots, len(owners)
     )
-    pairs = np.unique(of_positions * len(lengths) + owners)
+    pairs = distinct(of_positions * len(lengths) + owners)
     ngrams, owners = pairs // max(1, len(lengths)), pairs % max(1, len(lengths))
     counts = np.bincount(owners, minlength=len(lengths)).astype(np.uint32)
     owner_starts = _starts(np.bincount(ngrams, minlength=len(keys)))
-    slots, bits = _table(keys, len(keys))
-    parts = (slots, bits, owner_starts, owners.astype(np.uint32), counts, settings)
-    return _frozen(Ngrams(data, starts, keys, places, widths, *parts))
+    return _frozen(
+        Ngrams(
+            data,
+            starts,
+            keys,
+            places,
+            widths,
+            **_table(keys, widths < n),
+            owner_starts=owner_starts,
+            owners=owners.astype(np.uint32),
+            counts=counts,
+            settings=settings,
+        )
+    )
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
@@ -322,12 +341,16 @@ def _frozen(ngrams: Ngrams) -> Ngrams:
     return Ngrams(*made)
 
 
-def _table(keys: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash table of n-grams by key, and the Bloom filter before it."""
-    slots = np.full(_slot_count(count), _EMPTY)
-    bits = np.zeros(len(slots), np.uint8)  # 8 and more for each n-gram
-    _fill_table(keys, slots, bits)
-    return slots, bits
+def _table(keys: np.ndarray, is_short: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the hash table of n-grams by key, and the Bloom filters before it."""
+    slots = np.full(_slot_count(len(keys)), _EMPTY)
+    _fill_slots(keys, slots)
+    filters = []
+    for chosen in (keys[~is_short], keys[is_short]):
+        bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 16 and more an n-gram
+        _fill_bits(chosen, bits)
+        filters.append(bits)
+    return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
 
 
 @njit(nogil=True, cache=True)
@@ -393,57 +416,91 @@ def _is_equal(text, starts, place, other_text, other_starts, other_place, width)
 
 
 @njit(nogil=True, cache=True)
-def _fill_table(keys, slots, bits):
-    last, most = np.int64(len(slots) - 1), np.int64(8 * len(bits) - 1)
+def _fill_slots(keys, slots):
+    last = np.int64(len(slots) - 1)
     for number in range(len(keys)):
         slot = np.int64(keys[number]) & last
         while slots[slot] != _EMPTY:
             slot = (slot + 1) & last
         slots[slot] = number
-        bit = np.int64(keys[number] >> np.uint64(32)) & most
-        bits[bit >> 3] |= np.uint8(1 << (bit & 7))
+
+
+@njit(nogil=True, cache=True)
+def _fill_bits(keys, bits):
+    for key in keys:
+        bits[_block(key, bits)] |= _mask(key)
+
+
+@njit(nogil=True, cache=True)
+def _block(key, bits):
+    return (key >> np.uint64(32)) & np.uint64(len(bits) - 1)
+
+
+@njit(nogil=True, cache=True)
+def _mask(key):
+    """Return three bits of a block: few pass by accident, and memory is read once."""
+    one, six = np.uint64(1), np.uint64(63)
+    key >>= np.uint64(8)
+    bits = one << (key & six) | one << (key >> np.uint64(6) & six)
+    return bits | one << (key >> np.uint64(12) & six)
 
 
 @njit(nogil=True, cache=True)
 def _find_hits(data, starts, table, ngrams):
     """Find n-grams in texts: keys propose, words decide; see `Hits`."""
     n, least = np.int64(ngrams.settings[0]), np.int64(ngrams.settings[1])
-    power, least_power = power_of(n), power_of(least)
-    has_short = n > least
-    found, room = np.empty((4, _BLOCK), np.int64), new_words(0)
-    count, key_bits = 0, ngrams.settings[2]
+    hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[2]
+    room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
         words, room = read_words(data[starts[text] : starts[text + 1]], table, room)
-        for place in range(words - least + 1):
-            if count + 256 > found.shape[1]:  # at a word stands one of each width at most
-                wider = np.empty((4, 2 * found.shape[1]), np.int64)
-                wider[:, :count] = found[:, :count]
-                found = wider
-            if place + n <= words:
-                key = ngram_key(room[2], place, n, power) & key_bits
-                count = _look_up(key, place, words, room, ngrams, text, found, count)
-            if has_short:
-                key = (ngram_key(room[2], place, least, least_power) ^ _SHORT) & key_bits
-                count = _look_up(key, place, words, room, ngrams, text, found, count)
-    return found[0, :count], found[1, :count], found[2, :count], found[3, :count]
+        if len(proposed) < words + 1:
+            proposed = np.empty(2 * words + 1, np.int64)
+        for width, salt, bits in ((n, _LONG, ngrams.bits), (least, _SHORT, ngrams.short_bits)):
+            proposals = _propose(room[2], words, width, salt, key_bits, bits, proposed)
+            if proposals:
+                some = proposed[:proposals]
+                count, hits = _decide(some, width, salt, words, room, ngrams, text, hits, count)
+    return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
 
 
 @njit(nogil=True, cache=True)
-def _look_up(key, place, words, room, ngrams, text, found, count):
-    """Add the n-grams of the index with this key that stand at a word; return how many there are."""
-    most, last = np.int64(8 * len(ngrams.bits) - 1), np.int64(len(ngrams.slots) - 1)
-    bit = np.int64(key >> np.uint64(32)) & most
-    if not ngrams.bits[bit >> 3] >> (bit & 7) & 1:
-        return count
-    slot = np.int64(key) & last
-    while ngrams.slots[slot] != _EMPTY:
-        known = ngrams.slots[slot]
-        width = np.int64(ngrams.widths[known])
-        if ngrams.keys[known] == key and place + width <= words:
-            first = np.int64(ngrams.places[known])
-            if _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, width):
-                found[0, count], found[1, count] = text, known
-                found[2, count], found[3, count] = room[3][place], room[4][place + width - 1]
-                count += 1
-        slot = (slot + 1) & last
-    return count
+def _propose(sums, words, width, salt, key_bits, bits, proposed):
+    """Note the words at which the Bloom filter lets a key pass; return how many.
+
+    Keys first, then the filter, then (in `_decide`) the hash table: so that the processor waits for
+    many places of memory at once.
+    """
+    power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
+    places = np.uint64(max(0, words - width + 1))
+    for place in range(places):
+        keys[place] = (ngram_key(sums, place, width, power) ^ salt) & key_bits
+    for place in range(places):
+        key = keys[place]
+        mask = _mask(key)
+        proposed[count] = place  # which is not behind those that are read
+        count += np.uint64(bits[_block(key, bits)] & mask == mask)
+    return np.int64(count)
+
+
+@njit(nogil=True, cache=True)
+def _decide(proposed, width, salt, words, room, ngrams, text, hits, count):
+    """Add the n-grams of the index that stand at words of a text to the hits."""
+    power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
+    for place in proposed:
+        if count + 256 > hits.shape[1]:  # at a word stands one of each width at most
+            wider = np.empty((4, 2 * hits.shape[1]), np.int64)
+            wider[:, :count] = hits[:, :count]
+            hits = wider
+        key = (ngram_key(room[2], place, width, power) ^ salt) & ngrams.settings[2]
+        slot = np.int64(key) & last
+        while ngrams.slots[slot] != _EMPTY:
+            known = ngrams.slots[slot]
+            long = np.int64(ngrams.widths[known])
+            if ngrams.keys[known] == key and place + long <= words:
+                first = np.int64(ngrams.places[known])
+                if _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, long):
+                    hits[0, count], hits[1, count] = text, known
+                    hits[2, count], hits[3, count] = room[3][place], room[4][place + long - 1]
+                    count += 1
+            slot = (slot + 1) & last
+    return count, hits

@@ -24,7 +24,7 @@ from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
 from gpuclassify.settings.checks import SHARE, check_settings, plain_value
 from gpuclassify.settings.options import StrPath, check_decision
-from gpuclassify.settings.signatures import as_json, call_text, short, show_settings
+from gpuclassify.settings.signatures import as_json, call_text, short
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import current_run
@@ -387,9 +387,6 @@ class Decontaminate(PartitionMap):
             more: dict[str, Any] = {"truncated_texts": 0, "seconds": seconds}
             stages.add(self, outcomes, positions, arrays, contamination=counts, **more)
         return arrays, keep
-
-
-show_settings(Decontaminate, Decontaminate, {})
 
 
 @dataclass(frozen=True)

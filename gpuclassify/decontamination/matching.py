@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from gpuclassify.decontamination.index import Hits, ItemIndex
+from gpuclassify.decontamination.index import Hits, ItemIndex, distinct
 from gpuclassify.decontamination.words import buffers
 
 
@@ -34,7 +34,7 @@ class Matches(NamedTuple):
 def match_items(index: ItemIndex, hits: Hits) -> Matches:
     """Return the items of hits, with the share of their distinct n-grams that documents have."""
     ngrams, items = len(index.ngrams.keys), len(index.ngrams.counts)
-    pairs = np.unique(hits.documents * ngrams + hits.ngrams)
+    pairs = distinct(hits.documents * ngrams + hits.ngrams)
     rows, owners = _owners(index, pairs % max(1, ngrams))
     documents = pairs[rows] // max(1, ngrams)
     both, counts = np.unique(documents * items + owners, return_counts=True)
@@ -56,7 +56,7 @@ def find_passages(
     is_matched = np.isin(
         hits.documents[rows] * items + owners, matches.documents * items + matches.items
     )
-    rows = np.unique(rows[is_matched])
+    rows = distinct(rows[is_matched])
     spans = np.stack([hits.documents[rows], hits.begins[rows], hits.ends[rows]])
     documents, begins, ends = spans[:, np.lexsort(spans[::-1])]
     reached = _furthest(documents, ends)

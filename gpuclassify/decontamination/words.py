@@ -24,7 +24,7 @@ _KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # by the first letter of Unicode'
 _ASSIGNED = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE0200))  # beyond: nothing but gaps
 _SELECTORS = ((0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # of a character's variation
 _SPACE = 32
-_ROOM = 128  # bytes, and words, that a character becomes at most
+_ROOM = 256  # bytes, and words, that a character becomes at most
 _MOST_MARKS = 32  # in order after one letter: as many as stream-safe texts have, and two more
 _START = np.uint64(0xCBF29CE484222325)
 UNICODE = unicodedata.unidata_version
@@ -35,9 +35,11 @@ class Characters(NamedTuple):
 
     ``becomes`` (int32) is another code point, or the negative place, less one, of several in
     ``several``, which begin with their count. ``kinds`` and ``orders`` (uint8) say of code points
-    what they are in a word, and how marks are sorted.
+    what they are in a word, and how marks are sorted. ``quick`` (uint8) has of each byte of ASCII
+    what it becomes in a word, or a space; 0 for other bytes.
     """
 
+    quick: np.ndarray
     becomes: np.ndarray
     several: np.ndarray
     kinds: np.ndarray
@@ -69,7 +71,9 @@ def characters() -> Characters:
         block[block == _WORD] = _ALONE
     for first, last in _SELECTORS:
         kinds[first:last] = _NOTHING
-    made = Characters(becomes, np.array(several, np.int32), kinds, orders)
+    quick = np.zeros(256, np.uint8)
+    quick[:128] = np.where(kinds[becomes[:128]] == _WORD, becomes[:128], _SPACE)
+    made = Characters(quick, becomes, np.array(several, np.int32), kinds, orders)
     for array in made:
         array.setflags(write=False)  # as arrays of mapped files are: one compilation serves all
     return made
@@ -92,7 +96,7 @@ def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 @njit(nogil=True, cache=True)
 def new_words(size):
     """Return room for the words of a text of so many bytes; see `read_words`."""
-    words = size // 2 + _ROOM
+    words = size // 2 + 2 * _ROOM
     text = np.empty(size + size // 4 + 2 * _ROOM, np.uint8)
     starts, sums = np.empty(words, np.int64), np.empty(words, np.uint64)
     return text, starts, sums, np.empty(words, np.int64), np.empty(words, np.int64)
@@ -106,19 +110,28 @@ def read_words(data, table, room):
     one ends; sums of the words' hashes, from which those of `ngram_key` follow; and the bytes of
     the text at which each begins and ends.
     """
-    if len(room[0]) < len(data):
-        room = new_words(len(data))
-    count = _fill_words(data, table, *room)
-    while count < 0:
-        room = new_words(2 * len(room[0]))
+    size = len(data)
+    while True:
+        if len(room[0]) < size + _ROOM:
+            room = new_words(size)
         count = _fill_words(data, table, *room)
+        if count >= 0:
+            break
+        size = 2 * len(room[0])
+    sums, total = room[2], np.uint64(0)
+    for place in range(count):
+        word = mix(sums[place])
+        sums[place] = total
+        total = total * _START + word
+    sums[count] = total
     return count, room
 
 
 @njit(nogil=True, cache=True)
 def ngram_key(sums, first, width, power):
     """Return the hash of `width` words from the first on; `power` is that of `power_of(width)`."""
-    return mix(sums[first + width] - sums[first] * power + np.uint64(width))
+    behind = np.uint64(first) + np.uint64(width)  # unsigned spares tests of signs
+    return mix(sums[behind] - sums[np.uint64(first)] * power + np.uint64(width))
 
 
 @njit(nogil=True, cache=True)
@@ -131,33 +144,27 @@ def power_of(width):
 
 
 @njit(nogil=True, cache=True)
-def _fill_words(data, table, text, starts, sums, begins, ends):
+def _fill_words(data, table, text, starts, hashes, begins, ends):
     """Fill `read_words`' room; return the number of words, or -1 if there is too little."""
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
     state, word = _GAP, _START
-    starts[0], sums[0] = 0, 0
+    starts[0] = 0
     while at < len(data):
-        begin, code = at, np.int64(data[at])
-        if size + _ROOM > len(text) or count + _ROOM > len(starts):
+        if waiting == 0 and state != _ALONE:
+            at, count, size, word, state = _read_ascii(
+                data, table.quick, text, starts, hashes, begins, ends, at, count, size, word, state
+            )
+            if at == len(data):
+                break
+        if size + len(data) - at + _ROOM > len(text) or count + _ROOM > len(starts):
             return -1
-        if code < 0x80 and waiting == 0:
-            at += 1
-            code = np.int64(table.becomes[code])
-            if table.kinds[code] == _WORD and state == _WORD:
-                text[size] = code
-                size += 1
-                word = add(word, np.uint64(code))
-                ends[count] = at
-                continue
-            pieces, place = 1, -1
-        else:
-            longer, at = character(data, at)
-            code = np.int64(table.becomes[longer])
-            pieces, place = 1, -1
-            if code < 0:
-                place = -code
-                pieces = table.several[place - 1]
+        begin = at
+        longer, at = character(data, at)
+        code, pieces, place = np.int64(table.becomes[longer]), 1, -1
+        if code < 0:
+            place = -code
+            pieces = table.several[place - 1]
         for piece in range(pieces):
             if place >= 0:
                 code = np.int64(table.several[place + piece])
@@ -181,7 +188,7 @@ def _fill_words(data, table, text, starts, sums, begins, ends):
             waiting = 0
             is_new = kind == _ALONE or (kind == _WORD and state == _ALONE)
             if state != _GAP and (kind == _GAP or is_new):
-                word, size, count = _end_word(word, text, size, starts, sums, count)
+                word, size, count = _end_word(word, text, size, starts, hashes, count)
                 state = _GAP
             if kind != _GAP:
                 if state == _GAP:
@@ -192,15 +199,44 @@ def _fill_words(data, table, text, starts, sums, begins, ends):
     for spot in range(waiting):
         word, size = _write(marks[spot], word, text, size)
     if state != _GAP:
-        word, size, count = _end_word(word, text, size, starts, sums, count)
+        word, size, count = _end_word(word, text, size, starts, hashes, count)
     return count
 
 
 @njit(nogil=True, cache=True)
-def _end_word(word, text, size, starts, sums, count):
+def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
+    """Read up to the next character beyond ASCII; return the places, the word, and its state.
+
+    Without a branch for each end of a word, which no processor could foresee: what stands behind
+    the last word is overwritten until one ends there.
+    """
+    one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
+    at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # spares tests of signs
+    in_word = np.uint64(state == _WORD)
+    while at < stop and count < most:
+        code = quick[data[at]]
+        if code == 0:
+            break
+        is_word = np.uint64(code != _SPACE)
+        text[size] = code
+        size += is_word | in_word
+        hashes[count] = word
+        begins[count + (in_word | is_word ^ one)] = at
+        at += one
+        ends[count + (is_word ^ one)] = at
+        count += in_word & (is_word ^ one)
+        starts[count + is_word] = size
+        longer = add(word, np.uint64(code))
+        word = longer if is_word else _START
+        in_word = is_word
+    return np.int64(at), np.int64(count), np.int64(size), word, _WORD if in_word else _GAP
+
+
+@njit(nogil=True, cache=True)
+def _end_word(word, text, size, starts, hashes, count):
     text[size] = _SPACE
     starts[count + 1] = size + 1
-    sums[count + 1] = sums[count] * _START + mix(word)
+    hashes[count] = word
     return _START, size + 1, count + 1
 
 
