@@ -28,7 +28,6 @@ from gpuclassify.decontamination.words import (
     power_of,
     read_words,
 )
-from gpuclassify.hub.saving import file_sha256
 from gpuclassify.stores.local import LocalStore
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
@@ -48,10 +47,10 @@ class Ngrams(NamedTuple):
 
     ``text`` has the words of all items, each with a space behind it, and ``starts`` where each word
     begins. An n-gram is ``widths`` words that stand at word ``places``; its key is in ``keys``, by
-    which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it:
-    ``bits``, or ``short_bits`` for items that are one n-gram of fewer than n words. Its items are ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the
-    n-grams that weigh something of each item. ``settings``: n, the least words of an item, and the
-    bits of a key that count.
+    which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it: ``bits``, or
+    ``short_bits`` for items that are one n-gram of fewer than n words. Its items are
+    ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the n-grams that weigh something
+    of each item. ``settings``: n, the least words of an item, and the bits of a key that count.
     """
 
     text: np.ndarray
@@ -111,28 +110,31 @@ class ItemIndex:
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
-        words, counts = item_words(_large(read["text"]))
-        is_long = counts >= min_words
-        coded = words.filter(pa.array(is_long)).dictionary_encode()
-        codes = coded.indices.to_numpy()
-        first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
-        unique = read.filter(pa.array(is_long)).take(pa.array(first))
-        data, offsets = buffers(coded.dictionary)
+        words, counts = item_words(read["text"].cast(pa.large_string()).combine_chunks())
+        is_long = pa.array(counts >= min_words)
+        read, short, words = (
+            read.filter(is_long),
+            read.filter(pc.invert(is_long)),
+            words.filter(is_long),
+        )
+        coded, sources = words.dictionary_encode(), read["source"].dictionary_encode()
+        codes = coded.indices.to_numpy().astype(np.int64) * 2**32
+        codes += sources.combine_chunks().indices.to_numpy()
+        first = np.sort(np.unique(codes, return_index=True)[1])
+        unique, words = read.take(pa.array(first)), words.take(pa.array(first))
         settings = np.array([ngram, min_words, key_bits], np.uint64)
-        index = cls(_collect(data, offsets, settings), unique, {})
+        index = cls(_collect(*buffers(words), settings), unique, {})
         per_source: dict[str, dict[str, int]] = {}
-        for name, texts in (("items", items), ("distinct", unique)):
-            for pair in pc.value_counts(texts["source"]).to_pylist():
-                per_source.setdefault(pair["values"], {})[name] = pair["counts"]
-        short = read.filter(pa.array(~is_long))["source"]
-        for pair in pc.value_counts(short).to_pylist():
-            per_source[pair["values"]]["too_short"] = pair["counts"]
+        for name, counted in (("items", items), ("distinct", unique), ("too_short", short)):
+            for pair in pc.value_counts(counted["source"]).to_pylist():
+                known = {"items": 0, "distinct": 0, "too_short": 0}
+                per_source.setdefault(pair["values"], known)[name] = pair["counts"]
         about |= {"format": FORMAT, "unicode": UNICODE, "sources": per_source, "boilerplate": {}}
         often = index.document_counts(coded.dictionary) > max_items
         return cls(index.ngrams, unique, about).without(often, f"in over {max_items} items")
 
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
-        """Return the index without some n-grams, bool (ngrams,), which weigh nothing from now on."""
+        """Return the index without some n-grams, bool (ngrams,), which then weigh nothing."""
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
         sizes = np.diff(ngrams.owner_starts.astype(np.int64))
@@ -284,10 +286,6 @@ def distinct(values: np.ndarray) -> np.ndarray:
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
 
 
-def _large(texts: pa.ChunkedArray) -> pa.LargeStringArray:
-    return texts.cast(pa.large_string()).combine_chunks()
-
-
 def _collect(data: np.ndarray, offsets: np.ndarray, settings: np.ndarray) -> Ngrams:
     """Return the distinct n-grams of the words of distinct items."""
     if len(data) >= MOST:
@@ -334,7 +332,7 @@ def _slot_count(entries: int) -> int:
 
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
-    """Return arrays that cannot be written to, as those of mapped files: one compilation for all."""
+    """Return arrays that cannot be written to, as those of mapped files: one compilation."""
     made = [np.ascontiguousarray(array).view() for array in ngrams]
     for array in made:
         array.setflags(write=False)
@@ -373,7 +371,7 @@ def _all_words(data, starts, table):
 
 @njit(nogil=True, cache=True)
 def _insert(text, starts, sums, bounds, n, least, key_bits, slots, positions):
-    """Number the distinct n-grams in the order in which they come; by keys, and then by words."""
+    """Give distinct n-grams numbers in the order in which they come: by keys, then by words."""
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     places, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
     last, count, at = np.int64(len(slots) - 1), 0, 0
@@ -389,9 +387,13 @@ def _insert(text, starts, sums, bounds, n, least, key_bits, slots, positions):
             slot = np.int64(key) & last
             while slots[slot] != _EMPTY:
                 known = slots[slot]
-                if keys[known] == key and widths[known] == width:
-                    if _is_equal(text, starts, np.int64(places[known]), text, starts, place, width):
-                        break
+                first_place = np.int64(places[known])
+                if (
+                    keys[known] == key
+                    and widths[known] == width
+                    and _is_equal(text, starts, first_place, text, starts, place, width)
+                ):
+                    break
                 slot = (slot + 1) & last
             if slots[slot] == _EMPTY:
                 slots[slot] = count
@@ -409,7 +411,7 @@ def _is_equal(text, starts, place, other_text, other_starts, other_place, width)
     shift = np.int64(other_starts[other_place]) - begin
     if np.int64(other_starts[other_place + width]) - shift != end:
         return False
-    for byte in range(begin, end):
+    for byte in range(begin, end):  # noqa: SIM110 - numba compiles no generator here
         if text[byte] != other_text[byte + shift]:
             return False
     return True

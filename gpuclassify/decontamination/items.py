@@ -58,9 +58,7 @@ class Fields:
             else [str(value) for value in frame[row_id].tolist()]
         )
         if self.are_joined:
-            texts = [
-                ["\n".join(filter(None, row)) or None for row in zip(*texts, strict=True)]
-            ]
+            texts = [["\n".join(filter(None, row)) or None for row in zip(*texts, strict=True)]]
         ends = [f"/{name}" for name in names] if len(texts) > 1 else [""]
         ids = [f"{row}{end}" for row in rows for end in ends]
         mixed = [text for row in zip(*texts, strict=True) for text in row]

@@ -34,7 +34,15 @@ MOST_WORDS = 255  # of an n-gram
 MARGIN = 200  # characters, as GPT-3's authors left around a passage
 BINS = 20  # of shares, from 0 to 1, in reports
 # Settings on which the index depends.
-OF_INDEX = ("against_field", "join_fields", "against_id", "ngram", "min_words", "max_items", "ignore")
+OF_INDEX = (
+    "against_field",
+    "join_fields",
+    "against_id",
+    "ngram",
+    "min_words",
+    "max_items",
+    "ignore",
+)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -217,7 +225,11 @@ class Decontaminate(PartitionMap):
         return {**described, "items": f"sha256:{self._key()}"}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("Decontaminate", sorted((n, repr(v)) for n, v in self.settings().items()), self._key())
+        return (
+            "Decontaminate",
+            sorted((n, repr(v)) for n, v in self.settings().items()),
+            self._key(),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -310,7 +322,9 @@ class Decontaminate(PartitionMap):
         if "_items" not in vars(self):  # kept, and pickled: a run is about the items that it met
             saved = self.saved
             identity = (
-                self.against.identity() if saved is None else {"index": about_index(saved)["digest"]}
+                self.against.identity()
+                if saved is None
+                else {"index": about_index(saved)["digest"]}
             )
             about = [identity, *(getattr(self, name) for name in OF_INDEX)]
             digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

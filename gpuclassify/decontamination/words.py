@@ -3,8 +3,8 @@
 A text's characters are decomposed as NFKD does, which makes equal what NFKC makes equal, and case
 is folded; decimal digits of any script become those of ASCII. Letters, digits and marks make
 words; a character of a script without spaces is a word by itself. Invisible characters of format
-vanish. All else, such as punctuation, symbols and white space of any kind and length, stands between
-words and counts for nothing.
+vanish. All else, such as punctuation, symbols and white space of any kind and length, stands
+between words and counts for nothing.
 """
 
 from __future__ import annotations
