@@ -11,6 +11,7 @@ import pytest
 
 from gpuclassify import (
     AegisClassifier,
+    Decontaminate,
     DistributedDataClassifier,
     Embedder,
     HeadClassifier,
@@ -40,6 +41,7 @@ MAPPERS = [
     "relevance",
     "embedder",
     "heads",
+    "decontaminate",
     "chain",
     "route",
 ]
@@ -60,8 +62,15 @@ def chat_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("chat"), "qwen3")
 
 
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory):
+    return tmp_path_factory.mktemp("indexes")
+
+
 @pytest.fixture
-def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, heads, chat_model):
+def mapper_of(
+    checkpoint, sequence_classifier, safety_models, fasttext_model, heads, chat_model, indexes
+):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
     def make(name, **options):
@@ -75,6 +84,18 @@ def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, he
             known = {*inspect.signature(FAMILIES[name]).parameters} - {"max_chars"}
             options = {key: value for key, value in options.items() if key in known}
             return FAMILIES[name](model=sequence_classifier("modernbert"), **options)
+        if name == "decontaminate":  # without what is about models
+            least = 2 if options.get("max_chars") is None else 3
+            return Decontaminate(
+                against=FRAME[["text"]].iloc[:9],
+                against_field="text",
+                ngram=5,
+                min_words=least,
+                items_field="items",
+                passages_field="passages",
+                cut=True,
+                index_dir=indexes,
+            )
         if name in QUESTIONS:  # columns are named in the prompt itself
             options["prompt"] = options.pop("text_template", "{text}")
             if name == "prompt":
@@ -226,7 +247,9 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
     assert set(lazy.columns) <= set(read.columns)
 
 
-@pytest.mark.parametrize("name", [name for name in MAPPERS if name != "chain"])
+@pytest.mark.parametrize(
+    "name", [name for name in MAPPERS if name not in ("chain", "decontaminate")]
+)
 def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
     frame = FRAME.assign(url=[f"u{n % 3}.org" for n in range(19)] + [None])
     texts = zip(frame["url"].fillna(""), frame["text"], strict=True)

@@ -110,14 +110,12 @@ def _make_job(
 
 
 def _print_summary(summary: JobSummary, console: Console) -> None:
-    (stage,) = summary.stages.values()
-    found = stage["contamination"]["items"]
-    contaminated = stage["labels"].values()
-    documents = sum(counts.get("True", 0) for counts in contaminated)
+    counts = next(iter(summary.stages.values()))["contamination"]
+    documents, rows = counts["documents"][""], summary.rows_in
     lines = [
-        f"{summary.rows_in:,} documents, {documents:,} contaminated "
-        f"({documents / max(1, summary.rows_in):.2%}), {summary.rows_out:,} written",
-        *(f"    {name}: {len(items):,} items found" for name, items in sorted(found.items())),
+        f"{rows:,} documents, {documents:,} contaminated ({documents / max(1, rows):.2%}), "
+        f"{summary.rows_out:,} written",
+        *(f"    {name}: {len(ids):,} items found" for name, ids in sorted(counts["items"].items())),
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_places(summary, console)

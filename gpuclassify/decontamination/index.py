@@ -37,8 +37,6 @@ ABOUT, ITEMS = "index.json", "items.arrow"
 MOST = 2**32 - 1  # words, and bytes of words
 ALL_BITS = 2**64 - 1
 _EMPTY = np.uint32(MOST)
-_LONG = np.uint64(0)
-_SHORT = np.uint64(0x9E3779B97F4A7C15)  # keys of short items, by their first words, are others
 _BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
 
 
@@ -50,7 +48,7 @@ class Ngrams(NamedTuple):
     which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it: ``bits``, or
     ``short_bits`` for items that are one n-gram of fewer than n words. Its items are
     ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the n-grams that weigh something
-    of each item. ``settings``: n, the least words of an item, and the bits of a key that count.
+    of each item. ``settings``: the bits of a key that count, n, and other widths that there are.
     """
 
     text: np.ndarray
@@ -122,8 +120,7 @@ class ItemIndex:
         codes += sources.combine_chunks().indices.to_numpy()
         first = np.sort(np.unique(codes, return_index=True)[1])
         unique, words = read.take(pa.array(first)), words.take(pa.array(first))
-        settings = np.array([ngram, min_words, key_bits], np.uint64)
-        index = cls(_collect(*buffers(words), settings), unique, {})
+        index = cls(_collect(*buffers(words), ngram, key_bits), unique, {})
         per_source: dict[str, dict[str, int]] = {}
         for name, counted in (("items", items), ("distinct", unique), ("too_short", short)):
             for pair in pc.value_counts(counted["source"]).to_pylist():
@@ -152,7 +149,7 @@ class ItemIndex:
             owners=owners,
             counts=np.bincount(owners, minlength=len(self.items)).astype(np.uint32),
         )
-        table = _table(new.keys, new.widths < int(ngrams.settings[0]))
+        table = _table(new.keys, new.widths < int(ngrams.settings[1]))
         about["ngrams"] = len(kept)
         about["weightless_items"] = int((new.counts == 0).sum())
         return ItemIndex(_frozen(new._replace(**table)), self.items, about)
@@ -286,11 +283,10 @@ def distinct(values: np.ndarray) -> np.ndarray:
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
 
 
-def _collect(data: np.ndarray, offsets: np.ndarray, settings: np.ndarray) -> Ngrams:
+def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ngrams:
     """Return the distinct n-grams of the words of distinct items."""
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
-    n, least = int(settings[0]), int(settings[1])
     count, room = read_words(data, characters(), new_words(len(data)))
     starts, sums = room[1][: count + 1], room[2][: count + 1]
     bounds = np.searchsorted(starts, offsets)  # of items, in words
@@ -300,7 +296,7 @@ def _collect(data: np.ndarray, offsets: np.ndarray, settings: np.ndarray) -> Ngr
     slots = np.full(_slot_count(len(owners)), _EMPTY)
     starts = starts.astype(np.uint32)
     of_positions, keys, places, widths = _insert(
-        data, starts, sums, bounds, n, least, settings[2], slots, len(owners)
+        data, starts, sums, bounds, n, np.uint64(key_bits), slots, len(owners)
     )
     pairs = distinct(of_positions * len(lengths) + owners)
     ngrams, owners = pairs // max(1, len(lengths)), pairs % max(1, len(lengths))
@@ -317,7 +313,7 @@ def _collect(data: np.ndarray, offsets: np.ndarray, settings: np.ndarray) -> Ngr
             owner_starts=owner_starts,
             owners=owners.astype(np.uint32),
             counts=counts,
-            settings=settings,
+            settings=np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64),
         )
     )
 
@@ -370,20 +366,17 @@ def _all_words(data, starts, table):
 
 
 @njit(nogil=True, cache=True)
-def _insert(text, starts, sums, bounds, n, least, key_bits, slots, positions):
+def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     """Give distinct n-grams numbers in the order in which they come: by keys, then by words."""
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     places, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
     last, count, at = np.int64(len(slots) - 1), 0, 0
-    power, least_power = power_of(n), power_of(least)
     for item in range(len(bounds) - 1):
         first, stop = bounds[item], bounds[item + 1]
         width = min(n, stop - first)
+        power = power_of(width)
         for place in range(first, max(first, stop - n) + 1):
-            if width == n:
-                key = ngram_key(sums, place, n, power) & key_bits
-            else:
-                key = (ngram_key(sums, place, least, least_power) ^ _SHORT) & key_bits
+            key = ngram_key(sums, place, width, power) & key_bits
             slot = np.int64(key) & last
             while slots[slot] != _EMPTY:
                 known = slots[slot]
@@ -450,23 +443,24 @@ def _mask(key):
 @njit(nogil=True, cache=True)
 def _find_hits(data, starts, table, ngrams):
     """Find n-grams in texts: keys propose, words decide; see `Hits`."""
-    n, least = np.int64(ngrams.settings[0]), np.int64(ngrams.settings[1])
-    hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[2]
+    hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
         words, room = read_words(data[starts[text] : starts[text + 1]], table, room)
         if len(proposed) < words + 1:
             proposed = np.empty(2 * words + 1, np.int64)
-        for width, salt, bits in ((n, _LONG, ngrams.bits), (least, _SHORT, ngrams.short_bits)):
-            proposals = _propose(room[2], words, width, salt, key_bits, bits, proposed)
+        for number in range(1, len(ngrams.settings)):
+            width = np.int64(ngrams.settings[number])
+            bits = ngrams.bits if number == 1 else ngrams.short_bits
+            proposals = _propose(room[2], words, width, key_bits, bits, proposed)
             if proposals:
                 some = proposed[:proposals]
-                count, hits = _decide(some, width, salt, words, room, ngrams, text, hits, count)
+                count, hits = _decide(some, width, room, ngrams, text, hits, count)
     return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
 
 
 @njit(nogil=True, cache=True)
-def _propose(sums, words, width, salt, key_bits, bits, proposed):
+def _propose(sums, words, width, key_bits, bits, proposed):
     """Note the words at which the Bloom filter lets a key pass; return how many.
 
     Keys first, then the filter, then (in `_decide`) the hash table: so that the processor waits for
@@ -475,7 +469,7 @@ def _propose(sums, words, width, salt, key_bits, bits, proposed):
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
     places = np.uint64(max(0, words - width + 1))
     for place in range(places):
-        keys[place] = (ngram_key(sums, place, width, power) ^ salt) & key_bits
+        keys[place] = ngram_key(sums, place, width, power) & key_bits
     for place in range(places):
         key = keys[place]
         mask = _mask(key)
@@ -485,24 +479,27 @@ def _propose(sums, words, width, salt, key_bits, bits, proposed):
 
 
 @njit(nogil=True, cache=True)
-def _decide(proposed, width, salt, words, room, ngrams, text, hits, count):
+def _decide(proposed, width, room, ngrams, text, hits, count):
     """Add the n-grams of the index that stand at words of a text to the hits."""
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for place in proposed:
-        if count + 256 > hits.shape[1]:  # at a word stands one of each width at most
-            wider = np.empty((4, 2 * hits.shape[1]), np.int64)
-            wider[:, :count] = hits[:, :count]
-            hits = wider
-        key = (ngram_key(room[2], place, width, power) ^ salt) & ngrams.settings[2]
+        key = ngram_key(room[2], place, width, power) & ngrams.settings[0]
         slot = np.int64(key) & last
         while ngrams.slots[slot] != _EMPTY:
             known = ngrams.slots[slot]
-            long = np.int64(ngrams.widths[known])
-            if ngrams.keys[known] == key and place + long <= words:
-                first = np.int64(ngrams.places[known])
-                if _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, long):
-                    hits[0, count], hits[1, count] = text, known
-                    hits[2, count], hits[3, count] = room[3][place], room[4][place + long - 1]
-                    count += 1
+            first = np.int64(ngrams.places[known])
+            if (
+                ngrams.keys[known] == key
+                and ngrams.widths[known] == width
+                and _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, width)
+            ):
+                if count == hits.shape[1]:
+                    wider = np.empty((4, 2 * count), np.int64)
+                    wider[:, :count] = hits
+                    hits = wider
+                hits[0, count], hits[1, count] = text, known
+                hits[2, count], hits[3, count] = room[3][place], room[4][place + width - 1]
+                count += 1
+                break
             slot = (slot + 1) & last
     return count, hits

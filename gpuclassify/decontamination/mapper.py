@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -432,25 +432,32 @@ class ItemOutcomes(TextOutcomes):
 
 
 def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
-    """Count documents by benchmark and item, and by the share of the worst item.
+    """Count documents by benchmark, "" being all, and by item.
 
-    ``items`` has, by benchmark and id, the documents that reach the threshold; ``shares``, by
-    benchmark and for all, how many documents' largest share is in each twentieth, 20 being all.
+    ``documents`` and ``items`` are about those that reach the threshold; ``shares`` says how many
+    documents' largest share is in each twentieth, 20 being all of an item.
     """
-    sources, ids = (index.items[name].take(pa.array(matches.items)) for name in ("source", "id"))
-    names = np.array(sources.to_pylist(), dtype=object)
-    shares: dict[str, dict[str, int]] = {"": _bins(matches.worst().shares)}
-    for source in dict.fromkeys(names.tolist()):
-        shares[source] = _bins(matches.only(names == source).worst().shares)
-    items: dict[str, dict[str, int]] = {}
-    is_reached = np.isin(
-        matches.documents * len(index.items) + matches.items,
-        reached.documents * len(index.items) + reached.items,
-    )
-    for source, name in zip(names[is_reached], ids.filter(pa.array(is_reached)), strict=True):
-        counts = items.setdefault(source, {})
-        counts[name.as_py()] = counts.get(name.as_py(), 0) + 1
-    return {"items": items, "shares": shares}
+    counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
+    for name, all_matches, those in _by_source(index, matches, reached):
+        counts["shares"][name] = _bins(all_matches.worst().shares)
+        counts["documents"][name] = len(those.worst().shares)
+        if name:
+            ids = index.items["id"].take(pa.array(those.items))
+            pairs = pc.value_counts(ids).to_pylist()
+            counts["items"][name] = {pair["values"]: pair["counts"] for pair in pairs}
+    return counts
+
+
+def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
+    """Yield "" with all matches, then each benchmark of the first ones with its matches."""
+    yield ("", *matches)
+    names = [
+        np.array(index.items["source"].take(pa.array(each.items)).to_pylist(), dtype=object)
+        for each in matches
+    ]
+    for source in dict.fromkeys(names[0].tolist()):
+        chosen = zip(matches, names, strict=True)
+        yield (source, *(each.only(of_each == source) for each, of_each in chosen))
 
 
 def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
