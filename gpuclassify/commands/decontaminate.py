@@ -95,7 +95,11 @@ def _make_job(
     from gpuclassify.jobs.pipeline import OPTIONS
 
     settings = replace(files, **split_paths(paths, options))
-    values = {name: options[name] for name in SETTINGS if options[name] not in (None, (), False)}
+    values = {
+        name: options[name]
+        for name in SETTINGS
+        if options[name] not in (None, ()) and options[name] is not False
+    }
     if options["cut"]:
         values.setdefault("kept_text_field", values.get("text_field", "text"))
     elif not options["keep_contaminated"]:

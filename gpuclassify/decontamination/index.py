@@ -134,7 +134,8 @@ class ItemIndex:
         """Return the index without some n-grams, bool (ngrams,), which then weigh nothing."""
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
-        sizes = np.diff(ngrams.owner_starts.astype(np.int64))
+        ends = ngrams.owner_starts.astype(np.int64)
+        sizes = ends[1:] - ends[:-1]
         owners = ngrams.owners[np.repeat(keep, sizes)]
         about = dict(self.about)
         if len(gone := np.flatnonzero(is_boilerplate)):
@@ -216,7 +217,8 @@ def open_index(store: Store) -> ItemIndex:
         It is of another version, or not as it was written.
     """
     about = about_index(store)
-    return _mapped(str(_local_folder(store, about)), about["digest"])
+    folder = _local_folder(store, about)
+    return _mapped(str(folder), about["digest"], (folder / ABOUT).stat().st_mtime_ns)
 
 
 def about_index(folder: Store) -> dict[str, Any]:
@@ -261,7 +263,7 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Path:
 
 
 @functools.lru_cache(maxsize=4)
-def _mapped(folder: str, digest: str) -> ItemIndex:
+def _mapped(folder: str, digest: str, changed: int) -> ItemIndex:
     arrays = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in Ngrams._fields)
     with pa.memory_map(f"{folder}/{ITEMS}") as file:
         items = pa.ipc.open_file(file).read_all()

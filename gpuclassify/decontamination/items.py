@@ -88,18 +88,27 @@ class ItemFiles:
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
         """Yield the items of the files."""
-        paths = [file.path for file in self._files()]
-        names = [posixpath.basename(redacted(path)) for path in paths]
-        for path, name in zip(paths, names, strict=True):
-            source = name if names.count(name) == 1 else redacted(path)
-            columns = FileReader([path]).find_parts("whole").schema.arrow.names
-            texts, row_id = fields.chosen(columns, redacted(path))
+        for path, source, texts, row_id in self._columns(fields):
             chosen = [*texts, *([] if row_id is None else [row_id])]
             plan, row = FileReader([path], fields=chosen).find_parts("whole"), 0
             for part in plan.parts:
                 frame = read_part(part, plan.schema)
                 yield fields.items(frame, source, row)
                 row += len(frame)
+
+    def check(self, fields: Fields) -> None:
+        """Raise UnreadableInputError or ValueError unless every file has the columns."""
+        for _ in self._columns(fields):
+            pass
+
+    def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
+        """Yield path and name of each file, its columns of text, and that of ids if it has one."""
+        paths = [file.path for file in self._files()]
+        names = [posixpath.basename(redacted(path)) for path in paths]
+        for path, name in zip(paths, names, strict=True):
+            columns = FileReader([path]).find_parts("whole").schema.arrow.names
+            source = name if names.count(name) == 1 else redacted(path)
+            yield (path, source, *fields.chosen(columns, redacted(path)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +137,10 @@ class ItemFrame:
 
     def __repr__(self) -> str:
         return f"<frame of {self.rows:,} items>"
+
+    def check(self, fields: Fields) -> None:
+        """Raise ValueError unless the frame has the columns."""
+        fields.chosen([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:
         """Return what tells the frame from others."""

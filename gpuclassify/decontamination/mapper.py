@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -296,8 +297,9 @@ class Decontaminate(PartitionMap):
         """Folder of the index that `against` names, if it names one."""
         if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
             store = open_store(self.against.paths[0])
-            if not store.is_pattern and store.has(ABOUT):
-                return store
+            with contextlib.suppress(NotADirectoryError):  # it is a file
+                if not store.is_pattern and store.has(ABOUT):
+                    return store
         return None
 
     def _built(self) -> Store:

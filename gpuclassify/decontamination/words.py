@@ -161,7 +161,7 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
             return -1
         begin = at
         longer, at = character(data, at)
-        code, pieces, place = np.int64(table.becomes[longer]), 1, -1
+        code, pieces, place = np.int64(table.becomes[longer]), 1, np.int64(-1)
         if code < 0:
             place = -code
             pieces = table.several[place - 1]

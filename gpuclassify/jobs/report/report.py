@@ -216,7 +216,7 @@ def _contamination(
     falls = {name: np.cumsum(each[::-1])[::-1].tolist() for name, each in bins.items()}
     benchmarks = {
         name: {
-            **sources.get(name, {}),
+            **{"items": None, "distinct": None, "too_short": None, **sources.get(name, {})},
             "found": len(counts["items"].get(name, ())),
             "documents": counts["documents"].get(name, 0),
             "most": sorted(counts["items"].get(name, {}).items(), key=lambda each: -each[1])[:5],
