@@ -2,3 +2,12 @@
 
 Read `words.py` first, which says what is compared, then `index.py` and `mapper.py`.
 """
+
+import importlib.util
+
+from gpuclassify.settings.checks import install
+
+if importlib.util.find_spec("numba") is None:
+    raise ModuleNotFoundError(
+        f"Decontaminate needs numba, which is not here: {install('dedup')}", name="numba"
+    )

@@ -28,6 +28,7 @@ from gpuclassify.decontamination.words import (
     power_of,
     read_words,
 )
+from gpuclassify.jobs.output.records import sealed, unsealed
 from gpuclassify.stores.local import LocalStore
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
@@ -190,7 +191,7 @@ class ItemIndex:
             digests[name] = hashlib.sha256(content).hexdigest()
         digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
         about = {**self.about, "files": digests, "digest": digest}
-        folder.replace(ABOUT, json.dumps(about, indent=1, ensure_ascii=False).encode())
+        folder.replace(ABOUT, sealed(about, indent=1))
         return digest
 
     def _files(self) -> Any:
@@ -223,7 +224,9 @@ def open_index(store: Store) -> ItemIndex:
 
 def about_index(folder: Store) -> dict[str, Any]:
     """Read what an index says of itself; errors are those of `open_index`."""
-    about = json.loads(folder.read(ABOUT))
+    about = unsealed(folder.read(ABOUT))
+    if about is None:
+        raise ValueError(f"{folder}/{ABOUT} is not as it was written: build the index anew")
     if (about.get("format"), about.get("unicode")) != (FORMAT, UNICODE):
         raise ValueError(
             f"{folder} has an index of format {about.get('format')} for Unicode "
@@ -258,7 +261,7 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Path:
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError(f"{store} has another {name} than was written: build it anew")
             here.replace(name, content)
-    here.replace(ABOUT, json.dumps(about).encode())
+    here.replace(ABOUT, sealed(about))
     return target
 
 
@@ -267,7 +270,7 @@ def _mapped(folder: str, digest: str, changed: int) -> ItemIndex:
     arrays = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in Ngrams._fields)
     with pa.memory_map(f"{folder}/{ITEMS}") as file:
         items = pa.ipc.open_file(file).read_all()
-    about = json.loads(Path(folder, ABOUT).read_bytes())
+    about = about_index(open_store(folder))
     return ItemIndex(_frozen(Ngrams(*map(np.asarray, arrays))), items, about)
 
 

@@ -121,10 +121,12 @@ class ItemFrame:
 
     @classmethod
     def of(cls, frame: Any) -> ItemFrame:
-        """Take over a frame of Dask, pandas or cudf; a lazy one is computed."""
+        """Take over a frame of pandas or cudf; a constructor computes no lazy one."""
         import pandas as pd
 
-        plain = to_pandas(frame.compute() if is_dask_frame(frame) else frame)
+        if is_dask_frame(frame):
+            raise TypeError("against= got a Dask frame: pass ddf.compute(), or the files of items")
+        plain = to_pandas(frame)
         hashes = pd.util.hash_pandas_object(plain.astype(str), index=False).to_numpy()
         content = repr([*map(str, plain.columns)]).encode() + hashes.tobytes()
         return cls(hashlib.sha256(content).hexdigest(), len(plain), plain)

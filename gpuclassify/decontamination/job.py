@@ -135,9 +135,12 @@ class DecontaminationJob(SteppedJob):
     def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
         """Build the index, unless it is there as it was written."""
         folder = self.directory.below(INDEX)
+        self.directory.sweep(INDEX)
         if not is_sound(folder):
             if folder.has(ABOUT):
                 logger.warning("%s is not as it was written, and is built again", folder)
+            folder.remove(ABOUT)  # first: half removed, nothing counts
+            self.directory.remove_folder(INDEX)
             if (report := steps.report_of("index of test items")) is not None:
                 report(0, 1, JobSummary())
             saved = self.mapper.saved

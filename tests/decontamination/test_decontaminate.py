@@ -124,6 +124,22 @@ def test_all_columns_are_those_of_brute_force(index_dir, settings):
     assert result["contaminated"].sum() > 5
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_50_000_documents_against_2_000_items_are_those_of_brute_force(index_dir):
+    docs, tests = corpus(7, docs=50_000, items=2_000, vocabulary=3_000)
+    items = [(f"frame#{row}", text) for row, text in enumerate(tests)]
+    mapper = Decontaminate(
+        against=pd.DataFrame({"question": tests}),
+        items_field="all_items",
+        passages_field="passages",
+        index_dir=index_dir,
+    )
+    result = mapper(dd.from_pandas(frame_of(docs), npartitions=9)).compute()
+    assert_is_brute_force(result, docs, items)
+    assert result["contaminated"].sum() > 10_000
+
+
 @pytest.mark.parametrize("bits", [0, 1, 0xFF, 0xFFFFFFFF00000000])
 def test_keys_that_are_equal_find_nothing_that_is_not_there(bits):
     docs, tests = corpus(9, docs=60)
@@ -325,6 +341,7 @@ def test_equal_settings_are_equal_and_pickles_hold_no_items(index_dir):
     ("settings", "error", "words"),
     [
         ({"against": 3}, TypeError, "against=3 is a int: pass files of test items"),
+        ({"against": dd.from_pandas(frame_of(["a"]), npartitions=1)}, TypeError, "ddf.compute"),
         ({"against": []}, TypeError, "pass files of test items"),
         ({"against": [""]}, TypeError, "holds what is no path"),
         ({"ngram": 5}, ValueError, "min_words=8 and ngram=5: pass 1 <= min_words <= ngram"),
