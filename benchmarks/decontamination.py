@@ -108,12 +108,14 @@ def plant(count: int, rng: np.random.Generator) -> tuple[pd.DataFrame, pd.DataFr
         item = add(f"{LICENCE} {' '.join(words[:30])}", " ".join(words[30:50]))
         rows.append((f"{filler()} {LICENCE} {filler()}", CLEAN[1], item))
         at = int(rng.integers(10, 20))
-        rows.append((f"{filler()} {' '.join(words[at : at + 8])} {filler()}", CLEAN[0], item))
+        quoted = " ".join(_read(words)[at : at + 8])
+        rows.append((f"{filler()} {quoted} {filler()}", CLEAN[0], item))
         item = add(TEMPLATE.format(*_slots(rng)), "at noon and in the middle of nowhere at all")
         rows.append((f"{filler()} {TEMPLATE.format(*_slots(rng))} {filler()}", CLEAN[2], item))
         words = next(sources)
-        asked = " ".join(" ".join(words[at : at + 7]) + " namely" for at in range(0, 56, 9))
-        item = add(f"By this text, what is true of {asked}?", " ".join(words[60:65]))
+        plain = _read(words)
+        asked = " ".join(" ".join(plain[at : at + 7]) + " namely" for at in range(0, 56, 9))
+        item = add(f"By this text, what is true of {asked}?", " ".join(plain[60:65]))
         rows.append((" ".join(words), CLEAN[3], item))
     documents = pd.DataFrame(rows, columns=["text", "family", "item"])
     return pd.DataFrame({"question": questions, "answer": answers}), documents
@@ -124,12 +126,16 @@ def _apart(texts: Iterable[str]) -> list[list[str]]:
     taken: set[tuple[str, ...]] = set()
     chosen = []
     for words in map(str.split, texts):
-        read = re.findall(r"\w+", " ".join(words).lower())
+        read = _read(words)
         windows = {tuple(read[at : at + 8]) for at in range(len(read) - 7)}
         if len(words) > 100 and len(read) < 1.2 * len(words) and taken.isdisjoint(windows):
             chosen.append(words)
         taken |= windows
     return chosen
+
+
+def _read(words: list[str]) -> list[str]:
+    return re.findall(r"[^\W_]+", " ".join(words).lower())
 
 
 def _slots(rng: np.random.Generator) -> list[str]:
