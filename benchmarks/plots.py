@@ -206,6 +206,7 @@ Draw = Callable[[Sequence[dict[str, Any]]], Any]
 # By question and picture: the part of a result that is drawn, and how.
 PICTURES: dict[str, dict[str, tuple[str, Draw]]] = {
     "throughput": {"ratios": ("corpora", draw_ratios), "peak": ("corpora", draw_peak_shares)},
+    "device": {"ratios": ("corpora", draw_ratios), "peak": ("corpora", draw_peak_shares)},
     "engines": {"ratios": ("corpora", draw_engines)},
     "deduplication": {
         "ratios": ("corpora", draw_ratios),

@@ -286,6 +286,34 @@ def throughput() -> str:
     )
 
 
+def on_a_gpu() -> str:
+    """Return a table of gpuclassify and other ways on GPUs, with the seconds of every round."""
+    return table(
+        [
+            "model, documents, GPU",
+            "way",
+            "seconds",
+            "tokens/s",
+            "share of the matmul peak",
+            "gpuclassify is so many times as fast",
+            "result",
+        ],
+        (
+            [
+                f"{_model(result)}, {corpus['documents']} {kind}, {result['gpu']['name']}",
+                way,
+                ", ".join(f"{seconds:.2f}" for seconds in found["seconds"]),
+                f"{corpus['real_tokens'] / min(found['seconds']):,.0f}",
+                f"{found['share_of_peak'] * found['median_seconds'] / min(found['seconds']):.0%}",
+                f"{min(found['seconds']) / min(corpus['variants'][SUBJECT]['seconds']):.1f}",
+                _link(path),
+            ]
+            for path, result, kind, corpus in _corpora("device")
+            for way, found in corpus["variants"].items()
+        ),
+    )
+
+
 def other_ways() -> str:
     """Return a table of the other ways to batch in the results of `throughput`."""
     return table(
@@ -670,6 +698,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "layers": layers,
     "throughput": throughput,
+    "gpu": on_a_gpu,
     "other-ways": other_ways,
     "footprints": footprints,
     "engines": engines,

@@ -25,9 +25,10 @@ BASE = (
     *("cloudpickle", "dask", "distributed", "lazy_loader", "locket", "msgpack", "pandas", "partd"),
     *("sortedcontainers", "tblib", "toolz", "tornado", "zict"),
     *("crossfit", "astunparse", "six", "tensorflow-metadata", "typing-utils"),
-    *("pytest", "pytest-timeout", "iniconfig", "pluggy", "hypothesis"),
+    *("cryptography", "cffi", "pycparser"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "hypothesis"),
     MINILM,
-    "tokenizers",  # 0.23.1 and 0.23.2 lose what is cut off: see setup.cfg
+    *("tokenizers", "transformers"),  # what is there may be older than setup.cfg allows
     *("numba-cuda", "numpy"),  # numba-cuda asks for np.row_stack, which numpy 2.5 has no more
 )
 # Of tests/rapids.txt: what a cluster needs, which goes into the base, and what comes with torch for

@@ -139,6 +139,7 @@ def all_steps(device: str) -> list[Step]:
         questions += ("--layers", "24", "--documents", "128", "--batch-size", "32")
     # In place of what a pytest without pytest-timeout refuses to start with.
     pytest = ("-m", "pytest", "-o", "addopts=-ra --import-mode=importlib")
+    pytest += ("-p", "benchmarks.gpu.failures")
     pytest += ("-o", f"timeout={TEST_SECONDS}", "--continue-on-collection-errors", "-m", "gpu")
     pytest += ("--collect-only", "-q") if device == "cpu" else ("-v",)
 

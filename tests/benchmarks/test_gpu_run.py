@@ -172,3 +172,18 @@ def test_the_base_of_the_kit_has_what_tests_and_clusters_need(tmp_path, monkeypa
     assert {"pytest", "pytest-timeout", "hypothesis", "dask-cuda", "rmm-cu13"} <= names["base"]
     assert "cudf-cu13" in names["cudf"]
     assert not {"triton", "nvidia-nvjitlink", *names["base"]} & names["cudf"]
+
+
+def test_why_a_test_failed_is_printed_before_the_run_ends(tmp_path):
+    file = tmp_path / "test_one.py"
+    file.write_text("import os\ndef test_a():\n    assert 1 == 2\ndef test_b():\n    os._exit(3)")
+    command = [sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.failures", str(file)]
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+
+    assert done.returncode == 3
+    assert "test_a failed in call:" in done.stdout and "assert 1 == 2" in done.stdout

@@ -358,7 +358,7 @@ def rmm_kind():
 
 if __name__ == "__main__":
     with get_client("gpu", **{settings}) as client:
-        assert set(client.nthreads().values()) == {{1}}
+        assert set(client.nthreads().values()) == {{{threads}}}
         assert set(client.run(rmm_kind).values()) == {{{kind!r}}}, client.run(rmm_kind)
         assert client.submit(has_torch, {share} - 0.05).result()
         assert not client.submit(has_torch, {share} + 0.05).result()
@@ -369,15 +369,18 @@ if __name__ == "__main__":
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("settings", "kind", "share"),
+    ("settings", "threads", "kind", "share"),
     [
-        ({}, "CudaMemoryResource", 0.9),
-        ({"backend": "cudf"}, "PoolMemoryResource", 0.45),
-        ({"backend": "cudf", "rmm_async": True}, "LimitingResourceAdaptor", 0.45),
+        ({}, 2, "CudaMemoryResource", 0.9),
+        ({"backend": "cudf"}, 1, "PoolMemoryResource", 0.45),
+        ({"backend": "cudf", "rmm_async": True}, 1, "LimitingResourceAdaptor", 0.45),
     ],
 )
-def test_gpu_workers_share_the_device_with_rmm_for_cudf_frames(tmp_path, settings, kind, share):
-    done = run_script(tmp_path, GPU_SCRIPT.format(settings=settings, kind=kind, share=share))
+def test_gpu_workers_share_the_device_with_rmm_for_cudf_frames(
+    tmp_path, settings, threads, kind, share
+):
+    script = GPU_SCRIPT.format(settings=settings, threads=threads, kind=kind, share=share)
+    done = run_script(tmp_path, script)
     assert done.returncode == 0, done.stderr
 
 
