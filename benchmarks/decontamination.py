@@ -128,7 +128,8 @@ def _apart(texts: Iterable[str]) -> list[list[str]]:
     for words in map(str.split, texts):
         read = _read(words)
         windows = {tuple(read[at : at + 8]) for at in range(len(read) - 7)}
-        if len(words) > 100 and len(read) < 1.2 * len(words) and taken.isdisjoint(windows):
+        is_prose = len(words) > 100 and 0.9 < len(read) / len(words) < 1.2
+        if is_prose and taken.isdisjoint(windows):
             chosen.append(words)
         taken |= windows
     return chosen
@@ -150,8 +151,8 @@ def _wrapped(text: str, rng: np.random.Generator) -> str:
 
 
 def _restyled(text: str, rng: np.random.Generator) -> str:
-    marks = rng.choice([*"!?.,;:*"], len(text))
     text = str(rng.choice([text.upper(), text.title(), text.lower()]))
+    marks = rng.choice([*"!?.,;:*"], len(text))
     return "".join(
         f"{mark} " if char == " " else char for char, mark in zip(text, marks, strict=True)
     )
