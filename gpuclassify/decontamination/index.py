@@ -328,8 +328,8 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 
 def _slot_count(entries: int) -> int:
-    """Return a power of two, of which at most half are taken."""
-    return 1 << max(4, (2 * entries - 1).bit_length())
+    """Return a power of two, of which at most two thirds are taken."""
+    return 1 << max(4, (3 * entries // 2).bit_length())
 
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
@@ -346,7 +346,7 @@ def _table(keys: np.ndarray, is_short: np.ndarray) -> dict[str, np.ndarray]:
     _fill_slots(keys, slots)
     filters = []
     for chosen in (keys[~is_short], keys[is_short]):
-        bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 16 and more an n-gram
+        bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 12 bits and more an n-gram
         _fill_bits(chosen, bits)
         filters.append(bits)
     return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
