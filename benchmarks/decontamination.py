@@ -196,9 +196,9 @@ def measure_speed(options: argparse.Namespace, rng: np.random.Generator) -> dict
             "ngrams": len(index.ngrams.keys),
             "bytes_an_ngram": index.nbytes / len(index.ngrams.keys),
         }
-    starts = rng.integers(0, len(known) - 900, 10 * options.documents)
+    starts = rng.integers(0, len(others) - 900, 10 * options.documents)
     documents = pa.array(
-        [" ".join(known[at : at + 900])[:5_000] for at in starts], pa.large_string()
+        [" ".join(others[at : at + 900])[:5_000] for at in starts], pa.large_string()
     )
 
     def search() -> np.ndarray:
