@@ -12,18 +12,22 @@ import os
 import random
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from benchmarks import SUBJECT
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
 from examples.demo.corpus import collect_documents
+from gpuclassify import DistributedDataClassifier
 from gpuclassify.tokenizing import words
 
 QUESTION = "tokens"
@@ -54,7 +58,42 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for language, texts in corpora.items():
             results[f"{family}, {language}"] = compare(backend, texts, options)
     memory = {} if options.smoke else {"cache_mib_at_its_bound": fill(backend)}
-    return {"cases": results, **memory}
+    return {"cases": results, "classifier": classify(corpora["English"], options), **memory}
+
+
+def classify(texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Time a classifier of one layer of width 16, where tokens are the work, by its documents."""
+    _, backend = next(train(texts, 500 if options.smoke else 30_000))
+    backend.add_special_tokens(["[PAD]"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+    sizes = {"hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)
+    alone = Tokenizer.from_str(backend.to_str())
+    alone.enable_truncation(config.max_position_embeddings)
+    before, frame = texts[: len(texts) // 2], pd.DataFrame({"text": texts[len(texts) // 2 :]})
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        BertForSequenceClassification(config).save_pretrained(folder)
+        classifier = DistributedDataClassifier(model=folder, device="cpu")
+
+        def tokenize() -> np.ndarray:
+            alone.encode_batch_fast(list(frame["text"]))
+            return frame["text"].str.len().to_numpy()
+
+        def label() -> np.ndarray:
+            return classifier(frame)["text"].str.len().to_numpy()
+
+        def warm_up() -> None:
+            classifier(pd.DataFrame({"text": before}))
+
+        library = Variant(LIBRARY, tokenize, lambda: None)
+        subject = Variant(SUBJECT, label, warm_up)
+        run = run_interleaved([library, subject], options.repeats, 0)
+    return {
+        "documents": len(frame),
+        "variants": {name: run.times(name) for name in (LIBRARY, SUBJECT)},
+        "speed_up": {SUBJECT: run.speed_up(SUBJECT, LIBRARY)},
+    }
 
 
 def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -201,6 +240,11 @@ def table(result: dict[str, Any]) -> str:
         known = case["share_of_words_known"]
         lines.append(f"{name:26}{''.join(cells)}  {known:.0%} of words known")
     lines += [f"  {way}: {meaning}" for way, meaning in WAYS.items()]
+    seconds = {
+        name: way["median_seconds"] for name, way in result["classifier"]["variants"].items()
+    }
+    ratio = seconds[SUBJECT] / seconds[LIBRARY]
+    lines.append(f"  a classifier of one narrow layer takes {ratio:.2f} of {LIBRARY}'s seconds")
     return "\n".join(lines)
 
 

@@ -232,5 +232,6 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         model=model.identity,
         precision=str(model.dtype),
         path="packed" if is_packed else f"padded {side}",
+        width=model.width,
         score_rule=model.score_rule,
     )

@@ -30,6 +30,7 @@ from gpuclassify.models.checkpoint import (
     SEQUENCE_CLASSIFICATION,
     Checkpoint,
     OwnModule,
+    state_width,
 )
 from gpuclassify.models.loading import load_module, longest_input
 from gpuclassify.models.networks import TokenAverage, refuse_wrong_outputs
@@ -59,6 +60,7 @@ class LoadedModel(ProbedModel):
     # Weights stay float32 and torch casts what each operation reads: your own module may mix
     # precisions.
     is_autocast: bool = False
+    width: int | None = None  # of a token's state, if the checkpoint tells
     identity: str | None = None  # by which what was measured is kept for later processes
     _tokenizers: dict[tuple[Any, ...], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
@@ -174,6 +176,7 @@ def load_model(
         unpacks=unpacks,
         is_autocast=is_autocast,
         # By which the model differs from those of all other checkpoints.
+        width=state_width(checkpoint.sizes) if own_module is None else None,
         identity=f"{checkpoint.identity} {checkpoint.layout}" if own_module is None else None,
     )
     if own_module is None and dtype != torch.float32:

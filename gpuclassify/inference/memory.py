@@ -32,6 +32,8 @@ from gpuclassify.workers.device_errors import free_host_bytes, is_out_of_memory,
 # ones leave less to wait for at a partition's end, when cores have no batch any more.
 CPU_MAX_TOKENS = 1_024
 CPU_ENOUGH_TOKENS = 512
+CPU_WIDTH = 768  # of models for which that holds; narrower states leave room for more tokens
+CPU_MOST_TIMES = 16  # as many: a batch costs milliseconds however little it computes
 CPU_SCORE_BYTES = 64 * 2**20
 # On a GPU more tokens than this fill the device no better, while padding grows.
 GPU_MAX_TOKENS = 65_536
@@ -145,6 +147,14 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
     )
 
 
+def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
+    """Return the limits on a CPU: about as many bytes whatever the `width` of a token's state."""
+    times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
+    return BatchLimits(
+        times * CPU_MAX_TOKENS, score_rule=score_rule, enough_tokens=times * CPU_ENOUGH_TOKENS
+    )
+
+
 # What batches take.
 
 
@@ -162,7 +172,7 @@ def largest_batch_bytes(
         return None
     numbers = STATES_A_LAYER * width + 2 * (first_size(sizes, INNER_WIDTHS) or 4 * width)
     is_gpu = device.type == "cuda"
-    tokens = GPU_MAX_TOKENS if is_gpu else CPU_MAX_TOKENS
+    tokens = GPU_MAX_TOKENS if is_gpu else cpu_limits(width).max_tokens
     scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
     has_scores = bool(sizes.get("relative_attention"))
     return tokens * numbers * dtype.itemsize + (scores if has_scores else 0)
@@ -487,6 +497,7 @@ def find_budget(
     model: str | None = None,
     precision: str = "",
     path: str = "padded",
+    width: int | None = None,
     score_rule: ScoreRule | None = None,
     memory: CudaMemory | None = None,
     folder: Path | None = None,
@@ -494,11 +505,11 @@ def find_budget(
     """Find the limits of a model's batches: known for a CPU, measured or kept for a GPU.
 
     ``probe(rows, width)`` runs one batch as the batches to come will be run, of texts of up to
-    `widest` tokens; `model`, `precision` and `path` are those of `budget_key`. Without a model,
-    what is measured is not kept. The folder is that of the user's cache unless another is named.
+    `widest` tokens; `model`, `precision` and `path` are those of `budget_key`; `width` is that of
+    a token's state, if known. Without a model, what is measured is not kept. The folder is that of the user's cache unless another is named.
     """
     if device.type != "cuda":
-        return Budget(BatchLimits(CPU_MAX_TOKENS, score_rule=score_rule))
+        return Budget(cpu_limits(width, score_rule))
     memory = memory or CudaMemory(device)
     if not memory.is_counted:
         return Budget(_gpu_limits(GPU_UNMEASURED_TOKENS, GPU_UNMEASURED_SCORE_BYTES, score_rule))

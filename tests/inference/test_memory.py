@@ -28,6 +28,7 @@ from gpuclassify.inference.memory import (
     find_budget,
     free_bytes,
     halve_on_oom,
+    largest_batch_bytes,
 )
 from gpuclassify.workers import device_errors
 from gpuclassify.workers.device_errors import is_out_of_memory
@@ -252,6 +253,20 @@ def test_limits_on_a_cpu_are_known_without_a_probe():
     assert limits == BatchLimits(1_024, None, rule, 64 * 2**20)
     assert limits.rows(512) == 1  # 50 MB of scores each
     assert BatchLimits(CPU_MAX_TOKENS).rows(512) == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens"),
+    [(None, 1_024), (4_096, 1_024), (768, 1_024), (384, 2_048), (128, 6_144), (16, 16_384)],
+)
+def test_batches_of_narrow_models_hold_more_tokens_in_as_many_bytes(width, tokens):
+    limits = find_budget(CPU, None, 512, width=width).limits()
+    assert (limits.max_tokens, limits.enough_tokens) == (tokens, tokens // 2)
+
+    sizes = {} if width is None else {"hidden_size": width}
+    planned = largest_batch_bytes(sizes, CPU, torch.float32)
+    widest = largest_batch_bytes({"hidden_size": 768}, CPU, torch.float32)
+    assert planned is None if width is None else planned <= max(1, width / 768) * widest
 
 
 def test_free_memory_of_a_cpu_is_what_the_machine_has_left_or_the_worker_may_take(monkeypatch):
