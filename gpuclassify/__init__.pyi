@@ -32,6 +32,8 @@ from .classifiers.embedder import Embedder as Embedder
 from .classifiers.head_classifier import HeadClassifier as HeadClassifier
 from .classifiers.published import published as published
 from .cluster import get_client as get_client
+from .decontamination.job import DecontaminateFiles as DecontaminateFiles
+from .decontamination.mapper import Decontaminate as Decontaminate
 from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates
 from .dedup.job import Deduplicate as Deduplicate

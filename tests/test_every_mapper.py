@@ -11,6 +11,7 @@ import pytest
 
 from gpuclassify import (
     AegisClassifier,
+    Decontaminate,
     DistributedDataClassifier,
     Embedder,
     HeadClassifier,
@@ -40,6 +41,7 @@ MAPPERS = [
     "relevance",
     "embedder",
     "heads",
+    "decontaminate",
     "chain",
     "route",
 ]
@@ -60,6 +62,11 @@ def chat_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("chat"), "qwen3")
 
 
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory):
+    return tmp_path_factory.mktemp("indexes")
+
+
 @pytest.fixture
 def mapper_of(
     checkpoint,
@@ -69,6 +76,7 @@ def mapper_of(
     fasttext_model,
     heads,
     chat_model,
+    indexes,
 ):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
@@ -92,6 +100,18 @@ def mapper_of(
             if name == "spans":
                 options["model"] = token_classifier()
             return FAMILIES[name](**options)
+        if name == "decontaminate":  # without what is about models
+            least = 2 if options.get("max_chars") is None else 3
+            return Decontaminate(
+                against=FRAME[["text"]].iloc[:9],
+                against_field="text",
+                ngram=5,
+                min_words=least,
+                items_field="items",
+                passages_field="passages",
+                cut=True,
+                index_dir=indexes,
+            )
         if name in QUESTIONS:  # columns are named in the prompt itself
             options["prompt"] = options.pop("text_template", "{text}")
             if name == "prompt":
@@ -256,8 +276,8 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
     assert set(lazy.columns) <= set(read.columns)
 
 
-# Spans are places in a column, and no other text has them.
-TEMPLATED = [name for name in MAPPERS if name not in ("chain", "spans", "patterns")]
+# Spans are places in a column, and no other text has them; a benchmark's items have none either.
+TEMPLATED = [n for n in MAPPERS if n not in ("chain", "spans", "patterns", "decontaminate")]
 
 
 @pytest.mark.parametrize("name", TEMPLATED)

@@ -29,7 +29,11 @@ from gpuclassify.settings.options import ClassifierOptions
 from gpuclassify.settings.signatures import explanations
 
 DUPLICATES, TRAINING, BUCKETS = "Duplicates", "Training", "Buckets"
-GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
+TEST_ITEMS = "Test items"
+GROUPS = (
+    *(MODEL, ROWS, DUPLICATES, TEST_ITEMS, BUCKETS, TRAINING),
+    *(FILES, REPORT, CLUSTER, "Settings", "Options"),
+)
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # whose options may be repeated
 _WORDS = f"{__name__}.words"
 # How the values of classifiers' arguments are written.

@@ -51,6 +51,7 @@ _TIME_NAMES = {
     "wait_device": "waiting for the device",
     "write": "writing",
 }
+CONTAMINATION_INDEX = "_decontamination/index/index.json"
 GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
@@ -107,6 +108,7 @@ def report_of(directory: Store) -> dict[str, Any]:
         **_speed(summary, spans),
         "gpu": _gpu(summary.totals),
         "deduplication": next(filter(None, ledgers), None),
+        "contamination": _contamination(directory, summary.stages, job["identity"]),
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
@@ -194,6 +196,48 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     return {"busy_share": busy_share, **peaks}
 
 
+def _contamination(
+    directory: Store, stages: Mapping[str, Any], identity: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return what a stage found of test items, by benchmark; None without such a stage.
+
+    ``benchmarks`` has items, items found, documents and their share; ``falls`` how many documents
+    there are from each share on, in twentieths; the index, where it is in the output, says the
+    rest.
+    """
+    found = next((each for each in stages.values() if "contamination" in each), None)
+    if found is None:
+        return None
+    settings: Mapping[str, Any] = next((v for k, v in identity.items() if "Decontam" in k), {})
+    about: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        about = json.loads(directory.read(CONTAMINATION_INDEX))
+    counts, sources = found["contamination"], about.get("sources", {})
+    bins = {name: np.zeros(21, int) for name in ("", *sources, *counts["shares"])}
+    for name, shares in counts["shares"].items():
+        bins[name][[*map(int, shares)]] = [*shares.values()]
+    falls = {name: np.cumsum(each[::-1])[::-1].tolist() for name, each in bins.items()}
+    benchmarks = {
+        name: {
+            **{"items": None, "distinct": None, "too_short": None, **sources.get(name, {})},
+            "found": len(counts["items"].get(name, ())),
+            "documents": counts["documents"].get(name, 0),
+            "most": sorted(counts["items"].get(name, {}).items(), key=lambda each: -each[1])[:5],
+        }
+        for name in sorted(falls)
+        if name
+    }
+    return {
+        "rows": found["read"],
+        "documents": counts["documents"].get("", 0),
+        "benchmarks": benchmarks,
+        "falls": falls,
+        "settings": {n: settings.get(n) for n in ("ngram", "min_words", "threshold", "max_items")},
+        "boilerplate": about.get("boilerplate", {}),
+        "digest": about.get("digest"),
+    }
+
+
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
     """Return from, to and rows of every bin between the lowest and the highest that has rows."""
     numbers = [int(number) for number in counts]
@@ -273,6 +317,28 @@ def page(report: dict[str, Any]) -> str:
         dropped_names={reason: f"dropped: {words}" for reason, words in _REASONS.items()},
         most_labels=MOST_LABELS,
         time_names=_TIME_NAMES,
+        wording=report["contamination"] and appendix(report["contamination"]),
+    )
+
+
+def appendix(found: Mapping[str, Any]) -> str:
+    """Return what a paper would say of how test items were found, and how many."""
+    settings, benchmarks = found["settings"], found["benchmarks"]
+    names = ", ".join(
+        f"{name} ({each['found']:,} items in {each['documents']:,} documents)"
+        for name, each in benchmarks.items()
+    )
+    return (
+        f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "
+        "after Unicode compatibility normalization (NFKC), case folding, and removal of "
+        "punctuation, symbols and white space; characters of scripts without spaces were words. "
+        f"Items of {settings['min_words']} to {int(settings['ngram']) - 1} words had to occur as a "
+        "whole, and shorter ones were left out. N-grams in more than "
+        f"{settings['max_items']} items or in many documents of a sample of the corpus were "
+        "ignored. All matches are exact. A document was contaminated if it had at least "
+        f"{settings['threshold']:.0%} of the n-grams of an item: {found['documents']:,} of "
+        f"{found['rows']:,} documents ({found['documents'] / max(1, found['rows']):.4%}). By "
+        f"benchmark: {names or 'none'}."
     )
 
 
