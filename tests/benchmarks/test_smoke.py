@@ -15,7 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import logging
 
-from benchmarks import BASELINE, SUBJECT, deduplication, plots, safety, suite, throughput
+from benchmarks import (
+    BASELINE,
+    SUBJECT,
+    decontamination,
+    deduplication,
+    plots,
+    safety,
+    suite,
+    throughput,
+)
 from benchmarks.harness import noise
 from benchmarks.inputs import SHAPES, TINY_SIZES
 from benchmarks.ways import choose_ways
@@ -23,7 +32,10 @@ from benchmarks.work import forward_operations
 from tests.loaders import OTHER_LOADERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PLAIN = "annotations fasttext heads jobs pairs questions safety static thresholds tokens training trunks"
+PLAIN = """
+annotations decontamination fasttext heads jobs pairs questions safety spans static thresholds
+tokens training trunks
+"""
 OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
     "throughput": ("--peers", "--lengths", "short"),
     "deduplication": ("--peers", "nowhere"),
@@ -92,6 +104,15 @@ def test_the_baseline_comes_first_and_gpuclassify_last(smoke_run):
     assert originals | {"Curator's stages, best batch"} <= set(others)
     tokens = corpus["real_tokens"]
     assert corpus["pipeline_padded_tokens"] > tokens == corpus["tokenizer"]["tokens"]
+
+
+def test_planted_items_are_found_and_nothing_else(smoke_run):
+    families = smoke_run("decontamination")[0]["families"]
+    for number, family in enumerate(decontamination.FOUND):
+        found = families[family]
+        assert found["contaminated"] == found["with_their_item"]
+        assert found["contaminated"] >= (0.7 if number > 4 else 1) * found["documents"]
+    assert not any(families[family]["contaminated"] for family in decontamination.CLEAN)
 
 
 def test_int8_is_farther_from_float32_than_bfloat16(smoke_run):
