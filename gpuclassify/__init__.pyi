@@ -66,6 +66,9 @@ from .scores.buckets import score_edges as score_edges
 from .scores.comparison import Comparison as Comparison
 from .scores.comparison import compare as compare
 from .scores.job import AssignBuckets as AssignBuckets
+from .scores.mix import Mix as Mix
+from .scores.mix_copies import MixCopies as MixCopies
+from .scores.mix_copies import RepeatRows as RepeatRows
 from .scores.threshold_filter import ApplyThresholds as ApplyThresholds
 from .scores.thresholds import Thresholds as Thresholds
 from .spans.merging import merge_spans as merge_spans

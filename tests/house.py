@@ -70,10 +70,10 @@ BUDGETS = {
     "jobs": 9000,
     "dedup": 3300,
     "decontamination": 1800,
-    "scores": 2200,
+    "scores": 2700,
     "training": 2200,
     "cluster": 2300,
-    "commands": 4100,
+    "commands": 4150,
     "curator": 1000,
     "pages": 100,
 }

@@ -40,6 +40,7 @@ COMMANDS = {
     "decontaminate": ("decontaminate", "Find and remove test items, or continue an earlier run."),
     "dedup": ("dedup", "Remove duplicates from files, or continue an earlier run."),
     "evaluate": ("evaluate", "Evaluate a trained head on other annotated texts."),
+    "mix": ("mix", "Plan a mixture of a token budget, and write how often each row is in it."),
     "models": ("models", "List the classifiers, or the labels of one."),
     "plan": ("plan", "Forecast the work of `classify`."),
     "preview": ("preview", "Show a few texts with their labels."),

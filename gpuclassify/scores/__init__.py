@@ -1,1 +1,1 @@
-"""Buckets of scores, thresholds, and the best share of rows; read `buckets.py` first."""
+"""Buckets of scores, thresholds, mixtures, the best share of rows; read `buckets.py` first."""

@@ -176,7 +176,7 @@ def sample_rows(
         table, _, _ = read_table(piece, known)
         chosen = select.chosen(table) if select else np.ones(len(table), dtype=bool)
         places = table[PLACE].to_numpy()[chosen]
-        keys = _random_keys(f"{seed} {names[piece.path]}", places)
+        keys = random_keys(f"{seed} {names[piece.path]}", places)
         least = np.argsort(keys, kind="stable")[:rows]
         numbers = [number] * len(least)
         drawn += zip(keys[least].tolist(), numbers, places[least].tolist(), strict=True)
@@ -201,7 +201,7 @@ class Drawn:
         return np.isin(columns[PLACE].to_numpy(), self.places)
 
 
-def _random_keys(seed: str, places: np.ndarray) -> np.ndarray:
+def random_keys(seed: str, places: np.ndarray) -> np.ndarray:
     """Return a number for each place, uint64 (rows,), by the mixing of SplitMix64."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     keys = np.uint64(start) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,0 +1,313 @@
+"""Mix: how often each cell of a corpus is repeated, so that the mixture has so many tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import dask
+import numpy as np
+
+from gpuclassify.frames import Frame, LazyFrame
+from gpuclassify.jobs.execution import as_dask
+from gpuclassify.pages import short_number
+from gpuclassify.scores.quantiles import ScoreColumns, group_key, refuse_many, require_columns
+from gpuclassify.scores.saved import Saved
+from gpuclassify.settings.checks import check_count, check_number, label_tuple, with_plain_values
+
+logger = logging.getLogger(__name__)
+
+WEIGHT = "weight"  # in an entry of the weights
+_COLUMNS = ("cell", "rows", "tokens", "asked", "epochs", "missing")
+_BAR = 24  # characters
+
+
+@dataclass(frozen=True)
+class MixCell:
+    """Rows of one cell: what there is, what is asked of it, and how often it is repeated.
+
+    Attributes
+    ----------
+    rows, tokens : int
+        All that there are.
+    asked : float
+        Tokens of the mixture that are to be of this cell.
+    epochs : float
+        How often each row is in the mixture, on average.
+    missing : float
+        Tokens that are asked, and that so many repeats do not give.
+    """
+
+    rows: int
+    tokens: int
+    asked: float
+    epochs: float
+    missing: float
+
+
+@dataclass(frozen=True)
+class Mix(Saved):
+    """Mixture of the cells of a corpus.
+
+    Attributes
+    ----------
+    by : list of str
+        Columns whose values are a cell.
+    tokens : float
+        Tokens of the mixture.
+    cells : dict of str to MixCell
+        By the values of `by`, as a list in JSON.
+    max_epochs : float
+    seed : int
+        For the rows of a cell that are repeated once more than others.
+    """
+
+    what: ClassVar[str] = "mix"
+
+    by: list[str]
+    tokens: float
+    cells: Mapping[str, MixCell]
+    max_epochs: float
+    seed: int = 0
+
+    @classmethod
+    @with_plain_values
+    def plan(
+        cls,
+        dataset: Frame | LazyFrame,
+        *,
+        by: str | Sequence[str],
+        tokens: float,
+        weights: Sequence[Mapping[str, Any]] | None = None,
+        max_epochs: float = 4,
+        token_field: str = "tokens",
+        seed: int = 0,
+    ) -> Self:
+        """Count the tokens of each cell in one pass, and find how often it is repeated.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        by : str or sequence of str
+            Columns, such as topic and bucket, whose values are a cell.
+        tokens : float
+            Tokens that the mixture is to have.
+        weights : list of dict, optional
+            Entries such as ``{"topic": "News", "weight": 0.2}``: of the mixture, cells with these
+            values have this share of the sum of all weights; each as many of its tokens as it has.
+            A cell is of one entry at most, and of none is left out. Default: all cells as they are.
+        max_epochs : float
+            How often a row is repeated at most.
+        token_field : str
+            Column of whole numbers, such as `TokenCounter` writes; null is 0.
+        seed : int
+            For other rows among those that are repeated once more than others.
+
+        Returns
+        -------
+        Mix
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is wrong, a column is missing, there are no tokens, or a weight is of cells
+            that are not there.
+
+        Examples
+        --------
+        >>> mix = Mix.plan(
+        ...     ddf,
+        ...     by="topic",
+        ...     tokens=6e9,
+        ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
+        ... )  # doctest: +SKIP
+        >>> ddf = MixCopies(mix, id_field="id")(ddf)  # doctest: +SKIP
+        """
+        names = [*dict.fromkeys(label_tuple("by", by, keep_order=True) or ())]
+        for name, number in (("tokens", tokens), ("max_epochs", max_epochs)):
+            check_number(name, number)
+            if not 0 < number < np.inf:
+                raise ValueError(f"{name}={number!r} must be above 0, and finite")
+        check_count("seed", seed, 0)
+        if not names:
+            raise ValueError("by=None: name the columns whose values are a cell")
+        counts = _counts(dataset, names, token_field)
+        if not sum(count for _, count in counts.values()):
+            rows = sum(count for count, _ in counts.values())
+            raise ValueError(f"{rows:,} rows have no token in {token_field!r}: count them first")
+        entries = [dict(entry) for entry in (weights if weights is not None else [{WEIGHT: 1}])]
+        cells = _planned(counts, names, _matched(entries, names, counts), float(tokens), max_epochs)
+        mix = cls(names, float(tokens), cells, float(max_epochs), seed)
+        if mix.missing:
+            logger.warning("%s", mix.notes()[-1])
+        return mix
+
+    @classmethod
+    def of_values(cls, values: dict[str, Any]) -> Self:
+        """Return the mix of JSON values."""
+        cells = {name: MixCell(**each) for name, each in values.pop("cells").items()}
+        for each in cells.values():
+            check_number("epochs", each.epochs)
+        return cls(cells=cells, **values)
+
+    @property
+    def missing(self) -> float:
+        """Tokens that the mixture lacks."""
+        return sum(each.missing for each in self.cells.values())
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return a line of text for each cell, below the names of columns."""
+        return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
+
+    def notes(self) -> list[str]:
+        """Return sentences about the mixture as a whole."""
+        there = sum(each.tokens for each in self.cells.values())
+        had = self.tokens - self.missing
+        notes = [f"{short_number(had)} tokens of {short_number(there)} that there are."]
+        if self.missing:
+            notes.append(
+                f"{short_number(self.missing)} of {short_number(self.tokens)} tokens are missing, "
+                f"with at most {self.max_epochs:g} repeats: give other weights, or more repeats."
+            )
+        return notes
+
+    def pictures(self) -> list[tuple[str, float, float]]:
+        """Return each cell's name, and its share of the most tokens there, and in the mixture."""
+        given = {name: each.asked - each.missing for name, each in self.cells.items()}
+        most = max(*given.values(), *(each.tokens for each in self.cells.values()))
+        return [
+            (_name(name), each.tokens / most, given[name] / most)
+            for name, each in self.cells.items()
+        ]
+
+    def html(self) -> str:
+        """Render the page: one file without script, font or picture from elsewhere."""
+        from gpuclassify.pages import page_template
+
+        template = page_template("gpuclassify", "scores", "mix.html.j2")
+        title = f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"
+        return template.render(
+            title=title, table=self.table(), notes=self.notes(), pictures=self.pictures()
+        )
+
+    def __repr__(self) -> str:
+        lines = self.table()
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        bars = ["there ░, in the mixture █"]
+        bars += ["█" * round(_BAR * new) + "░" * max(0, round(_BAR * old) - round(_BAR * new))
+                 for _, old, new in self.pictures()]  # fmt: skip
+        shown = (
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
+            + f"  {bar}".rstrip()
+            for line, bar in zip(lines, bars, strict=True)
+        )
+        return "\n".join([*shown, *self.notes()])
+
+
+def cells_of(frame: Frame, by: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each row's cell, int64 (rows,), and the cells' names."""
+    columns = [ScoreColumns((), by=name).groups(frame) for name in by]
+    codes, places = np.unique(
+        np.stack([column for column, _ in columns], axis=1), axis=0, return_inverse=True
+    )
+    groups = [[json.loads(group) for group in groups] for _, groups in columns]
+    named = [
+        json.dumps([values[code] for values, code in zip(groups, row, strict=True)])
+        for row in codes
+    ]
+    return places.reshape(-1), named
+
+
+def _counts(
+    dataset: Frame | LazyFrame, by: list[str], token_field: str
+) -> dict[str, tuple[int, int]]:
+    """Count the rows and tokens of each cell."""
+    frame = as_dask(dataset)
+    require_columns(frame._meta, [*by, token_field])
+    columns = ScoreColumns((), weight=token_field)
+    columns.check(frame._meta)
+    cells_of(frame._meta.iloc[:0], by)
+    part = dask.delayed(_part_counts, pure=True)
+    wanted = frame[[*dict.fromkeys([*by, token_field])]]
+    sums: dict[str, tuple[int, int]] = {}
+    for counts in dask.compute(*(part(each, by, columns) for each in wanted.to_delayed())):
+        for cell, (rows, tokens) in counts.items():
+            known = sums.get(cell, (0, 0))
+            sums[cell] = (known[0] + rows, known[1] + tokens)
+    refuse_many(sums)
+    return {cell: sums[cell] for cell in sorted(sums)}
+
+
+def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> dict[str, tuple[int, int]]:
+    codes, cells = cells_of(frame, by)
+    refuse_many(cells)
+    tokens = np.zeros(len(cells), np.int64)
+    np.add.at(tokens, codes, columns.weights(frame))
+    rows = np.bincount(codes, minlength=len(cells))
+    return {
+        cell: (int(count), int(total))
+        for cell, count, total in zip(cells, rows, tokens, strict=True)
+    }
+
+
+def _matched(
+    entries: list[dict[str, Any]], by: list[str], counts: Mapping[str, Any]
+) -> list[tuple[float, list[str]]]:
+    """Return each entry's weight and cells; ValueError unless each cell is of one at most."""
+    owners: dict[str, dict[str, Any]] = {}
+    matched = []
+    for entry in entries:
+        if WEIGHT not in entry or {*entry} - {*by, WEIGHT}:
+            raise ValueError(f"weights= has {entry!r}: give a weight, and values of {by} alone")
+        check_number(WEIGHT, entry[WEIGHT])
+        if not 0 <= entry[WEIGHT] < np.inf:
+            raise ValueError(f"weights= has {entry!r}: a weight is 0 or more, and finite")
+        wanted = {by.index(name): group_key(entry[name]) for name in by if name in entry}
+        cells = [
+            cell
+            for cell in counts
+            if all(group_key(json.loads(cell)[place]) == key for place, key in wanted.items())
+        ]
+        if not cells:
+            known = ", ".join([*map(_name, counts)][:10])
+            raise ValueError(f"weights= has {entry!r}, and no row is of it; cells are {known}")
+        for cell in cells:
+            if cell in owners:
+                raise ValueError(f"the cell {cell} is of {owners[cell]!r} and of {entry!r}")
+            owners[cell] = entry
+        matched.append((float(entry[WEIGHT]), cells))
+    if not sum(weight for weight, _ in matched):
+        raise ValueError("weights= are all 0, or none: give one above 0")
+    return matched
+
+
+def _planned(
+    counts: Mapping[str, tuple[int, int]],
+    by: list[str],
+    matched: list[tuple[float, list[str]]],
+    tokens: float,
+    max_epochs: float,
+) -> dict[str, MixCell]:
+    total = sum(weight for weight, _ in matched)
+    cells = {cell: MixCell(*count, 0.0, 0.0, 0.0) for cell, count in counts.items()}
+    for weight, names in matched:
+        asked, there = tokens * weight / total, sum(counts[name][1] for name in names)
+        epochs = min(asked / there, max_epochs) if there else 0.0
+        for name in names:
+            share = counts[name][1] / there if there else 1 / len(names)
+            missing = max(0.0, asked - max_epochs * there) * share
+            cells[name] = MixCell(*counts[name], asked * share, epochs, missing)
+    return cells
+
+
+def _name(cell: str) -> str:
+    return ", ".join("null" if value is None else str(value) for value in json.loads(cell))
+
+
+def _line(cell: str, each: MixCell) -> tuple[str, ...]:
+    numbers = (each.rows, each.tokens, each.asked)
+    missing = short_number(each.missing) if each.missing else "–"
+    return (_name(cell), *map(short_number, numbers), f"{each.epochs:.3g}", missing)
