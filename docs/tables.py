@@ -147,7 +147,8 @@ def words_of_names() -> str:
 def _model_of(owner: Any) -> str:
     """Return the published model, or the argument that names one."""
     parameters = inspect.signature(owner).parameters
-    return owner.defaults.get("model") or ("model=" if "model" in parameters else "heads=")
+    named = [f"{name}=" for name in ("model", "heads") if name in parameters]
+    return owner.defaults.get("model") or next(iter(named), "none")
 
 
 def _licence(owner: Any) -> str:
@@ -155,7 +156,7 @@ def _licence(owner: Any) -> str:
 
 
 def _columns(owner: Any) -> str:
-    if "model" not in owner.defaults:
+    if _model_of(owner).endswith("="):
         return "those of the model"
     return _named(owner())
 

@@ -15,12 +15,14 @@ from .classifiers import LanguageIdentifier as LanguageIdentifier
 from .classifiers import LlamaGuardClassifier as LlamaGuardClassifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import NemotronSafetyGuardClassifier as NemotronSafetyGuardClassifier
+from .classifiers import PatternSpans as PatternSpans
 from .classifiers import PromptClassifier as PromptClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
 from .classifiers import Qwen3GuardClassifier as Qwen3GuardClassifier
 from .classifiers import Qwen3GuardResponseClassifier as Qwen3GuardResponseClassifier
 from .classifiers import ShieldGemmaClassifier as ShieldGemmaClassifier
+from .classifiers import SpanClassifier as SpanClassifier
 from .classifiers import TaxonomyClassifier as TaxonomyClassifier
 from .classifiers import TokenCounter as TokenCounter
 from .classifiers import TopicClassifier as TopicClassifier
@@ -62,6 +64,7 @@ from .scores.buckets import score_edges as score_edges
 from .scores.comparison import Comparison as Comparison
 from .scores.comparison import compare as compare
 from .scores.job import AssignBuckets as AssignBuckets
+from .spans.merging import merge_spans as merge_spans
 from .training.trained_head import Head as Head
 
 __version__: str

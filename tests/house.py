@@ -30,7 +30,7 @@ LAYERS = (
     {"tokenizing"},
     {"inference"},
     {"mapping"},
-    {"fasttext", "questions"},
+    {"fasttext", "questions", "spans"},
     {"classifiers"},
     {"cluster"},
     {"jobs"},
@@ -55,12 +55,13 @@ EXCUSED = "commands/doctor.py"
 # raises the budget and says why, and one that leaves a whole hundred free lowers it.
 BUDGETS = {
     "mapping": 3700,
-    "classifiers": 2000,
+    "classifiers": 2100,
     "frames": 700,
     "tokenizing": 1900,
-    "inference": 4000,
+    "inference": 4100,
     "models": 2800,
     "questions": 4300,
+    "spans": 1300,
     "fasttext": 900,
     "hub": 1300,
     "settings": 1300,
@@ -72,7 +73,7 @@ BUDGETS = {
     "scores": 1300,
     "training": 2200,
     "cluster": 2300,
-    "commands": 3700,
+    "commands": 3800,
     "curator": 1000,
     "pages": 100,
 }

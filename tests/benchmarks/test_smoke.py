@@ -32,7 +32,9 @@ from benchmarks.work import forward_operations
 from tests.loaders import OTHER_LOADERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PLAIN = "decontamination fasttext heads jobs pairs questions safety static tokens training trunks"
+PLAIN = (
+    "decontamination fasttext heads jobs pairs questions safety spans static tokens training trunks"
+)
 OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
     "throughput": ("--peers", "--lengths", "short"),
     "deduplication": ("--peers", "nowhere"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Template
+from markupsafe import Markup, escape
 
 from gpuclassify.jobs.output.manifest import REPORTS, manifest_of, read_job
 from gpuclassify.jobs.output.records import read_ledger
@@ -25,7 +26,7 @@ from gpuclassify.jobs.report.summary import (
     most_frequent,
     textless_warnings,
 )
-from gpuclassify.mapping.stage_counts import NO_MODEL
+from gpuclassify.mapping.stage_counts import MARKS, NO_MODEL
 from gpuclassify.pages import page_template, short_number
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
@@ -41,6 +42,7 @@ _REASONS = {
     "label": "with another label",
     "confidence": "below the least confidence",
     "score": "below the least score",
+    "spans": "with too few spans, or too much of the text in them",
     NO_MODEL: "without a model",
 }
 _TIME_NAMES = {
@@ -94,6 +96,7 @@ def report_of(directory: Store) -> dict[str, Any]:
         "left_out": summary.left_out,
         "problems": _problems(directory, quarantined),
         "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
+        "spans": _span_counts(summary.stages),
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         "stages": summary.stages,
@@ -272,6 +275,15 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
     return steps
 
 
+def _span_counts(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return by column of spans the characters that were read, and the spans by label."""
+    counts: dict[str, dict[str, Any]] = {}
+    for stage in stages.values():
+        for name, chars in stage.get("chars", {}).items():
+            add_counts(counts, {name: {"chars": chars, "labels": stage["labels"].get(name, {})}})
+    return counts
+
+
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the identity of the job, with a count instead of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
@@ -292,7 +304,11 @@ def page(report: dict[str, Any]) -> str:
     return _template().render(
         report=report,
         funnel=[(s["name"], s["rows"], came) for s, came in zip(steps, came_to, strict=True)],
-        labels=label_rows(report["labels"], report["stages"]),
+        labels={
+            name: rows
+            for name, rows in label_rows(report["labels"], report["stages"]).items()
+            if name not in report["spans"]
+        },
         sources={
             name: [(value, rows["kept"], rows["read"]) for value, rows in counts.items()]
             for name, counts in report["sources"].items()
@@ -336,7 +352,16 @@ def _template() -> Template:
         cross=most_crossed,
         edge=_edge,
         joined=join_bins,
+        marked=_marked,
     )
+
+
+def _marked(text: str) -> Markup:
+    """Return a text for the page, escaped, with the span between `MARKS` marked."""
+    shown = str(escape(text))
+    for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
+        shown = shown.replace(sign, tag)
+    return Markup(shown)  # of what is escaped
 
 
 def join_bins(
