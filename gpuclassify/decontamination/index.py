@@ -309,8 +309,8 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
     owner_starts = _starts(np.bincount(ngrams, minlength=len(keys)))
     settings = np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64)
     parts = (owner_starts, owners.astype(np.uint32), counts, settings)
-    unfilled = np.zeros(0, np.uint64)
-    found = _frozen(Ngrams(data, starts, keys, places, widths, *[unfilled] * 3, *parts))
+    none = np.zeros(0, np.uint64)  # the tables, which are made of what the others say
+    found = _frozen(Ngrams(data, starts, keys, places, widths, none, none, none, *parts))
     return _frozen(found._replace(**_table(found)))
 
 
