@@ -33,7 +33,8 @@ from tests.loaders import OTHER_LOADERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PLAIN = (
-    "decontamination fasttext heads jobs pairs questions safety spans static tokens training trunks"
+    "annotations decontamination fasttext heads jobs pairs questions safety spans static tokens "
+    "training trunks"
 )
 OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
     "throughput": ("--peers", "--lengths", "short"),
@@ -44,6 +45,7 @@ OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
 PARTS = {
     "throughput": ("corpora", "short"),
     "deduplication": ("corpora", "14x8"),
+    "annotations": ("zip",),
     "jobs": ("overhead",),
     "questions": ("choice",),
     "tokens": ("cases", "WordPiece, English"),

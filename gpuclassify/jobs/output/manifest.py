@@ -16,7 +16,7 @@ import posixpath
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.utils import format_bytes
@@ -59,6 +59,7 @@ REPORTS = ("_report/report.json", "_report/report.html")
 # What tells the library datasets which files are data; and where users may do so themselves, which
 # other readers would take for data.
 CARD, README = ".huggingface.yaml", "README.md"
+NEW_FILES = "input files new"  # of the changes of a job
 MOST_FILES_NAMED = 3  # of those that are gone, new or changed
 MOST_PARTS = 10_000_000
 VERIFY = ("digest", "size")
@@ -169,11 +170,30 @@ class Manifest:
         is_same = self._is_same(earlier, but_code=self.options.accept_changed_code)
         if earlier["key"] != self.key or not is_same:
             changes = "; ".join(_changes(earlier["identity"], self.identity))
+            hint = " (annotations of new files are written alone)" if NEW_FILES in changes else ""
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
-                f"{changes or 'it has begun anew meanwhile'}. Parts of both would mix: "
+                f"{changes or 'it has begun anew meanwhile'}{hint}. Parts of both would mix: "
                 f"{self._ways_with_code(earlier)}go back to the earlier settings, write to another "
                 "directory, or start over, which removes those parts (restart=True)"
+            )
+
+    def check_like(self, identity: Mapping[str, dict[str, Any]]) -> None:
+        """Raise JobChangedError unless another job did the same, if with other files."""
+
+        def settings(whole: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            return {
+                name: of
+                for name, of in whole.items()
+                if not name.startswith(("input", "annotations "))
+            }
+
+        mine, theirs = replace(self, identity=settings(self.identity)), settings(identity)
+        if not mine._is_same({"identity": theirs}, but_code=self.options.accept_changed_code):
+            raise JobChangedError(
+                f"the files before those of {self.directory} were annotated by a job that differs: "
+                f"{'; '.join(_changes(theirs, mine.identity))}. Go back to the earlier settings, "
+                "write to another directory, or start over (restart=True)"
             )
 
     def _is_same(self, earlier: dict[str, Any], *, but_code: bool) -> bool:
@@ -280,6 +300,16 @@ class Manifest:
         known = {record_path(name) for name in self.names()}
         there = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in there if path not in known and key_in(path) == self.key]
+
+    def listed(self) -> dict[str, Record | None]:
+        """Return `records`, of a finished job from one file; None also for those that it lacks."""
+        if not self.directory.has(SUCCESS):
+            return self.records()
+        with contextlib.suppress(FileNotFoundError):
+            lines = self.directory.read(MANIFEST).splitlines()
+            listed = {record.name: record for record in map(parse_record, lines) if record}
+            return {name: listed.get(name) for name in self.names()}
+        return dict.fromkeys(self.names())
 
     def examine(
         self, digest: Digest | None = None

@@ -26,7 +26,7 @@ from gpuclassify.jobs.report.summary import (
     most_frequent,
     textless_warnings,
 )
-from gpuclassify.mapping.stage_counts import MARKS, NO_MODEL
+from gpuclassify.mapping.stage_counts import CONDITION, MARKS, NO_MODEL, UNKNOWN
 from gpuclassify.pages import page_template, short_number
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
@@ -44,6 +44,8 @@ _REASONS = {
     "score": "below the least score",
     "spans": "with too few spans, or too much of the text in them",
     NO_MODEL: "without a model",
+    CONDITION: "of which it is false",
+    UNKNOWN: "of which it is null",
 }
 _TIME_NAMES = {
     "read": "reading",
