@@ -315,6 +315,40 @@ def on_a_gpu() -> str:
     )
 
 
+def tokens() -> str:
+    """Return a table of microseconds a text, by kind of tokenizer and of text."""
+    ways = ("cold", "steady", SUBJECT, "gigatoken")
+    return table(
+        [
+            "tokenizer, texts",
+            "tokenizers, us a text",
+            "cold",
+            "steady",
+            "warm",
+            "gigatoken",
+            "result",
+        ],
+        (
+            [
+                name,
+                f"{case['variants']['tokenizers']['us_a_text']:.0f}",
+                *(_times(case["variants"], way) for way in ways),
+                _link(path),
+            ]
+            for path, result in _results("tokens")
+            for name, case in result["cases"].items()
+        ),
+    )
+
+
+def _times(variants: dict[str, Any], way: str) -> str:
+    """Return the time of a way, and how many times as fast as `tokenizers` it is."""
+    if way not in variants:
+        return ""
+    time = variants[way]["us_a_text"]
+    return f"{time:.0f} ({variants['tokenizers']['us_a_text'] / time:.1f} times)"
+
+
 def other_ways() -> str:
     """Return a table of the other ways to batch in the results of `throughput`."""
     return table(
@@ -700,6 +734,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers": layers,
     "throughput": throughput,
     "gpu": on_a_gpu,
+    "tokens": tokens,
     "other-ways": other_ways,
     "footprints": footprints,
     "engines": engines,

@@ -54,7 +54,7 @@ EXCUSED = "commands/doctor.py"
 # The rooms as a reader takes them, and the lines that each may have: a commit that needs more
 # raises the budget and says why, and one that leaves a whole hundred free lowers it.
 BUDGETS = {
-    "mapping": 4200,
+    "mapping": 4300,
     "classifiers": 2100,
     "frames": 700,
     "tokenizing": 1900,
@@ -67,13 +67,13 @@ BUDGETS = {
     "settings": 1300,
     "workers": 1100,
     "stores": 1400,
-    "jobs": 9000,
-    "dedup": 3300,
+    "jobs": 9100,
+    "dedup": 3400,
     "decontamination": 1800,
     "scores": 2700,
     "training": 2200,
     "cluster": 2300,
-    "commands": 4150,
+    "commands": 4200,
     "curator": 1000,
     "pages": 100,
 }

@@ -176,7 +176,7 @@ def is_list_of_floats(value):
 def spans_of(column):
     """Each row's spans without their scores, and all scores; None for another column."""
     rows = [list(row) for row in column if isinstance(row, list | np.ndarray)]
-    spans = [span for row in rows for span in row if isinstance(span, dict)]
+    spans = [span for row in rows for span in row if isinstance(span, dict) and "score" in span]
     if not spans or len(rows) < len(column):
         return None
     keys = [[(s["start"], s["end"], s["label"]) for s in row] for row in rows]

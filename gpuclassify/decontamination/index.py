@@ -47,7 +47,8 @@ class Ngrams(NamedTuple):
     ``text`` has the words of all items, each with a space behind it, and ``starts`` where each word
     begins. An n-gram is ``widths`` words that stand at word ``places``; its key is in ``keys``, by
     which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it: ``bits``, or
-    ``short_bits`` for items that are one n-gram of fewer than n words. Its items are
+    ``short_bits`` for items that are one n-gram of fewer than n words, by the key of as many of
+    their first words as the shortest has. Its items are
     ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the n-grams that weigh something
     of each item. ``settings``: the bits of a key that count, n, and other widths that there are.
     """
@@ -151,10 +152,9 @@ class ItemIndex:
             owners=owners,
             counts=np.bincount(owners, minlength=len(self.items)).astype(np.uint32),
         )
-        table = _table(new.keys, new.widths < int(ngrams.settings[1]))
         about["ngrams"] = len(kept)
         about["weightless_items"] = int((new.counts == 0).sum())
-        return ItemIndex(_frozen(new._replace(**table)), self.items, about)
+        return ItemIndex(_frozen(new._replace(**_table(new))), self.items, about)
 
     def ngram_text(self, number: int) -> str:
         """Return the words of an n-gram."""
@@ -307,20 +307,11 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
     ngrams, owners = pairs // max(1, len(lengths)), pairs % max(1, len(lengths))
     counts = np.bincount(owners, minlength=len(lengths)).astype(np.uint32)
     owner_starts = _starts(np.bincount(ngrams, minlength=len(keys)))
-    return _frozen(
-        Ngrams(
-            data,
-            starts,
-            keys,
-            places,
-            widths,
-            **_table(keys, widths < n),
-            owner_starts=owner_starts,
-            owners=owners.astype(np.uint32),
-            counts=counts,
-            settings=np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64),
-        )
-    )
+    settings = np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64)
+    parts = (owner_starts, owners.astype(np.uint32), counts, settings)
+    none = np.zeros(0, np.uint64)  # the tables, which are made of what the others say
+    found = _frozen(Ngrams(data, starts, keys, places, widths, none, none, none, *parts))
+    return _frozen(found._replace(**_table(found)))
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
@@ -340,12 +331,16 @@ def _frozen(ngrams: Ngrams) -> Ngrams:
     return Ngrams(*made)
 
 
-def _table(keys: np.ndarray, is_short: np.ndarray) -> dict[str, np.ndarray]:
+def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
     """Return the hash table of n-grams by key, and the Bloom filters before it."""
+    keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
     slots = np.full(_slot_count(len(keys)), _EMPTY)
     _fill_slots(keys, slots)
+    least = int(ngrams.settings[2]) if len(ngrams.settings) > 2 else 0
+    places, key_bits = ngrams.places[is_short], ngrams.settings[0]
+    beginnings = _keys_at(places, least, ngrams.text, ngrams.starts, key_bits, characters())
     filters = []
-    for chosen in (keys[~is_short], keys[is_short]):
+    for chosen in (keys[~is_short], beginnings):
         bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 12 bits and more an n-gram
         _fill_bits(chosen, bits)
         filters.append(bits)
@@ -432,6 +427,17 @@ def _fill_bits(keys, bits):
 
 
 @njit(nogil=True, cache=True)
+def _keys_at(places, width, text, starts, key_bits, table):
+    """Return the keys of so many words at places of the index's text."""
+    keys, room, power = np.empty(len(places), np.uint64), new_words(0), power_of(width)
+    for number in range(len(places)):
+        place = np.int64(places[number])
+        _, room = read_words(text[starts[place] : starts[place + width]], table, room)
+        keys[number] = ngram_key(room[2], 0, width, power) & key_bits
+    return keys
+
+
+@njit(nogil=True, cache=True)
 def _block(key, bits):
     return (key >> np.uint64(32)) & np.uint64(len(bits) - 1)
 
@@ -454,13 +460,16 @@ def _find_hits(data, starts, table, ngrams):
         words, room = read_words(data[starts[text] : starts[text + 1]], table, room)
         if len(proposed) < words + 1:
             proposed = np.empty(2 * words + 1, np.int64)
-        for number in range(1, len(ngrams.settings)):
-            width = np.int64(ngrams.settings[number])
-            bits = ngrams.bits if number == 1 else ngrams.short_bits
-            proposals = _propose(room[2], words, width, key_bits, bits, proposed)
-            if proposals:
-                some = proposed[:proposals]
-                count, hits = _decide(some, width, room, ngrams, text, hits, count)
+        n = np.int64(ngrams.settings[1])
+        proposals = _propose(room[2], words, n, key_bits, ngrams.bits, proposed)
+        if proposals:
+            count, hits = _decide(proposed[:proposals], n, words, room, ngrams, text, hits, count)
+        if len(ngrams.settings) > 2:
+            least, bits = np.int64(ngrams.settings[2]), ngrams.short_bits
+            proposals = _propose(room[2], words, least, key_bits, bits, proposed)
+            for number in range(2, len(ngrams.settings) if proposals else 0):
+                width, some = np.int64(ngrams.settings[number]), proposed[:proposals]
+                count, hits = _decide(some, width, words, room, ngrams, text, hits, count)
     return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
 
 
@@ -484,10 +493,12 @@ def _propose(sums, words, width, key_bits, bits, proposed):
 
 
 @njit(nogil=True, cache=True)
-def _decide(proposed, width, room, ngrams, text, hits, count):
+def _decide(proposed, width, words, room, ngrams, text, hits, count):
     """Add the n-grams of the index that stand at words of a text to the hits."""
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for place in proposed:
+        if place + width > words:
+            continue
         key = ngram_key(room[2], place, width, power) & ngrams.settings[0]
         slot = np.int64(key) & last
         while ngrams.slots[slot] != _EMPTY:

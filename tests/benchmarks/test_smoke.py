@@ -32,10 +32,10 @@ from benchmarks.work import forward_operations
 from tests.loaders import OTHER_LOADERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PLAIN = """
-annotations decontamination fasttext heads jobs pairs questions safety spans static thresholds
-tokens training trunks
-"""
+PLAIN = (
+    "annotations decontamination fasttext heads jobs pairs questions safety spans static "
+    "thresholds tokens training trunks"
+)
 OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
     "throughput": ("--peers", "--lengths", "short"),
     "deduplication": ("--peers", "nowhere"),
