@@ -175,13 +175,10 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return each cell's name, and its share of the most tokens there, and in the mixture."""
-        given = {name: each.asked - each.missing for name, each in self.cells.items()}
-        most = max(*given.values(), *(each.tokens for each in self.cells.values()))
-        return [
-            (_name(name), each.tokens / most, given[name] / most)
-            for name, each in self.cells.items()
-        ]
+        """Return each cell's name, and its tokens there and asked, as shares of the most."""
+        cells = self.cells.items()
+        most = max(number for _, each in cells for number in (each.tokens, each.asked))
+        return [(_name(name), each.tokens / most, each.asked / most) for name, each in cells]
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
@@ -196,7 +193,7 @@ class Mix(Saved):
     def __repr__(self) -> str:
         lines = self.table()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        bars = ["there ░, in the mixture █"]
+        bars = ["there ░, asked █"]
         bars += ["█" * round(_BAR * new) + "░" * max(0, round(_BAR * old) - round(_BAR * new))
                  for _, old, new in self.pictures()]  # fmt: skip
         shown = (

@@ -220,7 +220,7 @@ def test_the_command_writes_copies_and_select_the_mixture(tmp_path, monkeypatch)
     mix = plan(frame, tokens=60_000)
     done = run("mix", "crawl", "copies", *options, "--plan", "--page", "page.html")
     assert done.exit_code == 0 and done.stdout.strip() == str(mix), done.output
-    assert Path("page.html").read_text().count('class="name"') == 6
+    assert Path("page.html").read_text().count('class="name"') == 7
     assert not Path("copies").exists()
     done = run("mix", "crawl", "copies", *options, "--workers", 1)
     assert done.exit_code == 0, done.output
