@@ -159,7 +159,7 @@ class AnnotationSet:
         if changes:
             raise AnnotationError(
                 f"{some_names(changes)} changed since {self.shown} annotated it: annotate it again "
-                "(gpuclassify annotate --redo-changed), or bring back the file as it was"
+                "(redo_changed=True), or bring back the file as it was"
             )
         missing = [name for name in states if name not in known]
         gone = [name for name in known if name not in states and takes_in(name)]

@@ -115,7 +115,7 @@ class Notes:
                 place = places[rows < 0][0]
                 raise AnnotationError(
                     f"{redacted(piece.path)} has a row at {place} that {redacted(columns.address)} "
-                    "does not know: annotate the file again (--redo-changed), or take null for "
+                    "does not know: annotate the file again (redo_changed=True), or take null for "
                     "what is missing (annotations_complete=False)"
                 )
             if not np.array_equal(rows, np.arange(len(table))):
